@@ -1,0 +1,45 @@
+# Every target builds .venv by itself on first use. `make demo` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo install test test-units test-processes test-equality check serve bench clean
+
+demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
+	$(BIN)/python examples/demo.py
+
+install: $(STAMP)       ## just the environment
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: test-units test-processes test-equality   ## everything that passes without a GPU
+
+test-units: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow" tests
+
+test-processes: $(STAMP)
+	$(BIN)/python -m pytest -m "process and not gpu and not slow" tests
+
+test-equality: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests
+
+check: $(STAMP)         ## ruff, pyright, import-linter
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
+	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)
+
+bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
+	$(BIN)/python benchmarks/radix_ops.py
+	$(BIN)/python benchmarks/offline.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info

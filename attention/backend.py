@@ -1,0 +1,61 @@
+"""What an attention backend is: plan once per batch on the host, run once per layer.
+
+The shape of the protocol follows FlashInfer's plan/run split, so that a GPU backend needs no device sync per layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionSpec:
+    """What one attention layer is. ``sliding_window``: tokens a query sees including itself; None sees all."""
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """One step as attention sees it; ``bs`` sequences, ``tokens`` new tokens in sequence order.
+
+    Host arrays are for planning without a device sync, device tensors for the kernels.
+    """
+
+    req_to_token: torch.Tensor
+    """Device mirror, int32 [rows, max_context]."""
+    req_pool_indices: torch.Tensor
+    """Device int64 [bs]."""
+    out_cache_loc: torch.Tensor
+    """Device int64 [tokens]: slots of the new tokens."""
+    host_rows: np.ndarray
+    """int32 [bs]: req_pool_indices on the host."""
+    prefix_lens: np.ndarray
+    """int32 [bs], host."""
+    extend_lens: np.ndarray
+    """int32 [bs], host; all 1 in a decode step."""
+    is_decode: bool
+
+
+class AttentionBackend(Protocol):
+    """Owns no KV: it reads and writes the pool it was given."""
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare everything the layers of one forward share. Called once before `run`."""
+        ...
+
+    def run(self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store k, v [tokens, num_kv_heads, head_dim] in the pool, attend causally over prefix + new tokens.
+
+        q: [tokens, num_heads, head_dim]; returns [tokens, num_heads, head_dim].
+        """
+        ...

@@ -1,0 +1,31 @@
+"""What an operator can set about the runtime. Like scheduler/config.py: one frozen dataclass per part, flags generated
+from the fields, composed once in entrypoints/server_args.py and sent to the worker as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..scheduler.config import SchedulerConfig, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """Which model, in which numbers, on which device."""
+
+    model_path: str = flag("", "Hugging Face folder, or a hub id where there is a network")
+    tokenizer_path: str = flag("", "folder with tokenizer.json; default: --model-path")
+    load_format: Literal["auto", "dummy"] = flag("auto", "auto: read safetensors; dummy: random weights from config.json")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag("auto", "weights and KV; auto: the checkpoint's, float32 on a CPU")
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
+    attention_backend: Literal["auto", "torch_native"] = flag("auto", "auto: the best one for the device")
+    mem_fraction_static: float = flag(0.85, "share of free device memory for weights and KV pool (host memory on a CPU: see docs)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """Everything a scheduler worker needs, as plain data."""
+
+    model: ModelArgs
+    scheduler: SchedulerConfig
+    log_level: str = "info"

@@ -1,0 +1,162 @@
+"""Everything that crosses a socket: frozen, tagged msgspec structs, encoded as msgpack. Token ids are packed int32.
+
+    TokenizerManager ──GenerateRequest, AbortRequest, ControlRequest──▶ worker
+    worker ──TokenOutputs, RequestError, ControlReply, WorkerStats──▶ detokenizer ──the same with text──▶ TokenizerManager
+
+Every rid that was sent gets exactly one end: for each of its n samples an output with ``finish`` set, or one RequestError.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from ..scheduler.request import FinishReason
+from ..scheduler.sampling_params import SamplingParams
+
+
+def pack_ids(ids) -> bytes:
+    """Token ids (any int sequence) -> little-endian int32 bytes."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> np.ndarray:
+    """bytes -> int32 [len // 4], read-only view."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class GenerateRequest(Message):
+    """One prompt to continue, ``sampling.n`` times. ``stream``: send tokens as they come, not only at the end."""
+
+    rid: str
+    input_ids: bytes
+    sampling: SamplingParams
+    stream: bool = False
+    namespace: str = ""
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    """First prompt position whose logprob is returned; -1: only output tokens."""
+    top_logprobs_num: int = 0
+
+
+class AbortRequest(Message):
+    """End a request, or all of them when ``rid`` is None."""
+
+    rid: str | None = None
+
+
+class ControlRequest(Message):
+    """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info."""
+
+    call_id: int
+    verb: str
+
+
+class LogprobChunk(Message):
+    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened.
+
+    values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob).
+    """
+
+    ids: bytes
+    values: bytes
+    top_ids: bytes = b""
+    top_values: bytes = b""
+
+
+class DetokenizeParams(Message):
+    """What the detokenizer must know of a request; sent with its first output."""
+
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    stop: tuple[str, ...] = ()
+    no_stop_trim: bool = False
+    stream: bool = False
+
+
+class TokenOutput(Message):
+    """New tokens of one sample. The last one of a sample carries ``finish``."""
+
+    rid: str
+    index: int = 0
+    new_ids: bytes = b""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finish: FinishReason | None = None
+    params: DetokenizeParams | None = None
+    input_logprobs: LogprobChunk | None = None
+    output_logprobs: LogprobChunk | None = None
+
+
+class TokenOutputs(Message):
+    """All outputs of one step."""
+
+    items: list[TokenOutput]
+
+
+class TextOutput(Message):
+    """A TokenOutput with its text. ``text`` is what is new since the last one; whole characters only."""
+
+    output: TokenOutput
+    text: str = ""
+    input_logprob_texts: list[str] = []
+    """Text of each token in output.input_logprobs, then of its top entries; likewise below."""
+    output_logprob_texts: list[str] = []
+
+
+class TextOutputs(Message):
+    items: list[TextOutput]
+
+
+class RequestError(Message):
+    """The end of a request that was refused or failed: all its samples. status: the HTTP status to answer with."""
+
+    rid: str
+    status: int
+    message: str
+    code: str = "invalid_request"
+    param: str | None = None
+
+
+class ControlReply(Message):
+    """payload: JSON bytes."""
+
+    call_id: int
+    ok: bool = True
+    payload: bytes = b"null"
+
+
+class WorkerReady(Message):
+    """First message of a worker: it is warm and what it serves. info: JSON bytes (pool size, context, limits)."""
+
+    info: bytes
+
+
+class WorkerStats(Message):
+    """Sent at most once a second, also when idle: the worker's heartbeat and the source of its metrics."""
+
+    num_running_reqs: int = 0
+    num_queue_reqs: int = 0
+    total_tokens: int = 0
+    free_tokens: int = 0
+    evictable_tokens: int = 0
+    protected_tokens: int = 0
+    private_tokens: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up, since start."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found, since start."""
+    evicted_tokens: int = 0
+    retractions: int = 0
+    steps: int = 0
+    leaked_tokens: int = 0
+
+
+ToWorker = GenerateRequest | AbortRequest | ControlRequest
+FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
+ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady

@@ -1,0 +1,143 @@
+"""The life of one sequence as the scheduler sees it. No text, no tensors, no clock.
+
+    waiting ──admit──▶ prefilling ──last chunk──▶ running ──▶ finished
+       ▲                                             │
+       └────────────────── retract ──────────────────┘
+
+Lengths of a sequence, always committed_len <= scheduled_len <= len(token_ids) + num_output_placeholders:
+
+    token_ids      |----- prompt -----|--- outputs already known ---|
+    committed_len  |---------------------------------------|          KV written and its result processed
+    scheduled_len  |---------------------------------------------|    KV written, or being written by a step in flight
+
+Only committed tokens may enter the tree, a lease, the host or the disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ..radix.cache import KVSequence
+from .sampling_params import SamplingParams
+
+
+class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a sequence ended. ``matched`` is the stop token id or stop string, ``message`` explains an abort."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    message: str | None = None
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class TokenBuffer:
+    """Token ids that only grow: amortised O(1) append, zero-copy int32 view, raw bytes for tree lookups."""
+
+    __slots__ = ("_data", "_length")
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self._length = len(ids)
+        self._data = np.empty(self._length + 32, dtype=np.int32)
+        self._data[: self._length] = ids
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, token_id: int) -> None:
+        if self._length == len(self._data):
+            grown = np.empty(2 * self._length, dtype=np.int32)
+            grown[: self._length] = self._data
+            self._data = grown
+        self._data[self._length] = token_id
+        self._length += 1
+
+    def view(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """int32 view of ids[start:stop]; valid until the next append."""
+        return self._data[start : self._length if stop is None else min(stop, self._length)]
+
+
+@dataclass(slots=True)
+class RequestSpec:
+    """What arrives: one prompt, ``sampling.n`` sequences. prompt_ids: int32 [prompt_len]."""
+
+    rid: str
+    prompt_ids: np.ndarray
+    sampling: SamplingParams
+    namespace: str = ""
+    logprob_start_len: int = -1
+    """First prompt position whose logprob is wanted; -1 for none."""
+
+
+class Request:
+    """One sequence. ``index`` numbers the samples of a request with n > 1."""
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "committed_len",
+        "finish",
+        "index",
+        "kv",
+        "logprob_start_len",
+        "namespace",
+        "num_output_placeholders",
+        "prompt_len",
+        "retractions",
+        "rid",
+        "sampling",
+        "scheduled_len",
+        "seed",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, spec: RequestSpec, *, index: int, seed: int, arrival: float) -> None:
+        self.rid = spec.rid
+        self.index = index
+        self.namespace = spec.namespace
+        self.sampling = spec.sampling
+        self.seed = seed
+        self.arrival = arrival
+        self.prompt_len = len(spec.prompt_ids)
+        self.token_ids = TokenBuffer(spec.prompt_ids)
+        self.logprob_start_len = spec.logprob_start_len
+        self.status = RequestStatus.WAITING
+        self.kv: KVSequence | None = None
+        self.committed_len = 0
+        self.scheduled_len = 0
+        self.num_output_placeholders = 0
+        self.cached_tokens = 0
+        """Prompt tokens found in the cache at the first admission."""
+        self.retractions = 0
+        self.finish: FinishReason | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.rid, self.index
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated and known."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def output_ids(self) -> np.ndarray:
+        """int32 view of the generated tokens."""
+        return self.token_ids.view(self.prompt_len)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.rid}#{self.index} {self.status.value} prompt={self.prompt_len} "
+            f"out={self.num_output_tokens} committed={self.committed_len})"
+        )

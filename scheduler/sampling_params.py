@@ -1,0 +1,67 @@
+"""How one request wants its tokens chosen: plain data that crosses every border unchanged.
+
+Names follow SGLang's ``sampling_params``. Validation against a model (vocabulary, context) is the
+TokenizerManager's; this class only refuses what can never be right.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sampling parameters of one request. Raises ValueError naming the field, the value and the fix.
+
+    max_new_tokens: tokens to generate at most; None means "up to the context length".
+    min_new_tokens: until that many were generated, eos, stop ids and stop strings cannot end the request.
+    temperature: 0 is greedy. top_k: -1 is off. top_p, min_p: probabilities in (0, 1] and [0, 1].
+    stop: strings that end the output, not part of the text unless ``no_stop_trim``.
+    stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
+    logit_bias: token id -> value added to its logit.
+    seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
+    n: independent samples; sample ``i`` uses ``seed + i``.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    seed: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, field: str, fix: str) -> None:
+            if not ok:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; {fix}")
+
+        limit = self.max_new_tokens
+        need(limit is None or limit >= 1, "max_new_tokens", "use 1 or more")
+        need(self.min_new_tokens >= 0, "min_new_tokens", "use 0 or more")
+        need(limit is None or self.min_new_tokens <= limit, "min_new_tokens", f"it exceeds max_new_tokens ({limit})")
+        need(0.0 <= self.temperature < float("inf"), "temperature", "use 0 (greedy) or a positive number")
+        need(0.0 < self.top_p <= 1.0, "top_p", "use a value in (0, 1]")
+        need(self.top_k == -1 or self.top_k >= 1, "top_k", "use -1 (off) or 1 and more")
+        need(0.0 <= self.min_p <= 1.0, "min_p", "use a value in [0, 1]")
+        need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "use a value in [-2, 2]")
+        need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "use a value in [-2, 2]")
+        need(0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", "use a value in (0, 2]; 1 is off")
+        need(1 <= self.n <= 512, "n", "use 1 to 512")
+        need(all(self.stop), "stop", "an empty stop string would end every output at once; drop it")
+        need(self.seed is None or 0 <= self.seed < 2**63, "seed", "use 0 to 2**63 - 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is always taken (temperature 0 or top_k 1)."""
+        return self.temperature == 0.0 or self.top_k == 1
