@@ -1,0 +1,199 @@
+"""How messages travel between the parts of a server: ZMQ push/pull pairs that carry msgspec structs as msgpack.
+
+    TokenizerManager ──to_worker──▶ worker ──to_detokenizer──▶ detokenizer ──to_manager──▶ TokenizerManager
+
+The receiver binds, the senders connect. The same code serves processes (``ipc://``, or loopback TCP where Unix sockets
+do not work) and threads of one process (``inproc://``). Nothing here knows which messages exist, and nothing is pickled:
+a receiver is given the one union of message types it accepts, everything else raises.
+
+Queues are unbounded: what they can hold is bounded by the open requests, and a worker that blocks because a client
+reads slowly would stop everybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+MessageT = TypeVar("MessageT")
+
+_WAKE = b""
+"""A frame that carries nothing: it only ends a poll early."""
+
+_LINGER_MS = 1000
+"""How long a closed sender goes on delivering what it was given."""
+
+
+class ChannelError(RuntimeError):
+    """An address cannot be bound, or a frame is not one of the messages its receiver accepts."""
+
+
+class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """The addresses of one server's three channels, each named after the part that receives."""
+
+    to_worker: str
+    to_detokenizer: str
+    to_manager: str
+
+    @classmethod
+    def for_threads(cls) -> Endpoints:
+        """Addresses that only this process can reach."""
+        name = uuid4().hex
+        return cls(**{channel: f"inproc://baton-{name}-{channel}" for channel in cls.__struct_fields__})
+
+    @classmethod
+    def for_processes(cls, run_dir: Path) -> Endpoints:
+        """Unix sockets in ``run_dir``; loopback TCP on free ports where Unix sockets cannot be bound there."""
+        channels = list(cls.__struct_fields__)
+        if all(_can_bind(run_dir / channel) for channel in channels):
+            return cls(**{channel: f"ipc://{run_dir / channel}" for channel in channels})
+        return cls(**_free_tcp_addresses(channels))
+
+
+def make_run_dir() -> Path:
+    """A fresh directory, mode 0700, for one server's sockets and configs; the first place a Unix socket can be bound.
+
+    A Unix socket's path is limited to 107 bytes, and some machines mount /tmp so that sockets cannot live there.
+    Where no candidate works, the last one is returned and `Endpoints.for_processes` falls back to TCP.
+    """
+    candidates = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
+    usable = [folder for folder in candidates if folder and os.access(folder, os.W_OK)]
+    for folder in usable:
+        run_dir = Path(tempfile.mkdtemp(prefix="baton-", dir=folder))
+        if _can_bind(run_dir / max(Endpoints.__struct_fields__, key=len)):
+            return run_dir
+        run_dir.rmdir()
+    return Path(tempfile.mkdtemp(prefix="baton-"))
+
+
+class Sender:
+    """The sending end of a channel. Not shared between threads."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = _zmq_socket(zmq.PUSH)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message; never blocks."""
+        self._socket.send(self._encoder.encode(message), copy=False)
+
+    def wake(self) -> None:
+        """End the receiver's poll now, with no message."""
+        self._socket.send(_WAKE)
+
+    def close(self) -> None:
+        self._socket.close(linger=_LINGER_MS)
+
+
+class Receiver(Generic[MessageT]):
+    """The receiving end of a channel, for a thread that polls. ``message_type``: the union of messages it accepts."""
+
+    def __init__(self, address: str, message_type: Any) -> None:
+        self._socket = _zmq_socket(zmq.PULL)
+        self._address = address
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
+        _bind(self._socket, address)
+
+    def poll(self, timeout_s: float = 0.0) -> list[MessageT]:
+        """Everything that waits, in order of arrival; waits up to ``timeout_s`` seconds for the first message.
+
+        Returns [] on a timeout or a wake-up. Raises ChannelError for a frame that is no accepted message.
+        """
+        if not self._socket.poll(max(0, round(timeout_s * 1000))):
+            return []
+        messages = []
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            if frame != _WAKE:
+                messages.append(_decode(self._decoder, frame, self._address))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class AsyncReceiver(Generic[MessageT]):
+    """The receiving end of a channel, for an asyncio loop."""
+
+    def __init__(self, address: str, message_type: Any) -> None:
+        self._socket = _zmq_socket(zmq.PULL)
+        self._address = address
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
+        _bind(self._socket, address)
+        self._waiter = zmq.asyncio.Socket(self._socket)
+
+    async def receive(self) -> list[MessageT]:
+        """Wait until something arrives, then return everything that waits ([] for a mere wake-up).
+
+        Raises ChannelError like `Receiver.poll`.
+        """
+        frames = [await self._waiter.recv()]
+        # The rest is read from the plain socket: a future per waiting frame would cost more than the frame.
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames.append(self._socket.recv(zmq.NOBLOCK))
+        return [_decode(self._decoder, frame, self._address) for frame in frames if frame != _WAKE]
+
+    def close(self) -> None:
+        self._waiter.close(linger=0)
+        self._socket.close(linger=0)
+
+
+def _zmq_socket(kind: int) -> zmq.Socket:
+    # One context per process, because inproc addresses exist within a context.
+    zmq_socket = zmq.Context.instance().socket(kind)
+    zmq_socket.setsockopt(zmq.SNDHWM, 0)
+    zmq_socket.setsockopt(zmq.RCVHWM, 0)
+    return zmq_socket
+
+
+def _bind(zmq_socket: zmq.Socket, address: str) -> None:
+    try:
+        zmq_socket.bind(address)
+    except zmq.ZMQError as error:
+        zmq_socket.close(linger=0)
+        raise ChannelError(f"cannot bind {address}: {error}") from error
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes, address: str) -> MessageT:
+    try:
+        return decoder.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise ChannelError(f"{address} received a frame of {len(frame)} bytes it does not accept: {error}") from error
+
+
+# Addresses are probed with plain sockets: ZMQ closes its own in the background, and would later unlink the file or
+# still hold the port that the real receiver has bound by then.
+
+
+def _can_bind(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError:  # too long a path, or a file system without sockets
+            return False
+    path.unlink()
+    return True
+
+
+def _free_tcp_addresses(channels: list[str]) -> dict[str, str]:
+    """Ports are probed all at once, so that no two channels get the same one."""
+    with contextlib.ExitStack() as probes:
+        addresses = {}
+        for channel in channels:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            addresses[channel] = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        return addresses
