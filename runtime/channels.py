@@ -3,7 +3,7 @@
     TokenizerManager ──to_worker──▶ worker ──to_detokenizer──▶ detokenizer ──to_manager──▶ TokenizerManager
 
 The receiver binds, the senders connect. The same code serves processes (``ipc://``, or loopback TCP where Unix sockets
-do not work) and threads of one process (``inproc://``). Nothing here knows which messages exist, and nothing is pickled:
+do not work) and threads of one process (``inproc://``). Nothing here knows which messages exist, nothing is pickled:
 a receiver is given the one union of message types it accepts, everything else raises.
 
 Queues are unbounded: what they can hold is bounded by the open requests, and a worker that blocks because a client
@@ -132,7 +132,7 @@ class AsyncReceiver(Generic[MessageT]):
         self._address = address
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
         _bind(self._socket, address)
-        self._waiter = zmq.asyncio.Socket(self._socket)
+        self._waiter = zmq.asyncio.Socket.shadow(self._socket)
 
     async def receive(self) -> list[MessageT]:
         """Wait until something arrives, then return everything that waits ([] for a mere wake-up).

@@ -1,0 +1,209 @@
+"""What an operator can set, composed once: CLI flags and `Engine` keywords from the same dataclass fields.
+
+Nothing is declared twice: a field's name, type, default and help in `ModelArgs`, `SchedulerConfig` and `ServerConfig`
+are its flag's. ``compose`` is pure; everything wrong with a combination of values is said here, before a process starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ..runtime.config import ModelArgs, WorkerConfig
+from ..scheduler.config import SchedulerConfig, flag
+
+
+class UsageError(ValueError):
+    """A flag that does not exist, a value it does not take, or flags that contradict each other; says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side and the supervision of the processes. Times are in seconds."""
+
+    host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 listens on every interface")
+    port: int = flag(30000, "port to listen on; 0 takes a free one and logs it")
+    served_model_name: str = flag("", "the model's name in the API; default: --model-path")
+    api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; empty: no check")
+    cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
+    max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
+    incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
+    log_level: Literal["debug", "info", "warning", "error"] = flag("info", "of all processes")
+    ready_timeout: float = flag(1200.0, "the model must be loaded within this time")
+    drain_timeout: float = flag(30.0, "open requests get this long to finish after SIGTERM")
+    watchdog_timeout: float = flag(300.0, "a worker without a sign of life for this long counts as hung")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerArgs:
+    """Everything set, one frozen dataclass per part."""
+
+    model: ModelArgs
+    scheduler: SchedulerConfig
+    server: ServerConfig
+
+    @property
+    def tokenizer_path(self) -> str:
+        return self.model.tokenizer_path or self.model.model_path
+
+    @property
+    def served_model_name(self) -> str:
+        return self.server.served_model_name or self.model.model_path
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        return WorkerConfig(model=self.model, scheduler=self.scheduler, log_level=self.server.log_level)
+
+
+_PARTS: dict[str, type] = {"model": ModelArgs, "scheduler": SchedulerConfig, "server": ServerConfig}
+_TITLES = {"model": "model", "scheduler": "scheduler and KV cache", "server": "server"}
+
+
+def compose(settings: dict[str, Any]) -> ServerArgs:
+    """Settings by snake_case field name -> ServerArgs; what is missing takes its default.
+
+    Raises UsageError for an unknown name, a value of the wrong type, or a contradiction.
+    """
+    owner = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
+    grouped: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    for name, value in settings.items():
+        if name not in owner:
+            raise UsageError(f"unknown setting {name!r}{_nearest(name, owner)}")
+        grouped[owner[name]][name] = _checked(name, value, get_type_hints(_PARTS[owner[name]])[name])
+    args = ServerArgs(
+        model=ModelArgs(**grouped["model"]),
+        scheduler=SchedulerConfig(**grouped["scheduler"]),
+        server=ServerConfig(**grouped["server"]),
+    )
+    _refuse_contradictions(args)
+    return args
+
+
+def parse_command_line(argv: list[str]) -> ServerArgs:
+    """Flags -> ServerArgs. Raises UsageError; exits only for --help."""
+    parser = build_parser()
+    try:
+        namespace, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error)) from error
+    if unknown:
+        raise UsageError(_about_unknown(unknown[0], parser))
+    return compose(vars(namespace))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all flags, one group per part. A flag that is not given leaves no trace in the namespace."""
+    parser = _Parser(
+        prog="baton-server",
+        description="Serve a language model over HTTP.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    for part, cls in _PARTS.items():
+        group = parser.add_argument_group(_TITLES[part])
+        types = get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            group.add_argument(_flag_name(field.name), **_flag_options(field, types[field.name]))
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        # Some errors bypass exit_on_error.
+        raise UsageError(message)
+
+
+def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
+    shown = "" if field.default is False or field.default == "" else f" (default: {field.default})"
+    options: dict[str, Any] = {"dest": field.name, "help": (field.metadata["help"] + shown).replace("%", "%%")}
+    if kind is bool:
+        # A switch that is on by default is turned off with --no-<name>.
+        action = "store_true" if field.default is False else argparse.BooleanOptionalAction
+        return options | {"action": action}
+    if get_origin(kind) is Literal:
+        return options | {"choices": get_args(kind), "metavar": "{" + ",".join(get_args(kind)) + "}"}
+    return options | {"type": kind, "metavar": kind.__name__.upper()}
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    """The value, where its type fits the field; an int passes as a float."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"{_flag_name(name)} is {value!r}; use one of {', '.join(get_args(kind))}")
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str and hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    if type(value) is not kind:
+        raise UsageError(f"{_flag_name(name)} is {value!r}; it takes {_A_KIND[kind]}")
+    return value
+
+
+_A_KIND = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def _nearest(name: str, known: Any) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _about_unknown(token: str, parser: argparse.ArgumentParser) -> str:
+    if not token.startswith("-"):
+        return f"unexpected argument {token!r}; every setting is a flag, see --help"
+    name = token.split("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]
+    return f"unknown flag {name}{_nearest(name, known) or '; see --help'}"
+
+
+def _refuse_contradictions(args: ServerArgs) -> None:
+    model, scheduler, server = args.model, args.scheduler, args.server
+
+    def need(ok: bool, message: str) -> None:
+        if not ok:
+            raise UsageError(message)
+
+    need(bool(model.model_path), "--model-path is missing; give a Hugging Face folder")
+    need(
+        0.0 < model.mem_fraction_static < 1.0,
+        f"--mem-fraction-static is {model.mem_fraction_static}; use a share between 0 and 1, such as 0.85",
+    )
+    page = scheduler.page_size
+    need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
+    for name in ("context_length", "max_total_tokens"):
+        value = getattr(scheduler, name)
+        need(value >= 0, f"{_flag_name(name)} is {value}; use a positive number, or 0 for automatic")
+    need(
+        scheduler.max_running_requests >= 1,
+        f"--max-running-requests is {scheduler.max_running_requests}; use 1 or more",
+    )
+    chunk = scheduler.chunked_prefill_size
+    need(chunk >= 1, f"--chunked-prefill-size is {chunk}; use 1 or more")
+    need(
+        chunk % page == 0,
+        f"--chunked-prefill-size is {chunk} and --page-size is {page}; chunks must hold whole pages, "
+        f"use a multiple of {page}",
+    )
+    total = scheduler.max_total_tokens
+    need(
+        total == 0 or total >= page,
+        f"--max-total-tokens is {total} and --page-size is {page}; the pool must hold at least one page",
+    )
+    need(0 <= server.port <= 65535, f"--port is {server.port}; use 0 to 65535")
+    need(server.max_body_mb >= 1, f"--max-body-mb is {server.max_body_mb}; use 1 or more")
+    for name in ("ready_timeout", "watchdog_timeout"):
+        value = getattr(server, name)
+        need(value > 0, f"{_flag_name(name)} is {value}; use a positive number of seconds")
+    need(server.drain_timeout >= 0, f"--drain-timeout is {server.drain_timeout}; use 0 or more seconds")
+    need(
+        server.watchdog_timeout > 2,
+        f"--watchdog-timeout is {server.watchdog_timeout}; the worker reports once a second, use more than 2",
+    )
