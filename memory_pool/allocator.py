@@ -1,0 +1,183 @@
+"""Which slots of the KV pool are free.
+
+A slot holds the K and V of one token; a page is ``page_size`` consecutive slots and is given out whole. Page p covers
+slots p * page_size … (p + 1) * page_size - 1; page 0 is padding and never leaves the allocator.
+
+The free list is a stack of page numbers in one array with a cursor, so that neither alloc nor free ever copies the
+list. Last in, first out: what was freed last is the warmest, and a pool that is never full touches little memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class DoubleFreeError(RuntimeError):
+    """A page was given back that was free already, or was never handed out: two owners believed they held it."""
+
+
+class Allocator:
+    """Owns the free slots. Pure bookkeeping: the KV tensors are elsewhere.
+
+    num_tokens: usable slots, a multiple of page_size, padding excluded (the KV tensors need num_tokens + page_size).
+    page_size: 1, 16, 64 or any other power of two, in tokens.
+    check: verify every call against a table of pages (raises DoubleFreeError); for tests, it costs a gather per call.
+    """
+
+    def __init__(self, num_tokens: int, page_size: int = 1, *, check: bool = False) -> None:
+        if page_size < 1 or page_size & (page_size - 1):
+            raise ValueError(f"page_size must be a power of two (1, 16, 64, …), not {page_size}")
+        if num_tokens < page_size or num_tokens % page_size:
+            raise ValueError(f"num_tokens must be a positive multiple of page_size {page_size}, not {num_tokens}")
+        if num_tokens + page_size > 2**31:
+            raise ValueError(f"num_tokens {num_tokens} does not fit int32 slot numbers; use fewer tokens")
+        self.page_size = page_size
+        self.total_tokens = num_tokens
+        self._shift = page_size.bit_length() - 1
+        self._num_pages = num_tokens >> self._shift
+        self._check = check
+        self._offsets = np.arange(page_size, dtype=np.int32)
+        self.reset()
+
+    def reset(self) -> None:
+        """Everything is free again, quarantine included. The caller forgets every slot it holds."""
+        self._stack = np.arange(1, self._num_pages + 1, dtype=np.int32)
+        self._top = self._num_pages
+        self._quarantine: list[tuple[int, np.ndarray]] = []
+        self._quarantined_pages = 0
+        self._given_back = np.ones(self._num_pages + 1, dtype=bool) if self._check else None
+
+    @property
+    def free_tokens(self) -> int:
+        return self._top << self._shift
+
+    @property
+    def quarantined_tokens(self) -> int:
+        """Tokens given back that no one may have yet, because a step in flight still writes them."""
+        return self._quarantined_pages << self._shift
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def tokens_needed(self, old_lens: np.ndarray, new_lens: np.ndarray) -> int:
+        """Tokens, in whole pages, that `alloc_extend` would take from the free list."""
+        shift = self._shift
+        if shift == 0:
+            return int(new_lens.sum()) - int(old_lens.sum())
+        up = self.page_size - 1
+        return int(((new_lens + up) >> shift).sum() - ((old_lens + up) >> shift).sum()) << shift
+
+    def alloc_extend(self, old_lens: np.ndarray, new_lens: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
+        """Slots for tokens old_lens[i] … new_lens[i] - 1 of each sequence, sequence after sequence.
+
+        old_lens, new_lens: int32 [bs], old <= new. last_slots: int32 [bs], slot of token old - 1; ignored where old
+        is a multiple of the page size. A partial last page is filled first, then whole new pages are taken.
+        Returns int32 [sum(new - old)], or None, and nothing changed, if there are not enough free pages.
+        """
+        shift = self._shift
+        if shift == 0:
+            return self._take(int(new_lens.sum()) - int(old_lens.sum()))
+        up = self.page_size - 1
+        pages_before = (old_lens + up) >> shift
+        page_counts = ((new_lens + up) >> shift) - pages_before
+        pages = self._take(int(page_counts.sum()))
+        if pages is None:
+            return None
+        counts = new_lens - old_lens
+        starts = np.cumsum(counts) - counts
+        # Tokens that still fit the partial last page; all others come, in order, from the new pages.
+        heads = np.minimum(counts, (pages_before << shift) - old_lens)
+        slots_of_pages = ((pages << shift)[:, None] + self._offsets).ravel()
+        out = np.empty(int(counts.sum()), dtype=np.int32)
+        if len(pages):
+            first_page_slot = (np.cumsum(page_counts) - page_counts) << shift
+            source = np.repeat(first_page_slot - heads - starts, counts)
+            source += np.arange(len(out))
+            slots_of_pages.take(source, mode="clip", out=out)  # clip: head tokens read nonsense, overwritten below
+        num_heads = int(heads.sum())
+        if num_heads:
+            within = np.arange(num_heads) - np.repeat(np.cumsum(heads) - heads, heads)
+            out[np.repeat(starts, heads) + within] = np.repeat(last_slots + 1, heads) + within
+        return out
+
+    def _take(self, count: int) -> np.ndarray | None:
+        top = self._top - count
+        if top < 0:
+            return None
+        if count < 0:
+            raise ValueError(f"new_lens must not be below old_lens; together they ask for {count} pages")
+        pages = self._stack[top : self._top].copy()
+        self._top = top
+        if self._given_back is not None:
+            self._given_back[pages] = False
+        return pages
+
+    # -- back --------------------------------------------------------------------------------------------------------
+
+    def free(self, slots: np.ndarray) -> None:
+        """Give back every page that ``slots`` (int32 [n]) touch. The caller owns these pages whole.
+
+        Slots of one page must stand next to each other, as they do in a row or a tree node.
+        """
+        pages = self._pages_of(slots)
+        self._mark_given_back(pages)
+        self._push(pages)
+
+    def quarantine(self, slots: np.ndarray, step_id: int) -> None:
+        """Like `free`, but the pages come back only with ``release_quarantine(step_id)`` or later."""
+        pages = self._pages_of(slots)
+        if len(pages) == 0:
+            return
+        self._mark_given_back(pages)
+        self._quarantine.append((step_id, pages.copy()))
+        self._quarantined_pages += len(pages)
+
+    def release_quarantine(self, step_id: int) -> int:
+        """Free what was quarantined for steps up to and including ``step_id``. Returns the tokens freed."""
+        if not self._quarantine:
+            return 0
+        due = [pages for step, pages in self._quarantine if step <= step_id]
+        self._quarantine = [entry for entry in self._quarantine if entry[0] > step_id]
+        count = 0
+        for pages in due:
+            self._push(pages)
+            count += len(pages)
+        self._quarantined_pages -= count
+        return count << self._shift
+
+    def _pages_of(self, slots: np.ndarray) -> np.ndarray:
+        if self._shift == 0:
+            return slots
+        pages = slots >> self._shift
+        first_of_page = np.ones(len(pages), dtype=bool)
+        np.not_equal(pages[1:], pages[:-1], out=first_of_page[1:])
+        return pages[first_of_page]
+
+    def _push(self, pages: np.ndarray) -> None:
+        end = self._top + len(pages)
+        if end > self._num_pages:
+            raise DoubleFreeError(
+                f"freeing {len(pages)} pages makes {end} free of {self._num_pages} in all; some page was freed twice"
+            )
+        self._stack[self._top : end] = pages
+        self._top = end
+
+    def _mark_given_back(self, pages: np.ndarray) -> None:
+        if self._given_back is None:
+            return
+        unique, counts = np.unique(pages, return_counts=True)
+        if len(unique) and not 0 < unique[0] <= unique[-1] <= self._num_pages:
+            raise DoubleFreeError(f"pages outside 1 … {self._num_pages} were freed: {unique[[0, -1]].tolist()}")
+        wrong = unique[self._given_back[unique] | (counts > 1)]
+        if len(wrong):
+            raise DoubleFreeError(f"pages freed twice: {wrong[:16].tolist()} ({len(wrong)} in all)")
+        self._given_back[unique] = True
+
+    # -- inspection --------------------------------------------------------------------------------------------------
+
+    def free_pages(self) -> np.ndarray:
+        """int32 [n]: a copy of the free list, for invariants and dumps."""
+        return self._stack[: self._top].copy()
+
+    def quarantined_pages(self) -> np.ndarray:
+        """int32 [n]: pages in quarantine, for invariants and dumps."""
+        return np.concatenate([np.empty(0, dtype=np.int32), *(pages for _, pages in self._quarantine)])

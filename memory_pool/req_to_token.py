@@ -1,0 +1,114 @@
+"""Request rows: which slot of the KV pool holds each token of a sequence.
+
+The host array is the truth. The device keeps a mirror of it, brought up to date once per step from `take_updates`;
+this module only records what changed and knows nothing of devices, tokens or trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class RowUpdates:
+    """Spans of rows that changed, packed for one upload.
+
+    Spans may overlap; they then carry equal values, so a device may apply them in any order.
+    """
+
+    rows: np.ndarray
+    """int32 [k]: row of each span."""
+    starts: np.ndarray
+    """int32 [k]: first position of each span."""
+    lengths: np.ndarray
+    """int32 [k]: positions in each span."""
+    values: np.ndarray
+    """int32 [sum(lengths)]: the slots, span after span."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def flat_index(self, max_context: int) -> np.ndarray:
+        """int64 [sum(lengths)]: index of each value in the mirror, seen as one flat array of rows × max_context."""
+        first = self.rows.astype(np.int64) * max_context + self.starts
+        if len(self.values) == len(first):  # a decode step: spans of one position
+            return first
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        index = np.repeat(first - (ends - self.lengths), self.lengths)
+        index += np.arange(len(self.values), dtype=np.int64)
+        return index
+
+
+class ReqToTokenPool:
+    """Owns the rows. ``rows``: int32 [num_rows, max_context], read it freely, change it only through `write*`."""
+
+    def __init__(self, num_rows: int, max_context: int) -> None:
+        if num_rows < 1 or max_context < 1:
+            raise ValueError(f"num_rows and max_context must be at least 1, not {num_rows} and {max_context}")
+        self.rows = np.zeros((num_rows, max_context), dtype=np.int32)
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._is_free = bytearray(b"\1" * num_rows)
+        self._spans: list[tuple[int, int, int]] = []
+        self._points: list[tuple[np.ndarray, np.ndarray]] = []
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence a row can hold, in tokens."""
+        return self.rows.shape[1]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def alloc(self) -> int | None:
+        """A row of one's own, or None if all are taken. What it held before is still in it."""
+        if not self._free:
+            return None
+        row = self._free.pop()
+        self._is_free[row] = 0
+        return row
+
+    def free(self, row: int) -> None:
+        """Give a row back. Raises ValueError if it is not taken."""
+        if not 0 <= row < self.num_rows or self._is_free[row]:
+            raise ValueError(f"row {row} is not taken (rows: {self.num_rows}); it was freed twice or never allocated")
+        self._is_free[row] = 1
+        self._free.append(row)
+
+    def write(self, row: int, start: int, slots: np.ndarray) -> None:
+        """Set row[start : start + n] to ``slots`` (int32 [n])."""
+        count = len(slots)
+        if count == 0:
+            return
+        if start < 0 or start + count > self.max_context:
+            raise ValueError(
+                f"positions {start} to {start + count} of row {row} are outside the row of {self.max_context} tokens; "
+                "refuse longer requests before they get slots"
+            )
+        self.rows[row, start : start + count] = slots
+        self._spans.append((row, start, count))
+
+    def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
+        """One slot for each of bs rows, the decode step: rows[i][positions[i]] = slots[i]. All int32 [bs]."""
+        self.rows[rows, positions] = slots
+        self._points.append((rows.astype(np.int32), positions.astype(np.int32)))
+
+    def take_updates(self) -> RowUpdates:
+        """What was written since the last call; values are those of now, so the last write to a position wins."""
+        spans, points = self._spans, self._points
+        self._spans, self._points = [], []
+        table = np.array(spans, dtype=np.int32).reshape(-1, 3)
+        values = [self.rows[row, start : start + count] for row, start, count in spans]
+        values += [self.rows[rows, positions] for rows, positions in points]
+        return RowUpdates(
+            rows=np.concatenate([table[:, 0], *(rows for rows, _ in points)]),
+            starts=np.concatenate([table[:, 1], *(positions for _, positions in points)]),
+            lengths=np.concatenate([table[:, 2], *(np.ones_like(rows) for rows, _ in points)]),
+            values=np.concatenate(values) if values else np.empty(0, dtype=np.int32),
+        )

@@ -1,0 +1,54 @@
+"""One node of the radix tree: plain data.
+
+tree.py changes its place and contents, cache.py lock_ref and last_access, eviction.py in_order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ID_BYTES = 4
+"""Bytes of a token id; keys are raw int32 memory."""
+
+
+class TreeNode:
+    """An edge of the tree with the tokens on it. To everybody outside radix/ it is an opaque handle.
+
+    A handle means "the path from the root up to and including this node", and keeps that meaning when nodes are split:
+    the existing object always stays the lower part.
+    """
+
+    __slots__ = ("child_key", "children", "in_order", "key", "last_access", "lock_ref", "parent", "serial", "value")
+
+    def __init__(
+        self, serial: int, parent: TreeNode | None, child_key: object, key: bytes, value: np.ndarray, last_access: int
+    ) -> None:
+        self.serial = serial
+        """Unique and growing; names the node in dumps and breaks ties of last_access."""
+        self.parent = parent
+        """None for the root, and for a node that was removed from the tree."""
+        self.child_key = child_key
+        """Under which the parent's ``children`` holds this node: see RadixTree."""
+        self.key = key
+        """Token ids of this node as int32 bytes; whole pages."""
+        self.value = value
+        """int32 [len(key) / 4]: slot of each token."""
+        self.children: dict[object, TreeNode] = {}
+        self.lock_ref = 0
+        """Direct locks + locked children. Above 0 the node must not be evicted."""
+        self.last_access = last_access
+        """Tick of the last access that ended here. That of a child counts for its parents too (see eviction.py)."""
+        self.in_order = False
+        """True while the eviction order has an entry of this node."""
+
+    def __len__(self) -> int:
+        """Tokens on this node."""
+        return len(self.value)
+
+    def __repr__(self) -> str:
+        ids = np.frombuffer(self.key, dtype=np.int32)
+        head = " ".join(map(str, ids[:4].tolist())) + (" …" if len(ids) > 4 else "")
+        return (
+            f"node #{self.serial} [{head}] tokens={len(self)} lock_ref={self.lock_ref} "
+            f"children={len(self.children)} last_access={self.last_access}"
+        )

@@ -1,0 +1,143 @@
+"""The radix tree's structure: match, insert, split, remove. It knows nothing of requests, rows or free slots.
+
+Keys are raw int32 memory: ``bytes.startswith(key, offset)`` compares a node with a memcmp and without a copy. A node's
+``children`` are found by the bytes of their first page, at the root by (namespace, first page); that is all there is to
+namespaces: they share nothing because no path leads from one into another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .node import ID_BYTES, TreeNode
+
+
+def common_prefix(data: bytes, offset: int, key: bytes) -> int:
+    """Number of leading bytes that data[offset:] and key share, in whole token ids."""
+    limit = min(len(key), len(data) - offset)
+    view = memoryview(data)[offset : offset + limit]
+    done, window = 0, 256
+    while done < limit:  # windows that double, so that an early difference costs little in a long key
+        end = min(done + window, limit)
+        if not key.startswith(view[done:end], done):
+            count = (end - done) // ID_BYTES
+            mine = np.frombuffer(data, dtype=np.int32, count=count, offset=offset + done)
+            differs = mine != np.frombuffer(key, dtype=np.int32, count=count, offset=done)
+            return done + ID_BYTES * int(differs.argmax())
+        done = end
+        window *= 2
+    return limit
+
+
+class RadixTree:
+    """Maps (namespace, token ids) to slots, in whole pages. Owns the nodes and their links."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_bytes = page_size * ID_BYTES
+        self.total_nodes = 0
+        """Nodes in the tree, without the root."""
+        self._next_serial = 0
+        self.root = self._new_node(None, None, b"", np.empty(0, dtype=np.int32), 0)
+        self.root.lock_ref = 1  # for ever: every walk up ends here, and the root is never evicted
+
+    def _new_node(
+        self, parent: TreeNode | None, child_key: object, key: bytes, value: np.ndarray, last_access: int
+    ) -> TreeNode:
+        self._next_serial += 1
+        return TreeNode(self._next_serial - 1, parent, child_key, key, value, last_access)
+
+    def _child_key(self, parent: TreeNode, namespace: str, data: bytes, offset: int) -> object:
+        page = data[offset : offset + self.page_bytes]
+        return (namespace, page) if parent is self.root else page
+
+    # -- match -------------------------------------------------------------------------------------------------------
+
+    def find(self, start: TreeNode, namespace: str, data: bytes) -> tuple[TreeNode, int, TreeNode | None, int]:
+        """Follow ``data`` down from ``start``; changes nothing.
+
+        Returns (last node matched whole, bytes matched down to there, child matched in part or None, bytes of it that
+        match, in whole pages).
+        """
+        node, offset, width = start, 0, self.page_bytes
+        child = node.children.get(self._child_key(node, namespace, data, 0))
+        while child is not None:
+            key = child.key
+            if not data.startswith(key, offset):
+                common = common_prefix(data, offset, key)
+                return node, offset, child, common - common % width
+            offset += len(key)
+            node = child
+            child = node.children.get(data[offset : offset + width])
+        return node, offset, None, 0
+
+    def match(self, start: TreeNode, namespace: str, data: bytes) -> tuple[TreeNode, int]:
+        """Longest prefix of ``data`` below ``start`` in whole pages: (its last node, its tokens). Splits that node off
+        a longer one where needed."""
+        node, offset, partial, common = self.find(start, namespace, data)
+        if partial is not None:
+            node = self.split(partial, common // ID_BYTES)
+            offset += common
+        return node, offset // ID_BYTES
+
+    # -- change ------------------------------------------------------------------------------------------------------
+
+    def split(self, node: TreeNode, count: int) -> TreeNode:
+        """Cut a node after ``count`` tokens (whole pages, not all of it); returns the new upper part.
+
+        ``node`` stays the lower part, so handles to it stay valid. Its locks hold its ancestors through one locked
+        child, hence the upper part's count of 1.
+        """
+        assert node.parent is not None and 0 < count < len(node)
+        cut = count * ID_BYTES
+        # Copies, not views: a view of a few slots would keep the array of a long evicted tail alive.
+        upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
+        upper.lock_ref = 1 if node.lock_ref else 0
+        node.parent.children[node.child_key] = upper
+        node.key = node.key[cut:]
+        node.value = node.value[count:].copy()
+        node.parent = upper
+        node.child_key = node.key[: self.page_bytes]
+        upper.children[node.child_key] = node
+        self.total_nodes += 1
+        return upper
+
+    def add_leaf(self, parent: TreeNode, namespace: str, key: bytes, value: np.ndarray, last_access: int) -> TreeNode:
+        """Hang a new node below ``parent``. No child there may begin with key's first page."""
+        child_key = self._child_key(parent, namespace, key, 0)
+        assert child_key not in parent.children
+        leaf = self._new_node(parent, child_key, key, value, last_access)
+        parent.children[child_key] = leaf
+        self.total_nodes += 1
+        return leaf
+
+    def remove_leaf(self, leaf: TreeNode) -> TreeNode:
+        """Take a leaf out; returns its parent. Handles to the leaf are dead from now on."""
+        parent = leaf.parent
+        assert parent is not None and not leaf.children
+        del parent.children[leaf.child_key]
+        leaf.parent = None
+        self.total_nodes -= 1
+        return parent
+
+    # -- read --------------------------------------------------------------------------------------------------------
+
+    def path_values(self, node: TreeNode, top: TreeNode) -> list[np.ndarray]:
+        """Slot arrays on the path from below ``top`` down to ``node``, in token order."""
+        values: list[np.ndarray] = []
+        while node is not top:
+            values.append(node.value)
+            parent = node.parent
+            assert parent is not None
+            node = parent
+        values.reverse()
+        return values
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """Every node without the root, parents before children."""
+        todo = list(self.root.children.values())
+        while todo:
+            node = todo.pop()
+            todo.extend(node.children.values())
+            yield node
