@@ -1,0 +1,1 @@
+"""Runnable examples: a trained toy model and a demonstration of the server."""

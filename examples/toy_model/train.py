@@ -1,0 +1,209 @@
+"""Trains the toy model on conversations it generates itself, and writes a Hugging Face folder.
+
+    python -m examples.toy_model.train                      the committed model: minutes on two CPU cores
+    python -m examples.toy_model.train --out DIR --tokens 200_000
+
+The tokenizer is trained first if the folder has none. Two runs with the same arguments on the same machine write the
+same bytes. The model is transformers' Llama, so that what is served is compared with what was trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .conversation import TURN_END, TURN_START, Conversation
+from .make_data import catalogue_json, conversations
+from .tokenizer import CONTEXT_LENGTH, TEXT_END, save_tokenizer, train_tokenizer
+
+FOLDER = Path(__file__).parent
+WINDOW = 512
+"""Conversations drawn at a time; batches of similar length are cut from them."""
+ASSISTANT_WEIGHT, CONTEXT_WEIGHT = 1.0, 0.1
+"""Loss weights. What the model must say counts fully; what it reads, a little (histories walk the same rings)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    seed: int = 0
+    tokens: int = 5_000_000
+    """Training tokens in all; the learning rate falls to zero over them."""
+    batch_tokens: int = 4096
+    learning_rate: float = 4e-3
+    warmup: float = 0.04
+    """Share of the tokens over which the learning rate rises."""
+    weight_decay: float = 0.05
+    threads: int = 1
+
+
+def model_config(tokenizer: Tokenizer) -> dict:
+    """config.json: a Llama of 0.95 million parameters with grouped-query attention and tied embeddings."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.04,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.token_to_id(TURN_END),
+        "pad_token_id": tokenizer.token_to_id(TEXT_END),
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def generation_config(tokenizer: Tokenizer) -> dict:
+    """generation_config.json: greedy, ended by the end of the turn or of the text."""
+    return {
+        "do_sample": False,
+        "eos_token_id": [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(TEXT_END)],
+        "pad_token_id": tokenizer.token_to_id(TEXT_END),
+    }
+
+
+def encode(tokenizer: Tokenizer, conversation: Conversation) -> tuple[list[int], list[float]]:
+    """Token ids of the rendered conversation and the loss weight of each, cut to the context length."""
+    ids: list[int] = []
+    weights: list[float] = []
+    for message in conversation.messages:
+        said = message.role == "assistant"
+        for text, weight in (
+            (f"{TURN_START}{message.role}\n", CONTEXT_WEIGHT),
+            (f"{message.content}{TURN_END}", ASSISTANT_WEIGHT if said else CONTEXT_WEIGHT),
+            ("\n", CONTEXT_WEIGHT),
+        ):
+            piece = tokenizer.encode(text).ids
+            ids += piece
+            weights += [weight] * len(piece)
+    return ids[:CONTEXT_LENGTH], weights[:CONTEXT_LENGTH]
+
+
+def batches(tokenizer: Tokenizer, config: TrainingConfig) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Endless (ids int64 [b, t], weights float32 [b, t], tokens without padding); padding is on the right, weight 0."""
+    order = random.Random(config.seed)
+    window = 0
+    while True:
+        drawn = conversations(config.seed, WINDOW, start=window * WINDOW)
+        window += 1
+        encoded = sorted((encode(tokenizer, conversation) for conversation in drawn), key=lambda pair: len(pair[0]))
+        groups: list[list[tuple[list[int], list[float]]]] = [[]]
+        for pair in encoded:
+            if len(pair[0]) * (len(groups[-1]) + 1) > config.batch_tokens:
+                groups.append([])
+            groups[-1].append(pair)
+        order.shuffle(groups)
+        for group in filter(None, groups):
+            length = max(len(ids) for ids, _ in group)
+            padded = torch.zeros(len(group), length, dtype=torch.int64)
+            weights = torch.zeros(len(group), length)
+            for row, (ids, weight) in enumerate(group):
+                padded[row, : len(ids)] = torch.tensor(ids)
+                weights[row, : len(ids)] = torch.tensor(weight)
+            yield padded, weights, sum(len(ids) for ids, _ in group)
+
+
+def train(tokenizer: Tokenizer, config: TrainingConfig) -> LlamaForCausalLM:
+    """A model trained on ``config.tokens`` tokens, float32 on the CPU."""
+    torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(config.seed)
+    model = LlamaForCausalLM(LlamaConfig(**model_config(tokenizer)))
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=config.learning_rate,
+        betas=(0.9, 0.98),
+    )
+    model.train()
+    seen, smooth = 0, math.nan
+    with tqdm(total=config.tokens, unit="token", unit_scale=True, desc="training") as progress:
+        for ids, weights, tokens in batches(tokenizer, config):
+            rate = _learning_rate(config, seen)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            # Causal attention and padding on the right: no mask is needed.
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            weight = weights[:, 1:].flatten()
+            loss = (loss * weight).sum() / weight.sum()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            seen += tokens
+            smooth = loss.item() if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss.item()
+            progress.update(tokens)
+            progress.set_postfix(loss=f"{smooth:.3f}", lr=f"{rate:.1e}", refresh=False)
+            if seen >= config.tokens:
+                return model.eval()
+    raise AssertionError("batches() never ends")
+
+
+def _learning_rate(config: TrainingConfig, seen: int) -> float:
+    """Linear rise, then a cosine to zero."""
+    done = seen / config.tokens
+    if done < config.warmup:
+        return config.learning_rate * (done + 0.1 * config.warmup) / (1.1 * config.warmup)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min((done - config.warmup) / (1 - config.warmup), 1)))
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes config.json, generation_config.json, model.safetensors (tied head left out) and catalogue.json."""
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(model_config(tokenizer), indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(generation_config(tokenizer), indent=2) + "\n")
+    (folder / "catalogue.json").write_text(catalogue_json())
+
+
+def load_or_train_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer; it is trained only where there is none, so that token ids stay what they are."""
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(train_tokenizer(), folder)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def main() -> None:
+    defaults = TrainingConfig()
+    parser = argparse.ArgumentParser(description="Train the toy model.")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write")
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--tokens", type=int, default=defaults.tokens)
+    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
+    parser.add_argument("--threads", type=int, default=defaults.threads)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_or_train_tokenizer(args.out)
+    config = TrainingConfig(seed=args.seed, tokens=args.tokens, learning_rate=args.learning_rate, threads=args.threads)
+    save_model(train(tokenizer, config), tokenizer, args.out)
+    print(f"saved to {args.out}; now: python -m examples.toy_model.evaluate --model {args.out}")
+
+
+if __name__ == "__main__":
+    main()
