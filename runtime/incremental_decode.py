@@ -1,0 +1,49 @@
+"""Token ids -> text, as they come.
+
+Text leaves only as whole characters: bytes of an unfinished one wait for the next token. Each token costs constant
+work and the pushes add up to the decoding of all ids at once, so a streamed answer and one sent at its end are equal.
+
+    pushes      [.. "caf"]   [C3]        [A9 " a"]      flush
+    text out        "caf"    ""          "é a"          ""        (bytes that never became a character: U+FFFD)
+
+Text starts as in the middle of a sentence: generated text continues a prompt, so a SentencePiece token at its start
+keeps its space (as in SGLang and vLLM).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from .token_bytes import TokenBytes
+
+
+class IncrementalDecoder:
+    """Decodes one sequence. ``skip_special_tokens``: special tokens leave no text."""
+
+    __slots__ = ("_skipped", "_token_bytes", "_utf8")
+
+    def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool) -> None:
+        self._token_bytes = token_bytes
+        self._skipped = token_bytes.special_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(token_bytes.errors)
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete; Python ints, one or many."""
+        token_bytes, skipped = self._token_bytes, self._skipped
+        return self._utf8.decode(b"".join([token_bytes[i] for i in token_ids if i not in skipped]))
+
+    def flush(self) -> str:
+        """The end of the sequence: U+FFFD for bytes that wait in vain, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+    @property
+    def has_pending_bytes(self) -> bool:
+        """True when the tokens so far end within a character."""
+        return bool(self._utf8.getstate()[0])
+
+
+def decode_all(token_bytes: TokenBytes, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+    """The text of a whole sequence of generated tokens: what pushing them one by one and a flush add up to."""
+    decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
+    return decoder.push(token_ids) + decoder.flush()

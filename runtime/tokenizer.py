@@ -1,0 +1,181 @@
+"""A model's tokenizer, from its folder: text -> ids, ids -> text, messages -> prompt text.
+
+A thin layer on the ``tokenizers`` library. It does not import transformers, and so not torch: the HTTP and detokenizer
+processes start in a moment. What transformers adds to tokenizer.json from tokenizer_config.json is added here as well
+(extra tokens, add_bos_token and add_eos_token, the chat template); a test compares the two.
+
+Not done, on purpose: ``clean_up_tokenization_spaces``, which eats spaces the model did write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from .chat_template import ChatTemplate, ChatTemplateError
+from .token_bytes import TokenBytes, UnsupportedDecoder
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerError(ValueError):
+    """The folder holds no tokenizer that can be used; the message says why."""
+
+
+class Tokenizer:
+    """See the module. Safe to share between threads once loaded."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict, chat_template: str | None = None) -> None:
+        """``config``: the content of tokenizer_config.json, ``chat_template``: Jinja source."""
+        # tokenizer.json may ask for both; prompts are never cut or padded here.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = {name: _content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None}
+        """Named special tokens of tokenizer_config.json: bos_token -> its text, …"""
+        _add_missing_tokens(backend, config, self.special_tokens)
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
+            _set_post_processor(
+                backend,
+                self.special_tokens.get("bos_token") if config.get("add_bos_token") else None,
+                self.special_tokens.get("eos_token") if config.get("add_eos_token") else None,
+            )
+        self.token_bytes = TokenBytes(backend)
+        """For IncrementalDecoder and stop strings."""
+        self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read tokenizer.json and what lies beside it in folder ``path``. Raises TokenizerError."""
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            hint = ""
+            if any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "tekken.json")):
+                hint = "; it holds a tokenizer in an older format: load it with transformers and save_pretrained() it"
+            raise TokenizerError(f"no tokenizer.json in {str(folder)!r}{hint}; or set --tokenizer-path")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"{file} cannot be read: {error}") from error
+        config = _read_json(folder / "tokenizer_config.json")
+        try:
+            return cls(backend, config, _find_chat_template(folder, config))
+        except (UnsupportedDecoder, ChatTemplateError) as error:
+            raise TokenizerError(f"{folder}: {error}") from error
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. A model's vocabulary may be larger (padding rows)."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that ``skip_special_tokens`` leaves out."""
+        return self.token_bytes.special_ids
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``; with the bos (and what else the model's post-processor adds) if asked."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole text's ids (the inverse of `encode`). For generated ids, which continue a text, use
+        `incremental_decode`: it keeps a first token's space."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, its space kept; U+FFFD where it is part of a character."""
+        return self.token_bytes[token_id].decode("utf-8", self.token_bytes.errors)
+
+    def apply_chat_template(
+        self,
+        messages: list[dict],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text; encode it with add_special_tokens=False, the template writes them itself.
+
+        Raises ChatTemplateError where the model has no template or the template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise ChatTemplateError("this model has no chat template; send a plain text prompt instead of messages")
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+
+
+def _content(token: str | dict) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _read_json(file: Path) -> dict:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{file} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _find_chat_template(folder: Path, config: dict) -> str | None:
+    """chat_template.jinja goes before tokenizer_config.json, as in transformers."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict, named: dict[str, str]) -> None:
+    """Tokens (or flags of tokens) that only tokenizer_config.json knows."""
+    known = {token.content: _flags(token) for token in backend.get_added_tokens_decoder().values()}
+    for _, fields in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        token = tokenizers.AddedToken(
+            fields["content"],
+            **{key: fields[key] for key in ("single_word", "lstrip", "rstrip", "normalized") if key in fields},
+            special=fields.get("special", False) or fields["content"] in named.values(),
+        )
+        if known.get(token.content) != _flags(token):
+            backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+            known[token.content] = _flags(token)
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    extra = list(extra.values()) if isinstance(extra, dict) else extra
+    for content in [*named.values(), *map(_content, extra)]:
+        if content not in known:
+            backend.add_special_tokens([tokenizers.AddedToken(content, special=True)])
+            known[content] = ()
+
+
+def _flags(token: tokenizers.AddedToken) -> tuple:
+    return token.single_word, token.lstrip, token.rstrip, token.normalized, token.special
+
+
+def _set_post_processor(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Special tokens around a prompt, as add_bos_token and add_eos_token ask."""
+    parts = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    used = [(token, backend.token_to_id(token)) for token in {bos, eos} if token]
+    backend.post_processor = TemplateProcessing(single=parts, pair=None, special_tokens=used)  # type: ignore[arg-type]
