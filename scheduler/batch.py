@@ -51,6 +51,10 @@ class ScheduleBatch:
         """int32 [bs]: length of each sequence once this step has run."""
         return self.prefix_lens + self.extend_lens
 
+    @property
+    def is_extend(self) -> bool:
+        return self.mode is ForwardMode.EXTEND
+
     def __len__(self) -> int:
         return len(self.requests)
 
@@ -84,3 +88,44 @@ class RequestEvent:
     row: int
     token_id: int
     finish: FinishReason | None = None
+
+
+def build_batch(
+    step_id: int,
+    mode: ForwardMode,
+    requests: list[Request],
+    new_lens: np.ndarray,
+    slots: np.ndarray,
+    row_updates: RowUpdates,
+    input_ids: np.ndarray | None = None,
+) -> ScheduleBatch:
+    """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
+
+    ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests.
+    """
+    bs = len(requests)
+    prefix_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
+    if input_ids is None:
+        spans = zip(requests, prefix_lens.tolist(), new_lens.tolist())
+        input_ids = np.concatenate([r.token_ids.view(old, new) for r, old, new in spans])
+    samples = np.empty(bs, dtype=bool)
+    logprob_starts = new_lens - prefix_lens
+    for i, (request, new) in enumerate(zip(requests, new_lens.tolist())):
+        samples[i] = new == len(request.token_ids) + request.num_output_placeholders
+        if request.logprob_next < request.prompt_len:
+            logprob_starts[i] = max(0, request.logprob_next - 1 - int(prefix_lens[i]))
+        request.scheduled_len = new
+        request.num_output_placeholders += int(samples[i])
+    return ScheduleBatch(
+        step_id=step_id,
+        mode=mode,
+        requests=requests,
+        input_ids=input_ids,
+        out_cache_loc=slots,
+        req_pool_indices=np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=bs),
+        prefix_lens=prefix_lens,
+        extend_lens=new_lens - prefix_lens,
+        samples=samples,
+        logprob_starts=np.minimum(logprob_starts, new_lens - prefix_lens),
+        row_updates=row_updates,
+    )

@@ -54,6 +54,9 @@ class TokenBuffer:
     def __len__(self) -> int:
         return self._length
 
+    def __getitem__(self, position: int) -> int:
+        return int(self._data[position])
+
     def append(self, token_id: int) -> None:
         if self._length == len(self._data):
             grown = np.empty(2 * self._length, dtype=np.int32)
@@ -89,29 +92,39 @@ class Request:
         "finish",
         "index",
         "kv",
-        "logprob_start_len",
+        "logprob_next",
+        "max_new_tokens",
         "namespace",
         "num_output_placeholders",
         "prompt_len",
+        "queried",
         "retractions",
         "rid",
         "sampling",
         "scheduled_len",
         "seed",
+        "sequence_number",
         "status",
         "token_ids",
     )
 
-    def __init__(self, spec: RequestSpec, *, index: int, seed: int, arrival: float) -> None:
+    def __init__(
+        self, spec: RequestSpec, *, index: int, seed: int, max_new_tokens: int, arrival: float, sequence_number: int
+    ) -> None:
         self.rid = spec.rid
         self.index = index
         self.namespace = spec.namespace
         self.sampling = spec.sampling
         self.seed = seed
         self.arrival = arrival
+        self.sequence_number = sequence_number
+        """Order of arrival among all requests; breaks ties of ``arrival``."""
         self.prompt_len = len(spec.prompt_ids)
         self.token_ids = TokenBuffer(spec.prompt_ids)
-        self.logprob_start_len = spec.logprob_start_len
+        self.max_new_tokens = max_new_tokens
+        """sampling.max_new_tokens, or what the context leaves when that is None."""
+        self.logprob_next = max(1, spec.logprob_start_len) if spec.logprob_start_len >= 0 else self.prompt_len
+        """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
         self.status = RequestStatus.WAITING
         self.kv: KVSequence | None = None
         self.committed_len = 0
@@ -119,12 +132,26 @@ class Request:
         self.num_output_placeholders = 0
         self.cached_tokens = 0
         """Prompt tokens found in the cache at the first admission."""
+        self.queried = False
+        """True once cached_tokens is set and counted; a retracted request is not counted again."""
         self.retractions = 0
         self.finish: FinishReason | None = None
 
     @property
+    def held_kv(self) -> KVSequence:
+        """``kv`` of a request that is known to hold KV: prefilling or running."""
+        assert self.kv is not None, f"{self} holds no KV"
+        return self.kv
+
+    @property
     def key(self) -> tuple[str, int]:
         return self.rid, self.index
+
+    @property
+    def prefix_limit(self) -> int:
+        """Known tokens that may come from the cache: at least one is computed, and so is all that owes a logprob."""
+        limit = len(self.token_ids) - 1
+        return min(limit, self.logprob_next - 1) if self.logprob_next < self.prompt_len else limit
 
     @property
     def num_output_tokens(self) -> int:

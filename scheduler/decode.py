@@ -1,0 +1,52 @@
+"""The running set: one new token for every running request per step, and retraction when memory runs out.
+
+A retracted request gives its KV back (what it had committed stays findable in the tree) and waits again with its
+known tokens; nothing the client has seen changes. Victims are the newest first, so the oldest always gets on and no
+two requests can retract each other for ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .batch import ForwardMode, ScheduleBatch, build_batch
+from .kv_memory import KVMemory
+from .request import Request
+
+
+class OutOfMemory(Exception):
+    """The running requests do not fit; some must be retracted before a decode step can be formed."""
+
+
+class DecodeScheduler:
+    """Forms decode batches. Owns ``running``: requests whose prompt is computed, in order of admission."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        self._memory = memory
+        self.running: list[Request] = []
+
+    def next_batch(self, step_id: int, previous: ScheduleBatch | None) -> ScheduleBatch | None:
+        """The next decode step; None if no request can take one. Raises OutOfMemory.
+
+        previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
+        """
+        requests = [r for r in self.running if r.num_output_tokens + r.num_output_placeholders < r.max_new_tokens]
+        if not requests:
+            return None
+        new_lens = np.fromiter((r.scheduled_len + 1 for r in requests), dtype=np.int32, count=len(requests))
+        slots = self._memory.extend(requests, new_lens)
+        if slots is None:
+            raise OutOfMemory
+        rows = {r: i for i, r in enumerate(previous.requests)} if previous is not None else {}
+        input_ids = np.empty(len(requests), dtype=np.int32)
+        for i, request in enumerate(requests):
+            position = request.scheduled_len
+            known = position < len(request.token_ids)
+            input_ids[i] = request.token_ids[position] if known else -(rows[request] + 1)
+        return build_batch(
+            step_id, ForwardMode.DECODE, requests, new_lens, slots, self._memory.take_row_updates(), input_ids
+        )
+
+    def pick_victim(self) -> Request:
+        """The running request that loses least by starting over: the one that arrived last."""
+        return max(self.running, key=lambda r: (r.arrival, r.sequence_number))

@@ -1,0 +1,161 @@
+"""Admission: which waiting requests enter, and how many of their prompt tokens the next step computes.
+
+A prompt longer than the step's token budget is computed in chunks; one request at a time is in that state. A request
+enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .batch import ForwardMode, ScheduleBatch, build_batch
+from .kv_memory import KVMemory
+from .policy import SchedulePolicy
+from .request import Request, RequestStatus
+
+MIN_SHARED_TOKENS = 32
+"""A request waits for a prompt being computed right now if that saves it at least so many tokens."""
+
+
+class DecodeReserve:
+    """Share of the remaining max_new_tokens that is kept free for running requests.
+
+    Starts cautious and falls while decoding goes well; a retraction raises it again (after SGLang's new_token_ratio).
+    """
+
+    INITIAL, MINIMUM, DECAY, CLIP = 0.7, 0.1, 0.001, 4096
+
+    def __init__(self) -> None:
+        self._ratio = self.INITIAL
+
+    def tokens(self, request: Request) -> int:
+        remaining = request.max_new_tokens - request.num_output_tokens
+        return int(min(remaining, self.CLIP) * self._ratio)
+
+    def decoded(self) -> None:
+        self._ratio = max(self.MINIMUM, self._ratio - self.DECAY)
+
+    def retracted(self) -> None:
+        self._ratio = self.INITIAL
+
+
+class SharedPrefixes:
+    """Prompts that the coming step computes; later requests that share them wait for the cache instead."""
+
+    def __init__(self) -> None:
+        self._by_head: dict[tuple[str, bytes], list[Request]] = {}
+
+    @staticmethod
+    def _head(request: Request) -> tuple[str, bytes]:
+        return request.namespace, request.token_ids.view(0, MIN_SHARED_TOKENS).tobytes()
+
+    def add(self, request: Request) -> None:
+        self._by_head.setdefault(self._head(request), []).append(request)
+
+    def longest(self, request: Request) -> int:
+        """Tokens at the start of ``request`` that some added request is computing too."""
+        mine, best = request.token_ids.view(), 0
+        for other in self._by_head.get(self._head(request), ()):
+            theirs = other.token_ids.view(0, len(mine))
+            differs = theirs != mine[: len(theirs)]
+            best = max(best, int(differs.argmax()) if differs.any() else len(theirs))
+        return best
+
+
+class ExtendStep:
+    """An extend batch while it grows: ``budget`` new tokens may still be added."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.requests: list[Request] = []
+        self.new_lens: list[int] = []
+        self.slots: list[np.ndarray] = []
+
+    def add(self, request: Request, new_len: int, slots: np.ndarray) -> None:
+        self.budget -= len(slots)
+        self.requests.append(request)
+        self.new_lens.append(new_len)
+        self.slots.append(slots)
+
+
+class PrefillScheduler:
+    """Forms extend batches. Owns the one request whose prompt is partly computed (``prefilling``)."""
+
+    def __init__(self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, chunk_size: int) -> None:
+        self._memory = memory
+        self._policy = policy
+        self._reserve = reserve
+        self._chunk_size = chunk_size
+        self.prefilling: Request | None = None
+
+    def next_batch(self, waiting: list[Request], running: list[Request], step_id: int) -> ScheduleBatch | None:
+        """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
+        computes join ``running``."""
+        step = ExtendStep(self._chunk_size)
+        if self.prefilling is not None and not self._add_chunk(self.prefilling, step):
+            return None  # no memory for the next chunk: running requests must end or be retracted first
+        if waiting:
+            self._admit(waiting, running, step)
+        if not step.requests:
+            return None
+        batch = build_batch(
+            step_id,
+            ForwardMode.EXTEND,
+            step.requests,
+            np.array(step.new_lens, dtype=np.int32),
+            np.concatenate(step.slots),
+            self._memory.take_row_updates(),
+        )
+        for request, samples in zip(step.requests, batch.samples.tolist()):
+            if samples:
+                request.status = RequestStatus.RUNNING
+                running.append(request)
+        return batch
+
+    def _admit(self, waiting: list[Request], running: list[Request], step: ExtendStep) -> None:
+        """Move requests from ``waiting`` into the step until a budget is spent. Stops at the first that does not fit:
+        letting later, smaller ones pass would starve it."""
+        shared = SharedPrefixes()
+        for request in step.requests:
+            shared.add(request)
+        reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
+        admitted: set[Request] = set()
+        for request in self._policy.order(waiting):
+            if step.budget <= 0 or self._memory.req_to_token.num_free == 0:
+                break
+            if self._better_later(request, shared):
+                continue
+            alone = not (running or step.requests)
+            own_reserve = self._reserve.tokens(request)
+            if not self._memory.open(request, 0 if alone else reserve + own_reserve):
+                break
+            request.status = RequestStatus.PREFILLING
+            if not self._add_chunk(request, step):
+                self._memory.close(request, None)
+                request.status = RequestStatus.WAITING
+                break
+            admitted.add(request)
+            shared.add(request)
+            reserve += own_reserve
+        if admitted:
+            waiting[:] = [r for r in waiting if r not in admitted]
+
+    def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
+        """True if a prompt in this very step computes what this request could then find in the cache."""
+        if self._memory.cache.disabled:
+            return False
+        common = min(shared.longest(request), request.prefix_limit)
+        if common < MIN_SHARED_TOKENS:
+            return False
+        cached = self._memory.cache.match_len(request.namespace, request.token_ids.view(0, common))
+        return common - common % self._memory.page_size - cached >= MIN_SHARED_TOKENS
+
+    def _add_chunk(self, request: Request, step: ExtendStep) -> bool:
+        """Allocate as much of the request's known tokens as the budget allows; False if there is no memory."""
+        new = min(len(request.token_ids) - request.scheduled_len, step.budget)
+        slots = self._memory.extend([request], np.array([request.scheduled_len + new], dtype=np.int32))
+        if slots is None:
+            return False
+        step.add(request, request.scheduled_len + new, slots)
+        self.prefilling = request if request.scheduled_len + new < len(request.token_ids) else None
+        return True

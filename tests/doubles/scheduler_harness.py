@@ -1,0 +1,130 @@
+"""Drives a whole scheduler on the KV-echo model, with invariants checked after every step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from kv_echo import KVEchoModel
+
+from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.radix.cache import RadixCache
+from baton.radix.invariants import check_tree, conservation
+from baton.scheduler.batch import RequestEvent, StepResult
+from baton.scheduler.config import PolicyName, SchedulerConfig
+from baton.scheduler.request import FinishReason, Request, RequestSpec
+from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.scheduler import Scheduler
+
+
+class FailingAllocator(Allocator):
+    """Refuses the allocations that ``should_fail`` picks (given the number of the call, from 0)."""
+
+    def __init__(self, num_tokens: int, page_size: int) -> None:
+        super().__init__(num_tokens, page_size)
+        self.calls = 0
+        self.should_fail: Callable[[int], bool] = lambda call: False
+
+    def alloc_extend(self, old_lens, new_lens, last_slots):
+        self.calls += 1
+        if self.should_fail(self.calls - 1):
+            return None
+        return super().alloc_extend(old_lens, new_lens, last_slots)
+
+
+@dataclass
+class Outcome:
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    request: Request | None = None
+
+
+class Harness:
+    """``depth``: steps in flight at most; 1 is the plain loop, 2 the overlapped one."""
+
+    def __init__(
+        self,
+        *,
+        num_tokens: int = 512,
+        page_size: int = 1,
+        rows: int = 8,
+        context: int = 256,
+        chunk: int = 64,
+        policy: PolicyName = "fcfs",
+        disable_radix_cache: bool = False,
+        depth: int = 1,
+        eos: tuple[int, ...] = (),
+        check: bool = True,
+    ) -> None:
+        self.config = SchedulerConfig(
+            context_length=context,
+            max_total_tokens=num_tokens,
+            max_running_requests=rows,
+            chunked_prefill_size=chunk,
+            page_size=page_size,
+            schedule_policy=policy,
+            disable_radix_cache=disable_radix_cache,
+        )
+        self.pool = ReqToTokenPool(rows, context)
+        self.allocator = FailingAllocator(num_tokens, page_size)
+        self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disable_radix_cache)
+        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos)
+        self.model = KVEchoModel(num_tokens + page_size, rows, context)
+        self.depth = depth
+        self.check = check
+        self.now = 0.0
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self._results: deque[StepResult] = deque()
+
+    def add(self, rid: str, prompt: list[int], max_new_tokens: int = 8, *, namespace: str = "", **sampling) -> None:
+        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
+        spec = RequestSpec(rid, np.array(prompt, dtype=np.int32), params, namespace)
+        for request in self.scheduler.add(spec, self.now):
+            self.outcomes[request.key] = Outcome(request=request)
+
+    def abort(self, rid: str) -> None:
+        self._take(self.scheduler.abort(rid))
+        self.verify()
+
+    def step(self) -> bool:
+        """One turn of the loop; False if there was nothing to do."""
+        self.now += 1.0
+        batch = self.scheduler.next_batch()
+        if batch is not None:
+            self._results.append(self.model.forward(batch))
+        self.verify()
+        if self._results and (batch is None or len(self._results) >= self.depth):
+            self._take(self.scheduler.process_result(self._results.popleft()))
+            self.verify()
+            return True
+        return batch is not None
+
+    def run(self, max_steps: int = 5000) -> None:
+        """Until nothing is live. A scheduler that stops making progress is an error, unless the allocator lies."""
+        for _ in range(max_steps):
+            calls = self.allocator.calls
+            if not self.step() and (self.scheduler.is_idle or self.allocator.calls == calls):
+                break
+        assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
+        self.verify()
+
+    def verify(self) -> None:
+        if not self.check:
+            return
+        check_tree(self.cache)
+        sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
+        conservation(self.cache, self.allocator, sequences).check()
+        for request in self.scheduler.live_requests:
+            known = len(request.token_ids) + request.num_output_placeholders
+            assert request.committed_len <= request.scheduled_len <= known, request
+
+    def _take(self, events: list[RequestEvent]) -> None:
+        for event in events:
+            outcome = self.outcomes[event.request.key]
+            assert outcome.finish is None, f"{event.request} got an event after its end"
+            if event.token_id >= 0:
+                outcome.tokens.append(event.token_id)
+            outcome.finish = event.finish
