@@ -1,0 +1,305 @@
+"""Attention with torch's scaled_dot_product_attention: for CPUs, and the oracle for faster backends.
+
+A step is cut into *tiles*. A tile gathers the keys of its sequences once per layer, padded to the longest of them, and
+attends to them with one SDPA call per *block* of queries:
+
+    decode, short extends      many sequences per tile, one block:     sequences × queries × keys, one mask
+    long extends (prefill)     one sequence per tile, many blocks:     block b sees the keys up to its own end only
+
+Grouped queries are query rows: the `group` heads that share a KV head are attended as group × queries rows over that
+head, so K and V are never repeated. Tiles depend on the step and the window, not on the layer; they are planned once,
+from lengths that the host knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..memory_pool.kv_pool import MHAKVPool
+from .backend import AttentionBatch, AttentionSpec
+
+BLOCK_ROWS = 256
+"""Query rows (queries × group) per SDPA call of a long extend: large enough for full speed, small enough that the
+skipped upper triangle matters."""
+TILE_KEYS = 2048
+"""Keys a tile of several sequences gathers: what a core's cache holds between the gather and its use."""
+WASTE = 0.25
+"""Share of padding that grouping sequences in one tile may add."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """Queries attended by one SDPA call: `queries` rows of the step's tokens, as [sequences, length]."""
+
+    queries: slice | torch.Tensor
+    length: int
+    keys: slice
+    """Which of the tile's keys."""
+    mask: torch.Tensor | None
+    """Added to the scores, [sequences or 1, 1, length × group, keys]; None where all is visible."""
+    real: tuple[torch.Tensor, torch.Tensor] | None
+    """(row in the padded block, row in the step) of the queries that are no padding; None where none is."""
+
+
+@dataclass(slots=True)
+class _Tile:
+    """Keys gathered together: `slots` [sequences × length], a slice where they lie side by side in the pool."""
+
+    slots: slice | torch.Tensor
+    sequences: int
+    length: int
+    blocks: list[_Block]
+
+
+@dataclass(slots=True, frozen=True)
+class _Rows:
+    """Host view of the sequences a step attends to; int64 [bs] each."""
+
+    first_token: np.ndarray
+    """Row of the step's tokens where the sequence's new tokens begin."""
+    extend_lens: np.ndarray
+    prefix_lens: np.ndarray
+    key_starts: np.ndarray
+    """First position any of the new tokens sees."""
+    num_keys: np.ndarray
+
+
+class TorchNativeBackend:
+    """AttentionBackend over an MHAKVPool, on any device torch has."""
+
+    def __init__(self, kv_pool: MHAKVPool) -> None:
+        self._pool = kv_pool
+        self._batch: AttentionBatch | None = None
+        self._tiles: dict[tuple[int | None, int], list[_Tile]] = {}
+        self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Forget the last step; tiles are made when the first layer with a given window asks for them."""
+        self._batch = batch
+        self._tiles.clear()
+
+    def run(self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.run."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("run before plan: call plan(batch) once per step")
+        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
+        group = spec.num_heads // spec.num_kv_heads
+        tiles = self._tiles.get((spec.sliding_window, group))
+        if tiles is None:
+            tiles = self._tiles[spec.sliding_window, group] = self._plan_tiles(batch, spec.sliding_window, group)
+        pool_k, pool_v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for tile in tiles:
+            keys, values = _gather(pool_k, tile), _gather(pool_v, tile)
+            for block in tile.blocks:
+                _attend(spec, group, tile.sequences, block, q, keys, values, out)
+        return out
+
+    def _plan_tiles(self, batch: AttentionBatch, window: int | None, group: int) -> list[_Tile]:
+        extend_lens = batch.extend_lens.astype(np.int64)
+        prefix_lens = batch.prefix_lens.astype(np.int64)
+        key_starts = np.zeros_like(prefix_lens) if window is None else np.maximum(prefix_lens - window + 1, 0)
+        rows = _Rows(
+            first_token=np.cumsum(extend_lens) - extend_lens,
+            extend_lens=extend_lens,
+            prefix_lens=prefix_lens,
+            key_starts=key_starts,
+            num_keys=prefix_lens + extend_lens - key_starts,
+        )
+        block_length = max(BLOCK_ROWS // group, 1)
+        is_long = extend_lens > block_length
+        tiles = [
+            self._long_tile(batch, rows, row, window, group, block_length) for row in np.flatnonzero(is_long).tolist()
+        ]
+        for members in _groups(rows, np.flatnonzero(~is_long)):
+            tiles.append(self._grouped_tile(batch, rows, members, window, group))
+        return tiles
+
+    def _long_tile(
+        self, batch: AttentionBatch, rows: _Rows, row: int, window: int | None, group: int, block_length: int
+    ) -> _Tile:
+        """One sequence, its queries in blocks; all masks are corners of one band."""
+        first, new = int(rows.first_token[row]), int(rows.extend_lens[row])
+        prefix, start, length = int(rows.prefix_lens[row]), int(rows.key_starts[row]), int(rows.num_keys[row])
+        band = self._band(window, group, block_length, length)
+        blocks = []
+        for begin in range(0, new, block_length):
+            size = min(block_length, new - begin)
+            stop = prefix + begin + size - start
+            low = 0 if window is None else max(prefix + begin - window + 1 - start, 0)
+            mask = band[(block_length - size) * group :, band.shape[1] - (stop - low) :]
+            blocks.append(_Block(slice(first + begin, first + begin + size), size, slice(low, stop), mask, None))
+        slots = batch.req_to_token[int(batch.host_rows[row]), start : start + length]
+        return _Tile(_run_or_index(slots), 1, length, blocks)
+
+    def _grouped_tile(
+        self, batch: AttentionBatch, rows: _Rows, members: np.ndarray, window: int | None, group: int
+    ) -> _Tile:
+        """Several sequences with few queries each, padded to [sequences, queries] over [sequences, keys]."""
+        device, n = batch.req_to_token.device, len(members)
+        length, keys = int(rows.extend_lens[members].max()), int(rows.num_keys[members].max())
+        first, new = rows.first_token[members], rows.extend_lens[members]
+        if n == 1:
+            start = int(rows.key_starts[members[0]])
+            slots = batch.req_to_token[int(batch.host_rows[members[0]]), start : start + keys]
+            slots = _run_or_index(slots)
+            position = start + torch.arange(keys, device=device).unsqueeze(0)
+            is_key = None
+        else:
+            starts, ends = _upload(device, rows.key_starts[members], rows.key_starts[members] + rows.num_keys[members])
+            position = starts.unsqueeze(1) + torch.arange(keys, device=device)
+            is_key = position < ends.unsqueeze(1)
+            position = torch.where(is_key, position, 0)
+            table_rows = _upload(device, batch.host_rows[members])[0].unsqueeze(1)
+            slots = batch.req_to_token[table_rows, position].mul_(is_key).flatten()
+
+        column = np.minimum(np.arange(length), (new - 1)[:, None])
+        token = (first[:, None] + column).ravel()
+        if n * length == token[-1] - token[0] + 1 and (n == 1 or bool((np.diff(token) == 1).all())):
+            queries, real = slice(int(token[0]), int(token[-1]) + 1), None
+        else:
+            (queries,) = _upload(device, token)
+            real = None
+            in_block = np.flatnonzero((np.arange(length) < new[:, None]).ravel())
+            real = _upload(device, in_block, token[in_block])
+        mask = None
+        if length > 1 or is_key is not None:
+            mask = self._mask(device, rows.prefix_lens[members][:, None] + column, position, is_key, window, group)
+        return _Tile(slots, n, keys, [_Block(queries, length, slice(0, keys), mask, real)])
+
+    def _mask(
+        self,
+        device: torch.device,
+        query_positions: np.ndarray,
+        key_positions: torch.Tensor,
+        is_key: torch.Tensor | None,
+        window: int | None,
+        group: int,
+    ) -> torch.Tensor:
+        """query_positions [n, queries], key_positions and is_key [n, keys] -> [n, 1, queries × group, keys]"""
+        (query,) = _upload(device, query_positions)
+        if query.shape[1] == 1 and is_key is not None:
+            visible = is_key.unsqueeze(1)  # the one query is the newest token, and keys begin at its window
+        else:
+            query, key = query.unsqueeze(2), key_positions.unsqueeze(1)
+            visible = key <= query
+            if window is not None:
+                visible &= key > query - window
+            if is_key is not None:
+                visible &= is_key.unsqueeze(1)
+            visible = visible.repeat_interleave(group, dim=1)
+        return _additive(visible, self._pool.dtype).unsqueeze(1)
+
+    def _band(self, window: int | None, group: int, block_length: int, keys: int) -> torch.Tensor:
+        """Mask [block_length × group, >= keys] of the last block_length queries over the last keys of a sequence.
+
+        Causality and window depend on the distance of query and key only, so that the mask of any block is the lower
+        right corner of this one. Kept, and doubled when a longer sequence comes.
+        """
+        if window is not None:
+            keys = min(keys, block_length + window - 1)
+        band = self._bands.get((window, group))
+        if band is None or band.shape[1] < keys:
+            width = keys if window is not None else max(keys, 1024, 0 if band is None else 2 * band.shape[1])
+            device = self._pool.device
+            key_age = torch.arange(width - 1, -1, -1, device=device)
+            query_age = torch.arange(block_length - 1, -1, -1, device=device).unsqueeze(1)
+            visible = key_age >= query_age
+            if window is not None:
+                visible &= key_age < query_age + window
+            band = _additive(visible.repeat_interleave(group, dim=0), self._pool.dtype)
+            self._bands[window, group] = band
+        return band
+
+
+def _groups(rows: _Rows, members: np.ndarray) -> list[np.ndarray]:
+    """Split sequences into tiles: neighbours in length together, while padding and the gathered keys stay small."""
+    if len(members) == 0:
+        return []
+    members = members[np.argsort(rows.num_keys[members], kind="stable")[::-1]]
+    groups, current = [], [members[0]]
+    longest, queries = int(rows.num_keys[members[0]]), int(rows.extend_lens[members[0]])
+    work = longest * queries
+    for row in members[1:]:
+        more_queries = max(queries, int(rows.extend_lens[row]))
+        row_work = int(rows.num_keys[row] * rows.extend_lens[row])
+        padded = (len(current) + 1) * longest * more_queries
+        if (len(current) + 1) * longest <= TILE_KEYS and padded <= (1 + WASTE) * (work + row_work):
+            current.append(row)
+            queries, work = more_queries, work + row_work
+        else:
+            groups.append(current)
+            current, longest, queries, work = [row], int(rows.num_keys[row]), int(rows.extend_lens[row]), row_work
+    groups.append(current)
+    return [np.sort(np.array(group)) for group in groups]
+
+
+def _run_or_index(slots: torch.Tensor) -> slice | torch.Tensor:
+    """int32 [keys] -> a slice of the pool where the slots are one ascending run (no copy needed), else themselves.
+
+    Looked at on the CPU only: on a GPU it would wait for the device.
+    """
+    if slots.device.type != "cpu":
+        return slots
+    host = slots.numpy()
+    first, count = int(host[0]), len(host)
+    if int(host[-1]) - first == count - 1 and bool((np.diff(host) == 1).all()):
+        return slice(first, first + count)
+    return slots
+
+
+def _gather(pool: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    """[slots, kv_heads, head_dim] -> [sequences, kv_heads, keys, head_dim], a strided view."""
+    if isinstance(tile.slots, slice):
+        found = pool[tile.slots]
+    else:
+        found = pool.index_select(0, tile.slots)
+    return found.view(tile.sequences, tile.length, *pool.shape[1:]).transpose(1, 2)
+
+
+def _attend(
+    spec: AttentionSpec,
+    group: int,
+    sequences: int,
+    block: _Block,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Attend the block's queries and write them to out [tokens, num_heads, head_dim]."""
+    kv_heads, head_dim, length = spec.num_kv_heads, spec.head_dim, block.length
+    rows = q[block.queries]
+    rows = rows.reshape(sequences, length, kv_heads, group, head_dim).transpose(1, 2)
+    found = F.scaled_dot_product_attention(
+        rows.reshape(sequences, kv_heads, length * group, head_dim),
+        keys[:, :, block.keys],
+        values[:, :, block.keys],
+        attn_mask=block.mask,
+        scale=spec.scale,
+    )
+    found = found.view(sequences, kv_heads, length, group, head_dim).transpose(1, 2)
+    if block.real is None:
+        out[block.queries].view(sequences, length, kv_heads, group, head_dim).copy_(found)
+    else:
+        in_block, token = block.real
+        found = found.reshape(sequences * length, spec.num_heads, head_dim)
+        out.index_copy_(0, token, found.index_select(0, in_block))
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """True -> 0, False -> -inf."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def _upload(device: torch.device, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+    """Host int arrays -> int64 device tensors, without waiting."""
+    tensors = (torch.from_numpy(array.astype(np.int64)) for array in arrays)
+    if device.type == "cuda":
+        return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
+    return tuple(tensors)

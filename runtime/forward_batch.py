@@ -1,0 +1,87 @@
+"""A ScheduleBatch on the device.
+
+All integers of a step cross to the device here, in one packed copy: token ids, positions, slots, rows, the row
+changes for the mirror, and which hidden states are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..attention.backend import AttentionBatch
+from ..scheduler.batch import ForwardMode, ScheduleBatch
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step as the model sees it; ``tokens`` new tokens, in request order."""
+
+    input_ids: torch.Tensor
+    """Device int64 [tokens]."""
+    positions: torch.Tensor
+    """Device int64 [tokens]."""
+    attention: AttentionBatch
+    sample_indices: torch.Tensor
+    """Device int64 [num_sampling_rows]: the last new token of each row that samples."""
+    logprob_indices: torch.Tensor | None
+    """Device int64 [n]: new tokens whose input logprob is wanted; None for none."""
+
+
+def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> ForwardBatch:
+    """Bring the mirror req_to_token [rows, max_context] (int32, device) up to date and upload the step."""
+    prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
+    ends = np.cumsum(extend_lens, dtype=np.int64)
+    tokens = int(ends[-1])
+    # Token j of row i stands at column j - start_i of the row's new tokens.
+    first_positions = prefix_lens - (ends - extend_lens)
+    positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
+    updates = batch.row_updates
+    input_ids, positions, out_cache_loc, rows, samples, logprobs, update_index, update_values = upload(
+        [
+            batch.input_ids,
+            positions,
+            batch.out_cache_loc,
+            batch.req_pool_indices,
+            (ends - 1)[batch.samples],
+            logprob_tokens(batch, ends),
+            updates.flat_index(req_to_token.shape[1]),
+            updates.values,
+        ],
+        req_to_token.device,
+    )
+    if len(update_index):  # overlapping updates carry equal values, so their order does not matter
+        req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
+    attention = AttentionBatch(
+        req_to_token=req_to_token,
+        req_pool_indices=rows,
+        out_cache_loc=out_cache_loc,
+        host_rows=batch.req_pool_indices,
+        prefix_lens=prefix_lens,
+        extend_lens=extend_lens,
+        is_decode=batch.mode is ForwardMode.DECODE,
+    )
+    return ForwardBatch(input_ids, positions, attention, samples, logprobs if len(logprobs) else None)
+
+
+def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Integer arrays [n_i] -> int64 tensors on the device, in one copy.
+
+    On a GPU the copy starts from pinned memory and does not block: torch's pinned allocator hands the buffer out again
+    only after the copy has been done.
+    """
+    packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="same_kind"))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return list(packed.split([len(array) for array in arrays]))
+
+
+def logprob_tokens(batch: ScheduleBatch, ends: np.ndarray) -> np.ndarray:
+    """int64 [n]: new tokens at or behind their row's logprob_start. ends: int64 [bs], cumulative extend_lens."""
+    starts, lens = batch.logprob_starts, batch.extend_lens
+    if not (starts < lens).any():
+        return np.empty(0, dtype=np.int64)
+    column = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
+    return np.flatnonzero(column >= np.repeat(starts, lens))

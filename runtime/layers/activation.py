@@ -1,0 +1,12 @@
+"""SwiGLU's gate (Shazeer 2020)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[rows, 2 * size], gate then up -> silu(gate) * up, [rows, size]"""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

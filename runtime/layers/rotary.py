@@ -1,0 +1,56 @@
+"""Rotary position embedding (Su et al. 2021, RoFormer), in the half-split form of the Hugging Face checkpoints.
+
+The two halves of a head are the two coordinates that turn together:
+    out = x * [cos, cos] + [x2, x1] * [-sin, sin]
+so the table stores the sine with its sign, and swapping the halves is one `roll`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..hf_config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """float32 [head_dim / 2]: angle per position, with the scaling applied."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.rope_type == "default":
+        return frequencies
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor
+    if rope.rope_type != "llama3":
+        raise ValueError(f"rope type {rope.rope_type!r}: use default, linear or llama3")
+    # Llama 3.1: `turns` = how often a pair turns within the original context.
+    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    ramp = ramp.clamp(0.0, 1.0)
+    return (1 - ramp) * frequencies / rope.factor + ramp * frequencies
+
+
+class RotaryEmbedding:
+    """Precomputed table for positions below max_positions, in the model's dtype like the reference implementation."""
+
+    def __init__(
+        self, rope: RopeConfig, head_dim: int, max_positions: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        positions = torch.arange(max_positions, dtype=torch.float32)
+        angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
+        cos, sin = angles.cos(), angles.sin()
+        table = torch.cat((cos, cos, -sin, sin), dim=-1)
+        self.table = table.to(dtype=dtype, device=device)
+        self.head_dim = head_dim
+
+    def lookup(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [tokens] -> cos, signed sin, each [tokens, 1, head_dim]. Once per forward."""
+        rows = self.table.index_select(0, positions).unsqueeze(1)
+        return rows[..., : self.head_dim], rows[..., self.head_dim :]
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, head_dim] -> rotated, the same shape."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, signed_sin)

@@ -1,0 +1,12 @@
+"""Mistral (Jiang et al. 2023): Llama without biases, with one sliding window for all layers where the config has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .traits import DecoderTraits
+
+
+def mistral_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    return DecoderTraits(layer_windows=(raw.get("sliding_window"),) * raw["num_hidden_layers"])

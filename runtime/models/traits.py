@@ -1,0 +1,45 @@
+"""What distinguishes one decoder architecture from the next. No torch: the HTTP process reads configs too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTraits:
+    """Differences between architectures that share `models/decoder.py`.
+
+    qkv_bias, o_bias, mlp_bias: these projections add a bias.
+    qk_norm: RMSNorm over each head of q and k, before the rotary embedding.
+    layer_windows: per layer, tokens a query sees including itself; None sees all.
+    """
+
+    layer_windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+TraitsReader = Callable[[Mapping[str, Any]], DecoderTraits]
+"""Reads the traits from the parsed config.json."""
+
+
+def full_attention(raw: Mapping[str, Any]) -> tuple[None, ...]:
+    """No layer has a window."""
+    return (None,) * raw["num_hidden_layers"]
+
+
+def windows_by_layer_type(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Qwen's rule: with use_sliding_window, the layers that layer_types names (older files: those from
+    max_window_layers on) see sliding_window tokens."""
+    num_layers, window = raw["num_hidden_layers"], raw.get("sliding_window")
+    if not raw.get("use_sliding_window", False) or window is None:
+        return full_attention(raw)
+    layer_types = raw.get("layer_types")
+    if layer_types is None:
+        first = raw.get("max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
