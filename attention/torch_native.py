@@ -164,9 +164,8 @@ class TorchNativeBackend:
             queries, real = slice(int(token[0]), int(token[-1]) + 1), None
         else:
             (queries,) = _upload(device, token)
-            real = None
             in_block = np.flatnonzero((np.arange(length) < new[:, None]).ravel())
-            real = _upload(device, in_block, token[in_block])
+            real = _upload(device, in_block)[0], _upload(device, token[in_block])[0]
         mask = None
         if length > 1 or is_key is not None:
             mask = self._mask(device, rows.prefix_lens[members][:, None] + column, position, is_key, window, group)

@@ -59,7 +59,8 @@ class ModelConfig:
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
     """Read a model folder. context_length 0 takes the model's. Raises ModelLoadError with what to change."""
     raw = _read_json(folder / "config.json")
-    generation = _read_json(folder / "generation_config.json", required=False)
+    generation_file = folder / "generation_config.json"
+    generation = _read_json(generation_file) if generation_file.exists() else None
     return parse_model_config(raw, generation, context_length=context_length, source=str(folder / "config.json"))
 
 
@@ -130,12 +131,10 @@ def parse_model_config(
     )
 
 
-def _read_json(path: Path, *, required: bool = True) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if not required:
-            return None
         raise ModelLoadError(f"{path.parent} has no {path.name}; give the folder of a Hugging Face model") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error

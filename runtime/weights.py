@@ -21,19 +21,17 @@ _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 _TIED = "lm_head.weight"
 
 
-def load_weights(views: dict[str, torch.Tensor], folder: Path, *, progress: bool = True) -> None:
+def load_weights(views: dict[str, torch.Tensor], folder: Path) -> None:
     """Copy the checkpoint in folder into views (checkpoint name -> destination), converting the dtype.
 
     A destination with one more leading dimension than the checkpoint tensor gets it in every row.
     Raises ModelLoadError naming what is missing, unexpected, of another shape, or unreadable.
     """
     missing, unexpected = set(views), []
-    for file in tqdm(
-        _checkpoint_files(folder), desc="Loading weights", unit="file", disable=None if progress else True
-    ):
+    for file in tqdm(_checkpoint_files(folder), desc="Loading weights", unit="file", disable=None):
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():
+                for name in tensors.keys():  # noqa: SIM118 - a safetensors handle is no dict
                     view = views.get(name)
                     if view is not None:
                         _copy(view, tensors.get_tensor(name), name)

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): Llama without biases, with one sliding window for all layers where the config has one."""
+"""Mistral (Jiang et al. 2023): Llama without biases; one sliding window for all layers, if any."""
 
 from __future__ import annotations
 
