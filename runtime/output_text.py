@@ -18,7 +18,7 @@ from .tokenizer import Tokenizer
 
 
 class OutputText:
-    """Parameters as in SamplingParams. ``no_stop_trim``: the stop, and what follows it in its token, stay in the text."""
+    """Parameters as in SamplingParams; ``no_stop_trim``: the stop, and what follows it in its token, are text."""
 
     __slots__ = (
         "_decoder",

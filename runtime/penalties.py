@@ -1,0 +1,112 @@
+"""Repetition, frequency and presence penalties, on the tokens a request has seen.
+
+Definitions (CTRL, Keskar et al. 2019, for repetition; OpenAI's API for the others), in this order:
+
+    repetition r   tokens of prompt and output:  logit / r where positive, logit * r elsewhere
+    frequency f    output tokens:                logit - f * count
+    presence p     output tokens:                logit - p
+
+A sequence has seen few of the vocabulary's tokens, so only those are touched: per request a list of distinct ids with
+their counts in the output, kept up to date token by token. There is no [rows, vocabulary] tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..scheduler.request import Request
+from ..scheduler.sampling_params import SamplingParams
+
+
+def uses_penalties(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+
+
+class SeenTokens:
+    """Distinct token ids of one request and how often each is in its output."""
+
+    __slots__ = ("_counts", "_ids", "_num_distinct", "_place", "num_tokens", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.num_tokens = request.prompt_len
+        """Tokens of the request that are counted."""
+        # Only the repetition penalty looks at the prompt.
+        with_prompt = request.sampling.repetition_penalty != 1.0
+        prompt = np.unique(request.token_ids.view(0, request.prompt_len if with_prompt else 0))
+        self._num_distinct = len(prompt)
+        self._place = {token_id: i for i, token_id in enumerate(prompt.tolist())}
+        self._ids = np.empty(len(prompt) + 64, dtype=np.int32)
+        self._ids[: len(prompt)] = prompt
+        self._counts = np.zeros(len(prompt) + 64, dtype=np.int32)
+
+    def catch_up(self) -> None:
+        """Count the output tokens that came since the last call."""
+        new = self.request.token_ids.view(self.num_tokens)
+        self.num_tokens += len(new)
+        for token_id in new.tolist():
+            place = self._place.setdefault(token_id, self._num_distinct)
+            if place == self._num_distinct:
+                self._append(token_id)
+            self._counts[place] += 1
+
+    def _append(self, token_id: int) -> None:
+        if self._num_distinct == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[self._num_distinct] = token_id
+        self._num_distinct += 1
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int32 [distinct], view."""
+        return self._ids[: self._num_distinct]
+
+    @property
+    def output_counts(self) -> np.ndarray:
+        """int32 [distinct], parallel to ids, view."""
+        return self._counts[: self._num_distinct]
+
+
+class Penalties:
+    """Owns the seen tokens of the requests that use penalties, by request row.
+
+    A row that has passed to another request is counted anew, so nothing has to be told when a request ends or is
+    retracted.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._rows: list[SeenTokens | None] = [None] * num_rows
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """Change ``logits`` (float32 [n, vocab]) in place; logits row rows[i] is requests[i]'s next token."""
+        seen = [self._seen(request) for request in requests]
+        lengths = [len(s.ids) for s in seen]
+        if not sum(lengths):
+            return
+        device = logits.device
+
+        def per_token(values: Sequence[float], dtype) -> torch.Tensor:
+            return torch.from_numpy(np.repeat(np.asarray(values, dtype=dtype), lengths)).to(device)
+
+        row = per_token(rows, np.int64)
+        ids = torch.from_numpy(np.concatenate([s.ids for s in seen])).to(device, torch.int64)
+        counts = torch.from_numpy(np.concatenate([s.output_counts for s in seen])).to(device, torch.float32)
+        repetition = per_token([r.sampling.repetition_penalty for r in requests], np.float32)
+        frequency = per_token([r.sampling.frequency_penalty for r in requests], np.float32)
+        presence = per_token([r.sampling.presence_penalty for r in requests], np.float32)
+        values = logits[row, ids]
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= frequency * counts + presence * (counts > 0)
+        logits[row, ids] = values
+
+    def _seen(self, request: Request) -> SeenTokens:
+        assert request.kv is not None, "a request that samples holds a row"
+        seen = self._rows[request.kv.row]
+        if seen is None or seen.request is not request:
+            seen = self._rows[request.kv.row] = SeenTokens(request)
+        seen.catch_up()
+        return seen
