@@ -1,7 +1,7 @@
 """What an operator can set, composed once: CLI flags and `Engine` keywords from the same dataclass fields.
 
 Nothing is declared twice: a field's name, type, default and help in `ModelArgs`, `SchedulerConfig` and `ServerConfig`
-are its flag's. ``compose`` is pure; everything wrong with a combination of values is said here, before a process starts.
+are its flag's. ``compose`` is pure; every bad combination of values is named here, before a process starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..scheduler.config import SchedulerConfig, flag
 
 
 class UsageError(ValueError):
-    """A flag that does not exist, a value it does not take, or flags that contradict each other; says what to change."""
+    """An unknown flag, a value it does not take, or flags that contradict each other; says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,228 @@
+"""``python -m baton.entrypoints.launch_server --model-path …``: starts a server and sees it through to its end.
+
+    bind the port → start the children → serve HTTP (503 until the model is loaded) → warm up → serve
+    until: a signal (drain, exit 0) │ a child ends, the worker hangs or is not ready in time (fail, exit 1)
+
+Whatever ends it, the children are gone and their directory is removed when `main` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+import setproctitle
+import uvicorn
+import uvloop
+
+from ..runtime.child_process import configure_logging
+from ..runtime.generation import Prompt, RequestRefused
+from ..runtime.launch import WORKER_MODULE, ServerProcesses
+from ..runtime.metrics import ServerMetrics
+from ..runtime.model_files import ModelLoadError, resolve_model_folder
+from ..runtime.tokenizer import Tokenizer, TokenizerError
+from ..runtime.tokenizer_manager import TokenizerManager
+from ..scheduler.sampling_params import SamplingParams
+from .http_server import HttpApi, ServerState
+from .server_args import ServerArgs, UsageError, parse_command_line
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 2.0
+"""How long open connections get to hear of the end once their calls have ended."""
+
+_WATCHDOG_CHECK_S = 1.0
+
+
+class ServerFailure(Exception):
+    """The server cannot go on; the message is the one line its operator reads."""
+
+
+def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = WORKER_MODULE) -> int:
+    """Run a server; returns the exit status: 0 after a signal, 1 after a failure, 2 for bad flags."""
+    try:
+        args = parse_command_line(list(sys.argv[1:] if argv is None else argv))
+    except UsageError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return 2
+    # Prompts are tokenised one at a time here, beside a model that needs the cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    configure_logging("server", args.server.log_level)
+    if args.server.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    setproctitle.setproctitle("baton::http")
+    try:
+        with _listen(args.server.host, args.server.port) as listener:
+            uvloop.run(_Server(args, listener, worker_command).run())
+    except ServerFailure as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Server:
+    """One server from its first child to its last."""
+
+    def __init__(self, args: ServerArgs, listener: socket.socket, worker_command: Sequence[str]) -> None:
+        self._args = args
+        self._listener = listener
+        try:
+            tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
+            tokenizer = Tokenizer.load(tokenizer_folder)
+        except (ModelLoadError, TokenizerError) as error:
+            raise ServerFailure(str(error)) from None
+        self._processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
+        self._manager = TokenizerManager(
+            tokenizer=tokenizer,
+            endpoints=self._processes.endpoints,
+            metrics=ServerMetrics(args.served_model_name),
+        )
+        self._state = ServerState()
+        self._http = _HttpServer(
+            uvicorn.Config(
+                HttpApi(self._manager, args, self._state).build(),
+                log_config=None,
+                access_log=args.server.log_level == "debug",
+                lifespan="off",
+                timeout_keep_alive=65,
+            )
+        )
+        self._signalled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns after a clean end, raises ServerFailure after another."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        tasks = [asyncio.create_task(self._manager.run())]
+        try:
+            await self._processes.start()
+            tasks.append(asyncio.create_task(self._come_up()))
+            tasks.append(asyncio.create_task(self._watch_children()))
+            tasks.append(asyncio.create_task(self._watch_heartbeat()))
+            await self._until_end([http, *tasks])
+            await self._drain()
+        except ServerFailure as error:
+            # Those who wait get an answer before the door closes.
+            self._manager.fail_all(RequestRefused(str(error), status=503, code="server_failed"))
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._close_http(http)
+            await self._processes.stop()
+            self._manager.close()
+
+    async def _until_end(self, tasks: list[asyncio.Task]) -> None:
+        """Until a signal; raises what a task raises. None of them ends by itself but the one that comes up."""
+        signalled = asyncio.create_task(self._signalled.wait())
+        pending = {signalled, *tasks}
+        while not signalled.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        signalled.cancel()
+
+    async def _come_up(self) -> None:
+        """Wait for the worker, then for a first answer through all processes."""
+        try:
+            await asyncio.wait_for(self._manager.wait_ready(), self._args.server.ready_timeout)
+        except TimeoutError:
+            await self._processes.dump_worker()
+            timeout = self._args.server.ready_timeout
+            raise ServerFailure(f"the worker was not ready within {timeout:g} s; see --ready-timeout") from None
+        prompt = Prompt(rid="server-warm-up", input_ids=[0], sampling=SamplingParams(max_new_tokens=1, temperature=0.0))
+        try:
+            with await self._manager.open([prompt], stream=False) as call:
+                await call.results()
+        except RequestRefused as error:
+            raise ServerFailure(f"the warm-up request failed: {error.message}") from None
+        self._state.warmed_up = True
+        host, port = self._listener.getsockname()[:2]
+        logger.info("ready: %s on http://%s:%d", self._args.served_model_name, host, port)
+
+    async def _watch_children(self) -> None:
+        raise ServerFailure(str(await self._processes.first_exit()))
+
+    async def _watch_heartbeat(self) -> None:
+        limit = self._args.server.watchdog_timeout
+        await self._manager.wait_ready()
+        while self._manager.seconds_since_heartbeat <= limit:
+            await asyncio.sleep(_WATCHDOG_CHECK_S)
+        await self._processes.dump_worker()
+        raise ServerFailure(f"the worker has been silent for {limit:g} s; it hangs (its stacks are above)")
+
+    async def _drain(self) -> None:
+        """Let open requests finish, until the deadline or a second signal; then end them."""
+        self._http.stop_listening()
+        self._manager.refuse_new(RequestRefused("the server is shutting down", status=503, code="shutting_down"))
+        if self._manager.num_open:
+            timeout = self._args.server.drain_timeout
+            logger.info("shutting down: %d open requests get up to %g s", self._manager.num_open, timeout)
+        self._signalled.clear()
+        waits = [
+            asyncio.create_task(self._manager.wait_empty()),
+            asyncio.create_task(self._signalled.wait()),
+            asyncio.create_task(self._processes.first_exit()),
+        ]
+        await asyncio.wait(waits, timeout=self._args.server.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self._manager.fail_all(RequestRefused("the server has shut down", status=503, code="shutting_down"))
+
+    async def _close_http(self, http: asyncio.Task) -> None:
+        self._http.should_exit = True
+        done, _ = await asyncio.wait([http], timeout=_CLOSE_S)
+        if not done:
+            self._http.force_exit = True
+            done, _ = await asyncio.wait([http], timeout=_CLOSE_S)
+        if not done:
+            http.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ServerFailure):
+            await http
+
+    def _on_signal(self) -> None:
+        self._signalled.set()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: a signal drains first, which is not uvicorn's to decide."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop_listening(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything expensive starts. Raises ServerFailure."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ServerFailure(f"cannot listen on {host}:{port}: {error.strerror}; use another --port or --host") from None
+    listener.setblocking(False)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What every child of a server does around its real work: read its config, end with its parent, tell why it failed.
+
+A child is started as ``python -m <module> CONFIG.json`` by launch.py. Its main function is one line:
+
+    if __name__ == "__main__":
+        sys.exit(run_child("worker", WorkerProcess, lambda process, stop: run_worker(process.config, ...)))
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import setproctitle
+
+from .channels import Endpoints
+from .config import WorkerConfig
+from .model_files import ModelLoadError
+from .tokenizer import TokenizerError
+
+logger = logging.getLogger(__name__)
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a child write the stack of each of its threads to stderr."""
+
+_PARENT_CHECK_S = 1.0
+_ORPHAN_GRACE_S = 5.0
+
+
+_OPERATOR_ERRORS = (ModelLoadError, TokenizerError)
+"""What the operator has to put right: their message is enough, a stack trace would hide it."""
+
+
+class ChildProcess(msgspec.Struct, kw_only=True, frozen=True):
+    """What every child is told. ``failure_file``: where it leaves one line about why it ended badly."""
+
+    endpoints: Endpoints
+    parent_pid: int
+    failure_file: str
+    log_level: str = "info"
+
+
+class WorkerProcess(ChildProcess, kw_only=True, frozen=True):
+    config: WorkerConfig
+
+
+class DetokenizerProcess(ChildProcess, kw_only=True, frozen=True):
+    tokenizer_path: str
+
+
+ChildT = TypeVar("ChildT", bound=ChildProcess)
+
+
+def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threading.Event], None]) -> int:
+    """Read the config named on the command line and call ``run(config, stop)``; returns the exit status.
+
+    ``stop`` is set by SIGTERM and by the death of the parent; ``run`` returns soon after. SIGINT is left to the parent:
+    a terminal sends it to the whole group.
+    """
+    child = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=config_type)
+    stop = threading.Event()
+    setproctitle.setproctitle(f"baton::{role}")
+    configure_logging(role, child.log_level)
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    _end_with_parent(child.parent_pid, stop)
+    try:
+        run(child, stop)
+    except _OPERATOR_ERRORS as error:
+        _leave_reason(child.failure_file, str(error))
+        return 1
+    except Exception as error:
+        logger.exception("%s failed", role)
+        _leave_reason(child.failure_file, f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def configure_logging(role: str, level: str) -> None:
+    """Log lines of one process go to stderr, with its role in them."""
+    logging.basicConfig(
+        level=level.upper(), format=f"%(asctime)s %(levelname)s {role}: %(message)s", stream=sys.stderr, force=True
+    )
+
+
+def _leave_reason(failure_file: str, reason: str) -> None:
+    Path(failure_file).write_text(" ".join(reason.split()), encoding="utf-8")
+
+
+def _end_with_parent(parent_pid: int, stop: threading.Event) -> None:
+    """Two nets: the kernel's signal on the parent's death, and a look at the parent's id for where that is missing."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_PARENT_CHECK_S)
+        stop.set()
+        time.sleep(_ORPHAN_GRACE_S)  # a child that hangs must not outlive its server
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

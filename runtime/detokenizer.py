@@ -1,0 +1,119 @@
+"""Token ids to text, in a process of its own, so that neither the worker nor the HTTP loop spends time on it.
+
+Owns the text of every open sample (`OutputText` says what a client may see of it). A request that does not stream is
+decoded once, at its end. Everything that is not a token output passes through unchanged, in order. Does not import
+torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from dataclasses import dataclass, field
+
+from .channels import Endpoints, Receiver, Sender
+from .child_process import DetokenizerProcess, run_child
+from .messages import (
+    DetokenizeParams,
+    FromWorker,
+    LogprobChunk,
+    RequestError,
+    TextOutput,
+    TextOutputs,
+    TokenOutput,
+    TokenOutputs,
+    ToManager,
+    unpack_ids,
+)
+from .output_text import OutputText
+from .tokenizer import Tokenizer
+
+_POLL_S = 1.0
+_CACHED_TOKEN_TEXTS = 1 << 16
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A sample that has not ended. ``unshown``: the ids of a request that does not stream; decoded once, at the end."""
+
+    text: OutputText
+    stream: bool
+    unshown: list[int] = field(default_factory=list)
+
+
+class Detokenizer:
+    """Turns the worker's messages into what the TokenizerManager gets."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._samples: dict[tuple[str, int], _Sample] = {}
+        self._token_text = functools.lru_cache(_CACHED_TOKEN_TEXTS)(tokenizer.token_text)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._samples)
+
+    def handle(self, message: FromWorker) -> ToManager:
+        if isinstance(message, TokenOutputs):
+            return TextOutputs(items=[self._detokenize(output) for output in message.items])
+        if isinstance(message, RequestError):
+            for key in [key for key in self._samples if key[0] == message.rid]:
+                del self._samples[key]
+        return message
+
+    def _detokenize(self, output: TokenOutput) -> TextOutput:
+        key = (output.rid, output.index)
+        sample = self._samples.get(key)
+        if sample is None:
+            sample = self._samples[key] = self._open(output.params or DetokenizeParams())
+        ids = unpack_ids(output.new_ids).tolist()
+        text = ""
+        if sample.stream or output.finish is not None:
+            text = sample.text.push(sample.unshown + ids, output.finish)
+        else:
+            sample.unshown += ids
+        if output.finish is not None:
+            del self._samples[key]
+        return TextOutput(
+            output=output,
+            text=text,
+            input_logprob_texts=self._texts(output.input_logprobs),
+            output_logprob_texts=self._texts(output.output_logprobs),
+        )
+
+    def _open(self, params: DetokenizeParams) -> _Sample:
+        text = OutputText(
+            self._tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            stop=params.stop,
+            no_stop_trim=params.no_stop_trim,
+        )
+        return _Sample(text, params.stream)
+
+    def _texts(self, chunk: LogprobChunk | None) -> list[str]:
+        if chunk is None:
+            return []
+        return [self._token_text(i) for ids in (chunk.ids, chunk.top_ids) for i in unpack_ids(ids).tolist()]
+
+
+def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: threading.Event) -> None:
+    """Serve until ``stop`` is set, as a process or as a thread of the Engine."""
+    inbox: Receiver[FromWorker] = Receiver(endpoints.to_detokenizer, FromWorker)
+    outbox = Sender(endpoints.to_manager)
+    detokenizer = Detokenizer(tokenizer)
+    try:
+        while not stop.is_set():
+            for message in inbox.poll(_POLL_S):
+                outbox.send(detokenizer.handle(message))
+    finally:
+        inbox.close()
+        outbox.close()
+
+
+def _main(process: DetokenizerProcess, stop: threading.Event) -> None:
+    run_detokenizer(Tokenizer.load(process.tokenizer_path), process.endpoints, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(run_child("detokenizer", DetokenizerProcess, _main))

@@ -1,0 +1,103 @@
+"""What a server counts, in Prometheus terms. Names start with ``baton:`` and are field-standard after it.
+
+The HTTP process owns all of them: request metrics come from the TokenizerManager, cache and queue metrics from the
+worker's once-a-second `WorkerStats`. Time to first token and inter-token latency exist for streamed requests only: the
+others get their tokens all at once.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .messages import WorkerStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_INTER_TOKEN_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+# Metric name -> (field of WorkerStats, help). Counters grow with the worker's totals, gauges follow its values.
+_WORKER_COUNTERS = {
+    "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "evicted_tokens": ("evicted_tokens", "Tokens evicted from the prefix cache."),
+    "num_retractions": ("retractions", "Running requests sent back to the queue because the KV pool was full."),
+    "num_steps": ("steps", "Forward steps."),
+    "leaked_tokens": ("leaked_tokens", "KV slots that nothing named and that were reclaimed."),
+}
+_WORKER_GAUGES = {
+    "num_running_reqs": ("num_running_reqs", "Requests in the running batch."),
+    "num_queue_reqs": ("num_queue_reqs", "Requests in the waiting queue."),
+    "kv_cache_total_tokens": ("total_tokens", "KV slots in the pool."),
+    "kv_cache_free_tokens": ("free_tokens", "KV slots on the free list."),
+    "kv_cache_evictable_tokens": ("evictable_tokens", "KV slots of cached prefixes that no request uses."),
+    "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),
+    "kv_cache_private_tokens": ("private_tokens", "KV slots that belong to one request."),
+}
+
+
+class ServerMetrics:
+    """All metrics of one server, in a registry of their own, labelled with the model's served name."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._last = WorkerStats()
+
+        def counter(name: str, help: str) -> Counter:
+            return Counter(f"baton:{name}", help, ["model_name"], registry=self.registry).labels(model_name)
+
+        def gauge(name: str, help: str) -> Gauge:
+            return Gauge(f"baton:{name}", help, ["model_name"], registry=self.registry).labels(model_name)
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+            metric = Histogram(f"baton:{name}", help, ["model_name"], registry=self.registry, buckets=buckets)
+            return metric.labels(model_name)
+
+        self.num_requests = counter("num_requests", "Prompts accepted.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens accepted.")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated.")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens of finished outputs that came from the cache.")
+        self.num_aborted_requests = counter("num_aborted_requests", "Calls given up before their end.")
+        self._finished = Counter(
+            "baton:request_success", "Outputs that ended, by reason.", ["model_name", "finished_reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._refused = Counter(
+            "baton:num_errors", "Calls refused or failed, by HTTP status.", ["model_name", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token; streamed requests.", _FIRST_TOKEN_BUCKETS
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Between tokens of an output; streamed requests.", _INTER_TOKEN_BUCKETS
+        )
+        self.e2e_request_latency = histogram(
+            "e2e_request_latency_seconds", "From arrival to the last token.", _LATENCY_BUCKETS
+        )
+        self._counters = {field: counter(name, help) for name, (field, help) in _WORKER_COUNTERS.items()}
+        self._gauges = {field: gauge(name, help) for name, (field, help) in _WORKER_GAUGES.items()}
+        self._usage = gauge("kv_cache_usage_perc", "Share of KV slots in use, 0 to 1; evictable slots are not in use.")
+
+    def output_finished(self, reason: str) -> None:
+        self._finished.labels(self._model_name, reason).inc()
+
+    def call_refused(self, status: int) -> None:
+        self._refused.labels(self._model_name, str(status)).inc()
+
+    def worker_reported(self, stats: WorkerStats) -> None:
+        """Take over what the worker says of itself; its totals only grow."""
+        for field, metric in self._counters.items():
+            metric.inc(max(0, getattr(stats, field) - getattr(self._last, field)))
+        for field, metric in self._gauges.items():
+            metric.set(getattr(stats, field))
+        if stats.total_tokens:
+            in_use = stats.total_tokens - stats.free_tokens - stats.evictable_tokens
+            self._usage.set(in_use / stats.total_tokens)
+        self._last = stats
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,339 @@
+"""The HTTP side's only way to the model: tokenises, refuses what cannot work, owns the open calls.
+
+Life of a call:  open (tokenise, check, register, send) → fed by `run` as outputs arrive → read by its caller → closed.
+A rid stays registered until its end arrives from the worker, also when its caller has gone: so a rid is never given to
+two requests at once, and what still arrives for the first is not taken for the second.
+
+Lives on one asyncio loop, in the HTTP process or in the Engine's loop thread. Knows no HTTP and no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from .call import Call
+from .channels import AsyncReceiver, Endpoints, Sender
+from .generation import ModelLimits, Prompt, RequestRefused, check_prompt
+from .messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    GenerateRequest,
+    RequestError,
+    TextOutput,
+    TextOutputs,
+    ToManager,
+    WorkerReady,
+    WorkerStats,
+    pack_ids,
+)
+from .metrics import ServerMetrics
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_TOKENIZE_INLINE_CHARS = 20_000
+"""Longer texts are tokenised in a thread, so that the loop goes on serving the others (the tokenizer drops the GIL)."""
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A rid the worker knows. call: None once its caller has gone; first: position of its sample 0 in the call."""
+
+    call: Call | None
+    prompt: Prompt
+    first: int
+    stream: bool
+    unfinished: int
+    aborted: bool = False
+    last_token_at: dict[int, float] = field(default_factory=dict)
+    """Sample -> when its last token came; streamed requests only."""
+
+
+class TokenizerManager:
+    """One per server. `run` must be running for anything to be answered."""
+
+    def __init__(self, *, tokenizer: Tokenizer, endpoints: Endpoints, metrics: ServerMetrics) -> None:
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self.worker_info: dict = {}
+        """What the worker said of itself when it became ready."""
+        self._receiver: AsyncReceiver[ToManager] = AsyncReceiver(endpoints.to_manager, ToManager)
+        self._sender = Sender(endpoints.to_worker)
+        self._open: dict[str, _OpenRequest] = {}
+        self._controls: dict[int, asyncio.Future[ControlReply]] = {}
+        self._next_call_id = 0
+        self._ready = asyncio.Event()
+        self._limits: ModelLimits | None = None
+        self._heard_at = self._output_at = time.monotonic()
+        self._closed_because: RequestRefused | None = None
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+
+    # -- what callers use ------------------------------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Requests the worker has not ended yet."""
+        return len(self._open)
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        return time.monotonic() - self._heard_at
+
+    @property
+    def last_output_at(self) -> float:
+        """When the last output of any request arrived, on the clock of time.monotonic()."""
+        return self._output_at
+
+    @property
+    def is_ready(self) -> bool:
+        """The worker has said that it can serve, and calls are not refused altogether."""
+        return self._ready.is_set() and self._closed_because is None
+
+    async def wait_ready(self) -> None:
+        """Until the worker has said that it can serve."""
+        await self._ready.wait()
+
+    async def open(self, prompts: list[Prompt], *, stream: bool) -> Call:
+        """Start a call. All its prompts are checked before the first is sent. Raises RequestRefused."""
+        started = time.monotonic()
+        try:
+            return self._register(prompts, await self._tokenize(prompts), stream, started)
+        except RequestRefused as error:
+            self.metrics.call_refused(error.status)
+            raise
+
+    def abort(self, rid: str | None) -> list[str]:
+        """End the request ``rid``, every prompt of the call ``rid``, or everything (None); the rids that were open.
+
+        Their callers get what was generated, with finish reason ``abort``.
+        """
+        if rid is None:
+            found = list(self._open)
+        else:
+            found = [name for name, request in self._open.items() if rid in (name, request.prompt.group)]
+        for name in found:
+            self._send_abort(name)
+        return found
+
+    async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text. Raises RequestRefused for text that no UTF-8 can say (lone surrogates)."""
+        try:
+            if sum(map(len, texts)) > _TOKENIZE_INLINE_CHARS:
+                return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
+            return [self.tokenizer.encode(text, add_special_tokens) for text in texts]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestRefused(f"the text is not valid Unicode: {error}", param="text") from None
+
+    async def flush_cache(self, timeout_s: float = 30.0) -> None:
+        """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
+        reply = await self._control("flush_cache", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=409, code="busy")
+
+    async def info(self, timeout_s: float = 10.0) -> dict:
+        """What the worker says of itself now."""
+        reply = await self._control("info", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=500, code="worker_error")
+        return msgspec.json.decode(reply.payload)
+
+    # -- how a server ends -----------------------------------------------------------------------------------------
+
+    def refuse_new(self, error: RequestRefused) -> None:
+        """From now on every new call is refused with ``error``; the open ones go on."""
+        self._closed_because = error
+
+    async def wait_empty(self) -> None:
+        """Until no request is open."""
+        await self._emptied.wait()
+
+    def fail_all(self, error: RequestRefused) -> None:
+        """Every open call ends with ``error`` now, and so does every later one: the worker is gone, or about to go."""
+        self.refuse_new(error)
+        for request in list(self._open.values()):
+            if request.call is not None:
+                request.call.fail(error)
+        self._open.clear()
+        self._emptied.set()
+        for future in self._controls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._controls.clear()
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
+
+    # -- towards the worker ----------------------------------------------------------------------------------------
+
+    async def _tokenize(self, prompts: list[Prompt]) -> list[list[int]]:
+        encoded = iter(await self.tokenize([prompt.text for prompt in prompts if prompt.text is not None]))
+        return [next(encoded) if prompt.input_ids is None else prompt.input_ids for prompt in prompts]
+
+    def _register(self, prompts: list[Prompt], all_ids: list[list[int]], stream: bool, started: float) -> Call:
+        # No await in here: between the checks and the registration nothing else may run.
+        if self._closed_because is not None:
+            raise self._closed_because
+        if self._limits is None:
+            raise RequestRefused("the model is still loading; try again soon", status=503, code="not_ready")
+        rids = set()
+        for prompt, input_ids in zip(prompts, all_ids, strict=True):
+            check_prompt(prompt, input_ids, self._limits)
+            if prompt.rid in self._open:
+                raise RequestRefused(
+                    f"a request with rid {prompt.rid!r} is still open; use another rid or wait for its end",
+                    status=409,
+                    code="duplicate_rid",
+                    param="rid",
+                )
+            if prompt.rid in rids:
+                raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
+            rids.add(prompt.rid)
+        call = Call(prompts, started, self._abandon)
+        first = 0
+        for prompt, input_ids in zip(prompts, all_ids, strict=True):
+            n = prompt.sampling.n
+            self._open[prompt.rid] = _OpenRequest(call, prompt, first, stream, unfinished=n)
+            first += n
+            self.metrics.num_requests.inc()
+            self.metrics.prompt_tokens.inc(len(input_ids))
+            self._sender.send(
+                GenerateRequest(
+                    rid=prompt.rid,
+                    input_ids=pack_ids(input_ids),
+                    sampling=prompt.sampling,
+                    stream=stream,
+                    namespace=prompt.namespace,
+                    return_logprob=prompt.return_logprob,
+                    logprob_start_len=prompt.logprob_start_len,
+                    top_logprobs_num=prompt.top_logprobs_num,
+                )
+            )
+        self._emptied.clear()
+        return call
+
+    def _abandon(self, call: Call) -> None:
+        """The call's reader has gone: abort what is unfinished, and expect its end without it."""
+        given_up = False
+        for prompt in call.prompts:
+            request = self._open.get(prompt.rid)
+            if request is not None and request.call is call:
+                request.call = None
+                self._send_abort(prompt.rid)
+                given_up = True
+        if given_up:
+            self.metrics.num_aborted_requests.inc()
+
+    def _send_abort(self, rid: str) -> None:
+        request = self._open[rid]
+        if not request.aborted:
+            request.aborted = True
+            self._sender.send(AbortRequest(rid=rid))
+
+    async def _control(self, verb: str, timeout_s: float) -> ControlReply:
+        if self._closed_because is not None:
+            raise self._closed_because
+        if self._limits is None:
+            raise RequestRefused("the model is still loading; try again soon", status=503, code="not_ready")
+        call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
+        future = self._controls[call_id] = asyncio.get_running_loop().create_future()
+        self._sender.send(ControlRequest(call_id=call_id, verb=verb))
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise RequestRefused(
+                f"the worker did not answer {verb} within {timeout_s:g} s", status=504, code="timeout"
+            ) from None
+        finally:
+            self._controls.pop(call_id, None)
+
+    # -- from the worker -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Feed the open calls for as long as the server lives."""
+        while True:
+            for message in await self._receiver.receive():
+                self._take(message)
+
+    def _take(self, message: ToManager) -> None:
+        self._heard_at = time.monotonic()
+        match message:
+            case TextOutputs():
+                self._output_at = self._heard_at
+                for item in message.items:
+                    self._take_output(item)
+            case RequestError():
+                self._take_error(message)
+            case WorkerStats():
+                self.metrics.worker_reported(message)
+            case ControlReply():
+                future = self._controls.get(message.call_id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case WorkerReady():
+                self.worker_info = msgspec.json.decode(message.info)
+                self._limits = ModelLimits(
+                    context_length=self.worker_info["context_length"], vocab_size=self.worker_info["vocab_size"]
+                )
+                self._ready.set()
+
+    def _take_output(self, update: TextOutput) -> None:
+        output = update.output
+        request = self._open.get(output.rid)
+        if request is None:
+            # Only possible after `fail_all`; the callers have their answer.
+            return
+        now = self._heard_at
+        self._count(request, update, now)
+        if request.call is not None:
+            request.call.feed(request.first + output.index, update, now)
+        if output.finish is not None:
+            request.unfinished -= 1
+            if request.unfinished == 0:
+                self._forget(output.rid)
+
+    def _count(self, request: _OpenRequest, update: TextOutput, now: float) -> None:
+        output, metrics = update.output, self.metrics
+        num_new = len(output.new_ids) // 4
+        metrics.generation_tokens.inc(num_new)
+        started = request.call.started if request.call is not None else None
+        if request.stream and num_new:
+            last = request.last_token_at.get(output.index)
+            if last is not None:
+                gap = (now - last) / num_new
+                for _ in range(num_new):
+                    metrics.inter_token_latency.observe(gap)
+            elif started is not None:
+                metrics.time_to_first_token.observe(now - started)
+            request.last_token_at[output.index] = now
+        if output.finish is not None:
+            metrics.output_finished(output.finish.type)
+            metrics.cached_tokens.inc(output.cached_tokens)
+            if started is not None:
+                metrics.e2e_request_latency.observe(now - started)
+
+    def _take_error(self, error: RequestError) -> None:
+        request = self._open.get(error.rid)
+        if request is None:
+            return
+        self._forget(error.rid)
+        self.metrics.call_refused(error.status)
+        if request.call is not None:
+            request.call.fail(RequestRefused(error.message, status=error.status, code=error.code, param=error.param))
+
+    def _forget(self, rid: str) -> None:
+        del self._open[rid]
+        if not self._open:
+            self._emptied.set()
+
+
+def _reason(reply: ControlReply) -> str:
+    payload = msgspec.json.decode(reply.payload)
+    return payload if isinstance(payload, str) else str(payload)

@@ -1,0 +1,180 @@
+"""A worker without a model: it speaks the messages of the real one, and fails in every way a worker can on request.
+
+Sample i of a request repeats its prompt, shifted by i. What goes wrong is said in BATON_FAKE_WORKER, a JSON object:
+    step_s        seconds per step (0)           start_error   message of a start-up error (ModelLoadError)
+    crash_after   raise after so many steps      exit_after    exit with status 0 after so many steps
+    hang_after    neither answer nor report after so many steps; start_hang: never become ready
+    context_length (4096)                        refuse        rids refused by the scheduler with a 400
+This folder must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from byte_tokenizer import EOS_ID, VOCAB_SIZE
+
+from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.child_process import WorkerProcess, run_child
+from baton.runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    DetokenizeParams,
+    GenerateRequest,
+    LogprobChunk,
+    RequestError,
+    TokenOutput,
+    TokenOutputs,
+    ToWorker,
+    WorkerReady,
+    WorkerStats,
+    pack_ids,
+    unpack_ids,
+)
+from baton.runtime.model_files import ModelLoadError
+from baton.scheduler.request import FinishReason
+
+
+@dataclass
+class Sample:
+    request: GenerateRequest
+    index: int
+    prompt: list[int]
+    params: DetokenizeParams | None
+    output: list[int] = field(default_factory=list)
+    unsent: list[int] = field(default_factory=list)
+    sent_input: bool = False
+
+    def step(self) -> FinishReason | None:
+        token = self.prompt[(len(self.output) + self.index) % len(self.prompt)]
+        self.output.append(token)
+        self.unsent.append(token)
+        sampling = self.request.sampling
+        if token in sampling.stop_token_ids or (token == EOS_ID and not sampling.ignore_eos):
+            return FinishReason("stop", matched=token)
+        text = bytes(t for t in self.output if t < 256).decode(errors="ignore")
+        for stop in sampling.stop:
+            if stop in text:
+                return FinishReason("stop", matched=stop)
+        if len(self.output) == sampling.max_new_tokens:
+            return FinishReason("length")
+        return None
+
+    def flush(self, finish: FinishReason | None) -> TokenOutput:
+        output = TokenOutput(
+            rid=self.request.rid,
+            index=self.index,
+            new_ids=pack_ids(self.unsent),
+            prompt_tokens=len(self.prompt),
+            cached_tokens=len(self.prompt) - 1,
+            completion_tokens=len(self.output),
+            finish=finish,
+            params=self.params,
+            input_logprobs=self.input_logprobs(),
+            output_logprobs=self.logprobs(self.unsent) if self.request.return_logprob else None,
+        )
+        self.params, self.unsent, self.sent_input = None, [], True
+        return output
+
+    def logprobs(self, ids: list[int], first_is_none: bool = False) -> LogprobChunk:
+        """Token t has logprob -t / 1000; its alternatives are t, t + 1, ... with the same rule."""
+        k = self.request.top_logprobs_num
+        tops = [[(t + j) % VOCAB_SIZE for j in range(k)] for t in ids]
+        values = np.array(ids, dtype="<f4") / -1000
+        top_values = np.array(tops, dtype="<f4").reshape(-1) / -1000
+        if first_is_none:
+            values[0] = np.nan
+            top_values[:k] = np.nan
+        return LogprobChunk(
+            ids=pack_ids(ids),
+            values=values.tobytes(),
+            top_ids=pack_ids([i for row in tops for i in row]),
+            top_values=top_values.tobytes(),
+        )
+
+    def input_logprobs(self) -> LogprobChunk | None:
+        start = self.request.logprob_start_len
+        if not self.request.return_logprob or start < 0 or self.sent_input:
+            return None
+        return self.logprobs(self.prompt[start:], first_is_none=start == 0)
+
+
+def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict) -> None:
+    inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
+    outbox = Sender(endpoints.to_detokenizer)
+    if "start_error" in behaviour:
+        raise ModelLoadError(behaviour["start_error"])
+    while behaviour.get("start_hang"):
+        time.sleep(1)
+    info = {"context_length": behaviour.get("context_length", 4096), "vocab_size": VOCAB_SIZE}
+    outbox.send(WorkerReady(info=msgspec.json.encode(info)))
+    samples: dict[tuple[str, int], Sample] = {}
+    steps, heartbeat = 0, 0.0
+    while not stop.is_set():
+        if time.monotonic() >= heartbeat:
+            heartbeat = time.monotonic() + 0.5
+            outbox.send(
+                WorkerStats(num_running_reqs=len(samples), total_tokens=100, free_tokens=60, evictable_tokens=15)
+            )
+        for message in inbox.poll(0.0 if samples else 0.5):
+            handle(message, samples, outbox, behaviour, info)
+        if not samples:
+            continue
+        time.sleep(behaviour.get("step_s", 0))
+        steps += 1
+        if steps == behaviour.get("crash_after"):
+            raise RuntimeError("the fake device caught fire")
+        if steps == behaviour.get("exit_after"):
+            return
+        while steps == behaviour.get("hang_after"):
+            time.sleep(1)
+        items = []
+        for key, sample in list(samples.items()):
+            finish = sample.step()
+            if finish is not None:
+                del samples[key]
+            if finish is not None or sample.request.stream:
+                items.append(sample.flush(finish))
+        if items:
+            outbox.send(TokenOutputs(items=items))
+    inbox.close()
+    outbox.close()
+
+
+def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, info: dict) -> None:
+    match message:
+        case GenerateRequest(rid=rid) if rid in behaviour.get("refuse", []):
+            outbox.send(RequestError(rid=rid, status=400, message="it can never fit", code="too_large", param="text"))
+        case GenerateRequest(sampling=sampling):
+            prompt = unpack_ids(message.input_ids).tolist()
+            for index in range(sampling.n):
+                params = DetokenizeParams(
+                    skip_special_tokens=sampling.skip_special_tokens,
+                    stop=sampling.stop,
+                    no_stop_trim=sampling.no_stop_trim,
+                    stream=message.stream,
+                )
+                samples[message.rid, index] = Sample(message, index, prompt, params)
+        case AbortRequest(rid=rid):
+            ended = [key for key in samples if rid in (None, key[0])]
+            items = [samples.pop(key).flush(FinishReason("abort", message="aborted by request")) for key in ended]
+            if items:
+                outbox.send(TokenOutputs(items=items))
+        case ControlRequest(verb="flush_cache"):
+            payload = "requests are running" if samples else None
+            outbox.send(ControlReply(call_id=message.call_id, ok=not samples, payload=msgspec.json.encode(payload)))
+        case ControlRequest():
+            outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(info)))
+
+
+if __name__ == "__main__":
+    settings = json.loads(os.environ.get("BATON_FAKE_WORKER", "{}"))
+    sys.exit(run_child("worker", WorkerProcess, lambda child, stop: run_fake_worker(child.endpoints, stop, settings)))
