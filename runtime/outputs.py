@@ -1,0 +1,100 @@
+"""From the scheduler's events to messages: what each client gets to hear, and when.
+
+Streaming requests hear of every token; the others are told once, at their end, so that a long batch job does not cost
+a message per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..scheduler.batch import RequestEvent
+from ..scheduler.request import Request
+from .executor import StepOutput, TokenLogprobs
+from .messages import DetokenizeParams, GenerateRequest, LogprobChunk, TokenOutput, TokenOutputs, pack_ids
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What one sample has produced and not yet sent."""
+
+    stream: bool
+    params: DetokenizeParams | None
+    ids: list[int] = field(default_factory=list)
+    input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class OutputBuilder:
+    """Owns the unsent tokens of every open sample."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, int], _Pending] = {}
+
+    def open(self, request: Request, message: GenerateRequest) -> None:
+        sampling = message.sampling
+        self._pending[request.key] = _Pending(
+            stream=message.stream,
+            params=DetokenizeParams(
+                skip_special_tokens=sampling.skip_special_tokens,
+                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+                stop=sampling.stop,
+                no_stop_trim=sampling.no_stop_trim,
+                stream=message.stream,
+            ),
+        )
+
+    def build(self, events: list[RequestEvent], output: StepOutput | None) -> TokenOutputs | None:
+        """One message for all that is due, or None. ``output``: the step the events came from."""
+        if output is not None:
+            for request, chunk in output.input_logprobs:
+                self._pending[request.key].input_logprobs.append(chunk)
+        items = []
+        for event in events:
+            pending = self._pending[event.request.key]
+            if event.token_id >= 0:
+                pending.ids.append(event.token_id)
+                if output is not None and event.request.logprobs is not None:
+                    pending.output_logprobs.append(output.output_logprobs[event.row])
+            if event.finish is not None:
+                del self._pending[event.request.key]
+            if pending.stream or event.finish is not None:
+                items.append(_flush(event, pending))
+        return TokenOutputs(items=items) if items else None
+
+    def discard(self, events: list[RequestEvent]) -> None:
+        """Forget ended samples whose client is told otherwise (by a RequestError)."""
+        for event in events:
+            del self._pending[event.request.key]
+
+
+def _flush(event: RequestEvent, pending: _Pending) -> TokenOutput:
+    request = event.request
+    message = TokenOutput(
+        rid=request.rid,
+        index=request.index,
+        new_ids=pack_ids(pending.ids),
+        prompt_tokens=request.prompt_len,
+        cached_tokens=request.cached_tokens,
+        completion_tokens=request.num_output_tokens,
+        finish=event.finish,
+        params=pending.params,
+        input_logprobs=_chunk(pending.input_logprobs),
+        output_logprobs=_chunk(pending.output_logprobs),
+    )
+    pending.params = None
+    pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []
+    return message
+
+
+def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
+    if not parts:
+        return None
+    return LogprobChunk(
+        ids=np.concatenate([p.ids for p in parts]).tobytes(),
+        values=np.concatenate([p.values for p in parts]).tobytes(),
+        top_ids=np.concatenate([p.top_ids.reshape(-1) for p in parts]).tobytes(),
+        top_values=np.concatenate([p.top_values.reshape(-1) for p in parts]).tobytes(),
+    )

@@ -1,0 +1,101 @@
+"""The scheduler worker: loads a model, builds pools, tree and scheduler around it, and runs the event loop.
+
+The one place where the parts of a worker are put together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import threading
+
+import msgspec
+import numpy as np
+
+from ..memory_pool.allocator import Allocator
+from ..memory_pool.req_to_token import ReqToTokenPool
+from ..radix.cache import RadixCache
+from ..scheduler.config import SchedulerConfig
+from ..scheduler.request import RequestSpec
+from ..scheduler.sampling_params import SamplingParams
+from ..scheduler.scheduler import Scheduler
+from .channels import Endpoints, Receiver, Sender
+from .child_process import WorkerProcess, run_child
+from .config import WorkerConfig
+from .event_loop import EventLoop
+from .executor import Executor
+from .messages import ToWorker, WorkerReady
+from .model_files import resolve_model_folder
+from .model_runner import ModelRunner
+from .sampler import Sampler
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> Scheduler:
+    """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model"."""
+    req_to_token = ReqToTokenPool(config.max_running_requests, config.context_length)
+    allocator = Allocator(config.max_total_tokens, config.page_size)
+    cache = RadixCache(req_to_token, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids)
+
+
+def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
+    """Load the model and build everything around it; returns also what the worker tells of itself."""
+    asked = config.scheduler
+    runner = ModelRunner(
+        config.model,
+        context_length=asked.context_length,
+        num_rows=asked.max_running_requests,
+        page_size=asked.page_size,
+        max_total_tokens=asked.max_total_tokens,
+    )
+    resolved = dataclasses.replace(
+        asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
+    )
+    eos_token_ids = runner.config.eos_token_ids
+    scheduler = build_scheduler(resolved, eos_token_ids)
+    sampler = Sampler(runner.config.vocab_size, eos_token_ids, runner.device, resolved.max_running_requests)
+    tokenizer_folder = resolve_model_folder(config.model.tokenizer_path or config.model.model_path)
+    executor = Executor(runner, sampler, lambda: Tokenizer.load(tokenizer_folder).token_bytes)
+    info = {
+        "model_path": config.model.model_path,
+        "vocab_size": runner.config.vocab_size,
+        "eos_token_ids": list(eos_token_ids),
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "device": str(runner.device),
+        "scheduler": dataclasses.asdict(resolved),
+        **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
+    }
+    return scheduler, executor, info
+
+
+def warm_up(scheduler: Scheduler, executor: Executor) -> None:
+    """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
+    sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
+    scheduler.add(RequestSpec("warm-up", np.zeros(2, dtype=np.int32), sampling), now=0.0)
+    while (batch := scheduler.next_batch()) is not None:
+        for event in scheduler.process_result(executor.run(batch).result):
+            if event.finish is not None:
+                executor.forget(event.request)
+    scheduler.flush_cache()
+
+
+def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event) -> None:
+    """Serve until ``stop`` is set. Raises ModelLoadError if the model cannot be served as asked."""
+    inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
+    outbox = Sender(endpoints.to_detokenizer)
+    try:
+        scheduler, executor, info = build_worker(config)
+        warm_up(scheduler, executor)
+        outbox.send(WorkerReady(info=msgspec.json.encode(info)))
+        EventLoop(scheduler, executor, inbox, outbox, info).run(stop)
+    finally:
+        inbox.close()
+        outbox.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_child("worker", WorkerProcess, lambda child, stop: run_worker(child.config, child.endpoints, stop)))
