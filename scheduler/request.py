@@ -70,6 +70,15 @@ class TokenBuffer:
         return self._data[start : self._length if stop is None else min(stop, self._length)]
 
 
+@dataclass(slots=True, frozen=True)
+class LogprobOptions:
+    """Which logprobs a request wants: of every output token, of the prompt from position ``start_len`` on (-1: none),
+    and with each of them those of the ``top_k`` most likely tokens."""
+
+    start_len: int = -1
+    top_k: int = 0
+
+
 @dataclass(slots=True)
 class RequestSpec:
     """What arrives: one prompt, ``sampling.n`` sequences. prompt_ids: int32 [prompt_len]."""
@@ -78,8 +87,7 @@ class RequestSpec:
     prompt_ids: np.ndarray
     sampling: SamplingParams
     namespace: str = ""
-    logprob_start_len: int = -1
-    """First prompt position whose logprob is wanted; -1 for none."""
+    logprobs: LogprobOptions | None = None
 
 
 class Request:
@@ -93,6 +101,7 @@ class Request:
         "index",
         "kv",
         "logprob_next",
+        "logprobs",
         "max_new_tokens",
         "namespace",
         "num_output_placeholders",
@@ -123,7 +132,9 @@ class Request:
         self.token_ids = TokenBuffer(spec.prompt_ids)
         self.max_new_tokens = max_new_tokens
         """sampling.max_new_tokens, or what the context leaves when that is None."""
-        self.logprob_next = max(1, spec.logprob_start_len) if spec.logprob_start_len >= 0 else self.prompt_len
+        self.logprobs = spec.logprobs
+        start_len = spec.logprobs.start_len if spec.logprobs is not None else -1
+        self.logprob_next = max(1, start_len) if start_len >= 0 else self.prompt_len
         """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
         self.status = RequestStatus.WAITING
         self.kv: KVSequence | None = None

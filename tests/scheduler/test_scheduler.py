@@ -9,8 +9,8 @@ import pytest
 from kv_echo import VOCAB, expected_output
 from scheduler_harness import Harness
 
-from baton.scheduler.batch import StepResult
-from baton.scheduler.request import RequestSpec, RequestStatus
+from baton.scheduler.batch import StepResult, StopMatch
+from baton.scheduler.request import LogprobOptions, RequestSpec, RequestStatus
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import RequestRefused
 
@@ -191,8 +191,6 @@ def test_stop_match_ends_the_request_with_its_string() -> None:
     harness.scheduler.add(spec, 0.0)
     batch = harness.scheduler.next_batch()
     assert batch is not None
-    from baton.scheduler.batch import StopMatch
-
     (event,) = harness.scheduler.process_result(StepResult(np.array([5], dtype=np.int32), {0: StopMatch(1, 0)}))
     assert event.finish is not None and event.finish.matched == "y"
     assert harness.scheduler.is_idle
@@ -244,9 +242,8 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
     harness = Harness()
     harness.add("a", prompt_of(50), 1)
     harness.run()
-    spec = RequestSpec(
-        "b", np.array(prompt_of(50), dtype=np.int32), SamplingParams(max_new_tokens=1), logprob_start_len=20
-    )
+    prompt_ids = np.array(prompt_of(50), dtype=np.int32)
+    spec = RequestSpec("b", prompt_ids, SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=20))
     harness.scheduler.add(spec, 0.0)
     batch = harness.scheduler.next_batch()
     assert batch is not None
