@@ -1,0 +1,185 @@
+"""The backend against a loop over every query, on ragged batches with scattered slots."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from baton.attention import torch_native
+from baton.attention.backend import AttentionBatch, AttentionSpec
+from baton.attention.torch_native import TorchNativeBackend
+from baton.memory_pool.kv_pool import MHAKVPool
+
+CPU = torch.device("cpu")
+HEAD_DIM = 8
+MAX_CONTEXT = 700
+
+
+class Scene:
+    """A pool whose every slot holds NaN unless a sequence owns it, so that no stray read goes unseen.
+
+    Slot 0 is zero as in a real pool: it may be read under a mask.
+    """
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], *, heads=4, kv_heads=2, window=None, page_size=1, seed=0, runs=False
+    ):
+        """lengths: (prefix, new tokens) of each sequence. runs: slots in ascending runs instead of scattered."""
+        rng = np.random.default_rng(seed)
+        self.seed = seed
+        self.spec = AttentionSpec(0, heads, kv_heads, HEAD_DIM, HEAD_DIM**-0.5, window)
+        self.prefix_lens = np.array([prefix for prefix, _ in lengths], dtype=np.int32)
+        self.extend_lens = np.array([new for _, new in lengths], dtype=np.int32)
+        totals = self.prefix_lens + self.extend_lens
+        num_pages = int(sum(-(-total // page_size) for total in totals)) + 3
+        self.pool = MHAKVPool(
+            num_tokens=num_pages * page_size,
+            page_size=page_size,
+            num_layers=1,
+            num_kv_heads=kv_heads,
+            head_dim=HEAD_DIM,
+            dtype=torch.float32,
+            device=CPU,
+        )
+        self.pool.k[0][1:] = float("nan")
+        self.pool.v[0][1:] = float("nan")
+        pages = np.arange(1, num_pages + 1) if runs else rng.permutation(num_pages) + 1
+        num_rows = len(lengths) + 2
+        self.req_to_token = rng.integers(1, num_pages * page_size, (num_rows, MAX_CONTEXT)).astype(np.int32)
+        self.rows = rng.permutation(num_rows)[: len(lengths)].astype(np.int32)
+        generator = torch.Generator().manual_seed(seed)
+        self.k, self.v, slots, taken = [], [], [], 0
+        for row, total in zip(self.rows, totals, strict=True):
+            count = -(-int(total) // page_size)
+            own = (pages[taken : taken + count, None] * page_size + np.arange(page_size)).ravel()[:total]
+            taken += count
+            self.req_to_token[row, :total] = own
+            slots.append(own)
+            self.k.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
+            self.v.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
+        for own, prefix, k, v in zip(slots, self.prefix_lens, self.k, self.v, strict=True):
+            self.pool.k[0][own[:prefix]] = k[:prefix]
+            self.pool.v[0][own[:prefix]] = v[:prefix]
+        self.q = torch.randn(int(self.extend_lens.sum()), heads, HEAD_DIM, generator=generator)
+        self.out_cache_loc = np.concatenate([own[p:] for own, p in zip(slots, self.prefix_lens, strict=True)])
+
+    def run(self, backend: TorchNativeBackend | None = None) -> torch.Tensor:
+        backend = backend or TorchNativeBackend(self.pool)
+        backend.plan(
+            AttentionBatch(
+                req_to_token=torch.from_numpy(self.req_to_token),
+                req_pool_indices=torch.from_numpy(self.rows.astype(np.int64)),
+                out_cache_loc=torch.from_numpy(self.out_cache_loc.astype(np.int64)),
+                host_rows=self.rows,
+                prefix_lens=self.prefix_lens,
+                extend_lens=self.extend_lens,
+                is_decode=bool((self.extend_lens == 1).all()),
+            )
+        )
+        new = [slice(int(prefix), None) for prefix in self.prefix_lens]
+        k = torch.cat([k[part] for k, part in zip(self.k, new, strict=True)])
+        v = torch.cat([v[part] for v, part in zip(self.v, new, strict=True)])
+        return backend.run(self.spec, self.q, k, v)
+
+    def expected(self) -> torch.Tensor:
+        """One query at a time, in float64."""
+        group, rows, token = self.spec.num_heads // self.spec.num_kv_heads, [], 0
+        window = self.spec.sliding_window or 10**9
+        for k, v, prefix, new in zip(self.k, self.v, self.prefix_lens, self.extend_lens, strict=True):
+            for position in range(int(prefix), int(prefix + new)):
+                low = max(0, position - window + 1)
+                seen_k = k[low : position + 1].double().repeat_interleave(group, dim=1)
+                seen_v = v[low : position + 1].double().repeat_interleave(group, dim=1)
+                scores = torch.einsum("hd,nhd->hn", self.q[token].double(), seen_k) * self.spec.scale
+                rows.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), seen_v))
+                token += 1
+        return torch.stack(rows).float()
+
+    def check(self) -> None:
+        torch.testing.assert_close(
+            self.run(), self.expected(), atol=2e-6, rtol=1e-5, msg=lambda m: f"{m}\nseed {self.seed}"
+        )
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Borders between blocks and tiles come up with few tokens."""
+    monkeypatch.setattr(torch_native, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(torch_native, "TILE_KEYS", 96)
+
+
+SHAPES = {
+    "decode, equal lengths": [(20, 1)] * 5,
+    "decode, ragged": [(0, 1), (3, 1), (90, 1), (17, 1), (18, 1), (19, 1)],
+    "decode, one sequence": [(40, 1)],
+    "one prefill of many blocks": [(0, 61)],
+    "prefill of exactly one block": [(0, 8)],
+    "one token over a block": [(0, 9)],
+    "chunk over a prefix": [(33, 50)],
+    "short extends over prefixes": [(40, 3), (41, 2), (38, 3), (7, 1)],
+    "all at once": [(0, 70), (25, 1), (100, 30), (5, 4), (6, 4), (0, 2)],
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 30])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+def test_shapes(lengths, window):
+    Scene(lengths, window=window).check()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1)])
+def test_head_groups(heads, kv_heads):
+    Scene(SHAPES["all at once"], heads=heads, kv_heads=kv_heads).check()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("runs", [False, True])
+def test_slot_layouts(page_size, runs):
+    Scene(SHAPES["all at once"], page_size=page_size, runs=runs, window=20).check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 9))
+    prefixes = rng.integers(0, 120, count)
+    news = np.where(rng.random(count) < 0.5, rng.integers(1, 4, count), rng.integers(1, 60, count))
+    window = None if rng.random() < 0.5 else int(rng.integers(1, 100))
+    lengths = list(zip(prefixes.tolist(), news.tolist(), strict=True))
+    Scene(lengths, window=window, seed=seed, page_size=int(rng.choice([1, 4]))).check()
+
+
+def test_masks_are_kept_between_steps_and_grow():
+    scene = Scene([(0, 40)])
+    backend = TorchNativeBackend(scene.pool)
+    for lengths in ([(0, 40)], [(500, 40)], [(3, 17), (2, 1)]):
+        for window in (None, 5):
+            scene = Scene(lengths, window=window)
+            backend._pool = scene.pool
+            torch.testing.assert_close(scene.run(backend), scene.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_a_long_prefill_needs_no_mask_of_its_size(monkeypatch):
+    """Of n x n scores only a band of BLOCK_ROWS x n is ever a mask."""
+    monkeypatch.setattr(torch_native, "BLOCK_ROWS", 256)
+    scene = Scene([(0, 600)])
+    backend = TorchNativeBackend(scene.pool)
+    scene.run(backend)
+    assert {band.shape[0] for band in backend._bands.values()} == {256}
+
+
+def test_layers_with_different_windows_share_a_step():
+    scene = Scene(SHAPES["all at once"])
+    backend = TorchNativeBackend(scene.pool)
+    full = scene.run(backend)
+    k, v = (torch.cat([t[p:] for t, p in zip(ts, scene.prefix_lens, strict=True)]) for ts in (scene.k, scene.v))
+    narrow = Scene(SHAPES["all at once"], window=6)
+    torch.testing.assert_close(backend.run(narrow.spec, scene.q, k, v), narrow.expected(), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(backend.run(scene.spec, scene.q, k, v), full)
+
+
+def test_run_before_plan_says_so():
+    scene = Scene([(0, 1)])
+    with pytest.raises(RuntimeError, match="plan"):
+        TorchNativeBackend(scene.pool).run(scene.spec, scene.q, scene.k[0], scene.v[0])
