@@ -90,6 +90,7 @@ class _Server:
                 log_config=None,
                 access_log=args.server.log_level == "debug",
                 lifespan="off",
+                server_header=False,
                 timeout_keep_alive=65,
             )
         )
@@ -100,7 +101,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        http = asyncio.create_task(self._serve_http())
         tasks = [asyncio.create_task(self._manager.run())]
         try:
             await self._processes.start()
@@ -109,26 +110,34 @@ class _Server:
             tasks.append(asyncio.create_task(self._watch_heartbeat()))
             await self._until_end([http, *tasks])
             await self._drain()
-        except ServerFailure as error:
+        except Exception as error:
             # Those who wait get an answer before the door closes.
-            self._manager.fail_all(RequestRefused(str(error), status=503, code="server_failed"))
+            self._manager.fail_all(RequestRefused(f"the server failed: {error}", status=503, code="server_failed"))
             raise
         finally:
             for task in tasks:
                 task.cancel()
             await self._close_http(http)
-            await self._processes.stop()
+            # A worker that still loads its model hears no signal in time; it has nothing to lose.
+            await self._processes.stop(grace_s=5.0 if self._state.warmed_up else 0.5)
             self._manager.close()
 
     async def _until_end(self, tasks: list[asyncio.Task]) -> None:
-        """Until a signal; raises what a task raises. None of them ends by itself but the one that comes up."""
+        """Until a signal; raises what a task raises. One that ends by itself (coming up, HTTP) is not waited for."""
         signalled = asyncio.create_task(self._signalled.wait())
         pending = {signalled, *tasks}
-        while not signalled.done():
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        signalled.cancel()
+        try:
+            while not signalled.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            signalled.cancel()
+
+    async def _serve_http(self) -> None:
+        await self._http.serve(sockets=[self._listener])
+        if not self._http.should_exit:
+            raise ServerFailure("the HTTP server ended by itself; its log is above")
 
     async def _come_up(self) -> None:
         """Wait for the worker, then for a first answer through all processes."""
@@ -167,14 +176,13 @@ class _Server:
             timeout = self._args.server.drain_timeout
             logger.info("shutting down: %d open requests get up to %g s", self._manager.num_open, timeout)
         self._signalled.clear()
-        waits = [
-            asyncio.create_task(self._manager.wait_empty()),
-            asyncio.create_task(self._signalled.wait()),
-            asyncio.create_task(self._processes.first_exit()),
-        ]
+        died = asyncio.create_task(self._processes.first_exit())
+        waits = [asyncio.create_task(self._manager.wait_empty()), asyncio.create_task(self._signalled.wait()), died]
         await asyncio.wait(waits, timeout=self._args.server.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        if died.done() and not died.cancelled():
+            raise ServerFailure(f"while shutting down, {died.result()}")
         self._manager.fail_all(RequestRefused("the server has shut down", status=503, code="shutting_down"))
 
     async def _close_http(self, http: asyncio.Task) -> None:

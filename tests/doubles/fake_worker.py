@@ -110,10 +110,18 @@ class Sample:
 def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict) -> None:
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
+    try:
+        serve(inbox, outbox, stop, behaviour)
+    finally:
+        inbox.close()
+        outbox.close()
+
+
+def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dict) -> None:
     if "start_error" in behaviour:
         raise ModelLoadError(behaviour["start_error"])
-    while behaviour.get("start_hang"):
-        time.sleep(1)
+    while behaviour.get("start_hang") and not stop.is_set():
+        time.sleep(0.05)
     info = {"context_length": behaviour.get("context_length", 4096), "vocab_size": VOCAB_SIZE}
     outbox.send(WorkerReady(info=msgspec.json.encode(info)))
     samples: dict[tuple[str, int], Sample] = {}
@@ -121,9 +129,8 @@ def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict
     while not stop.is_set():
         if time.monotonic() >= heartbeat:
             heartbeat = time.monotonic() + 0.5
-            outbox.send(
-                WorkerStats(num_running_reqs=len(samples), total_tokens=100, free_tokens=60, evictable_tokens=15)
-            )
+            running = len(samples)
+            outbox.send(WorkerStats(num_running_reqs=running, total_tokens=100, free_tokens=60, evictable_tokens=15))
         for message in inbox.poll(0.0 if samples else 0.5):
             handle(message, samples, outbox, behaviour, info)
         if not samples:
@@ -134,8 +141,8 @@ def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict
             raise RuntimeError("the fake device caught fire")
         if steps == behaviour.get("exit_after"):
             return
-        while steps == behaviour.get("hang_after"):
-            time.sleep(1)
+        while steps == behaviour.get("hang_after") and not stop.is_set():
+            time.sleep(0.05)
         items = []
         for key, sample in list(samples.items()):
             finish = sample.step()
@@ -145,8 +152,6 @@ def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict
                 items.append(sample.flush(finish))
         if items:
             outbox.send(TokenOutputs(items=items))
-    inbox.close()
-    outbox.close()
 
 
 def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, info: dict) -> None:
