@@ -208,7 +208,7 @@ class _HttpServer(uvicorn.Server):
         yield
 
     def stop_listening(self) -> None:
-        for server in self.servers:
+        for server in getattr(self, "servers", ()):  # none before uvicorn has started
             server.close()
 
 

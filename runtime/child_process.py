@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -85,6 +86,10 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
         logger.exception("%s failed", role)
         _leave_reason(child.failure_file, f"{type(error).__name__}: {error}")
         return 1
+    finally:
+        if os.getppid() != child.parent_pid:
+            # The parent was killed and could not clean up.
+            shutil.rmtree(Path(child.failure_file).parent, ignore_errors=True)
     return 0
 
 

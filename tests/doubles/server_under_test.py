@@ -1,0 +1,103 @@
+"""A server in processes of its own, for tests: start it, talk to it, look at its children, see how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+DOUBLES = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerUnderTest:
+    """``behaviour``: of the fake worker; None starts the real launcher with the real worker."""
+
+    def __init__(self, model: Path, folder: Path, *flags: str, behaviour: dict[str, Any] | None, port: int = 0) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"server-{self.port}-{time.monotonic_ns()}.log"
+        self.tmp = folder / f"tmp-{self.port}-{time.monotonic_ns()}"
+        self.tmp.mkdir()
+        what = ["-m", "baton.entrypoints.launch_server"] if behaviour is None else [str(DOUBLES / "fake_server.py")]
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "BATON_FAKE_WORKER": json.dumps(behaviour or {}),
+            "TMPDIR": str(self.tmp),
+            "OMP_NUM_THREADS": "1",
+        }
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *what, "--model-path", str(model), "--port", str(self.port), *flags],
+                env=env,
+                stderr=log,
+                stdout=log,
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    def __enter__(self) -> ServerUnderTest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_ready(self, timeout_s: float = 60) -> ServerUnderTest:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log}")
+            try:
+                if self.client.get("/ready").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"the server was not ready within {timeout_s} s:\n{self.log}")
+
+    def generate(self, **fields: Any) -> httpx.Response:
+        return self.client.post("/generate", json=fields)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Role -> process, by the title each gave itself."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            role = "worker" if "worker" in " ".join(child.cmdline()) else "detokenizer"
+            found[role] = child
+        return found
+
+    def running(self) -> int:
+        """Requests the worker has, as the metrics say (at most half a second old)."""
+        text = self.client.get("/metrics").text
+        line = next(line for line in text.splitlines() if line.startswith("baton:num_running_reqs{"))
+        return int(float(line.rsplit(" ", 1)[1]))
+
+    def wait_until(self, condition: Any, what: str, timeout_s: float = 10) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s:\n{self.log}"
+            time.sleep(0.02)

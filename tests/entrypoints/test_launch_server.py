@@ -1,0 +1,245 @@
+"""A server's life and its ends: ready, drain, death of each process, a hang, start-up failures."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from byte_tokenizer import write_byte_tokenizer
+from server_under_test import ServerUnderTest
+
+pytestmark = pytest.mark.process
+
+LONG = {"text": "abc", "sampling_params": {"max_new_tokens": 4000}}
+SLOW = {"step_s": 0.02}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Iterator[Any]:
+    servers: list[ServerUnderTest] = []
+
+    def starter(*flags: str, behaviour: dict[str, Any] | None = None, port: int = 0) -> ServerUnderTest:
+        servers.append(ServerUnderTest(model, tmp_path, *flags, behaviour=behaviour or SLOW, port=port))
+        return servers[-1]
+
+    yield starter
+    for server in servers:
+        server.__exit__()
+
+
+class Caller(threading.Thread):
+    """A client that waits for its answer."""
+
+    def __init__(self, server: ServerUnderTest, **fields: Any) -> None:
+        super().__init__(daemon=True)
+        self.url, self.fields = server.url, fields
+        self.response: httpx.Response | None = None
+        self.took = 0.0
+        self.start()
+
+    def run(self) -> None:
+        started = time.monotonic()
+        self.response = httpx.post(f"{self.url}/generate", json=self.fields, timeout=60)
+        self.took = time.monotonic() - started
+
+    def answer(self, timeout_s: float = 10) -> httpx.Response:
+        self.join(timeout_s)
+        assert self.response is not None, "no answer"
+        return self.response
+
+
+def assert_all_gone(server: ServerUnderTest, children: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children, timeout=8)
+    assert not alive
+    assert not list(server.tmp.iterdir()), "the run directory was left behind"
+
+
+@pytest.mark.parametrize("victim", ["worker", "detokenizer"])
+def test_death_of_a_child_fails_open_requests_and_ends_the_server(start: Any, victim: str) -> None:
+    server = start().wait_ready()
+    children = server.children()
+    assert set(children) == {"worker", "detokenizer"}
+    plain, streamed = Caller(server, **LONG), Caller(server, stream=True, **LONG)
+    server.wait_until(lambda: server.running() == 2, "both requests run")
+    killed_at = time.monotonic()
+    children[victim].kill()
+    answer = plain.answer()
+    assert answer.status_code == 503
+    assert f"the {victim} ended: killed by SIGKILL" in answer.json()["error"]["message"]
+    events = [line[6:] for line in streamed.answer().text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == "server_failed"
+    assert server.process.wait(10) == 1
+    assert time.monotonic() - killed_at < 5
+    assert server.log.splitlines()[-1].startswith(f"baton: the {victim} ended: killed by SIGKILL")
+    assert_all_gone(server, list(children.values()))
+
+
+def test_nothing_outlives_a_killed_launcher(start: Any) -> None:
+    server = start().wait_ready()
+    children = list(server.children().values())
+    server.process.kill()
+    server.process.wait()
+    assert_all_gone(server, children)
+
+
+def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
+    server = start(behaviour={"exit_after": 3})
+    # The warm-up is step 1.
+    answer = Caller(server.wait_ready(), **LONG).answer()
+    assert answer.status_code == 503
+    assert server.process.wait(10) == 1
+    assert "the worker ended: exit status 0" in server.log
+
+
+def test_a_crash_names_its_reason(start: Any) -> None:
+    server = start(behaviour={"crash_after": 3})
+    answer = Caller(server.wait_ready(), **LONG).answer()
+    assert answer.status_code == 503
+    assert "RuntimeError: the fake device caught fire" in answer.json()["error"]["message"]
+    assert server.process.wait(10) == 1
+    assert server.log.splitlines()[-1] == "baton: the worker ended: RuntimeError: the fake device caught fire"
+
+
+def test_a_hung_worker_is_dumped_and_ends_the_server(start: Any) -> None:
+    server = start("--watchdog-timeout", "3", behaviour={"hang_after": 4})
+    answer = Caller(server.wait_ready(), **LONG).answer(20)
+    assert answer.status_code == 503
+    assert server.process.wait(15) == 1
+    assert "Current thread" in server.log and "fake_worker.py" in server.log, "no stacks in the log"
+    assert server.log.splitlines()[-1].startswith("baton: the worker has been silent for 3 s")
+
+
+def test_loading_is_told_from_serving(start: Any) -> None:
+    server = start("--ready-timeout", "4", behaviour={"start_hang": True})
+    deadline = time.monotonic() + 20
+    seen = None
+    while seen is None and time.monotonic() < deadline:
+        try:
+            seen = server.client.get("/health")
+        except httpx.TransportError:
+            time.sleep(0.05)
+    assert seen is not None and seen.status_code == 503
+    assert seen.headers["retry-after"] == "1"
+    refused = server.generate(text="a")
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_ready"
+    assert server.process.wait(20) == 1
+    assert server.log.splitlines()[-1] == "baton: the worker was not ready within 4 s; see --ready-timeout"
+
+
+def test_sigterm_lets_open_requests_finish(start: Any) -> None:
+    server = start().wait_ready()
+    fields = {"text": "abc", "sampling_params": {"max_new_tokens": 60}}
+    plain, streamed = Caller(server, **fields), Caller(server, stream=True, **fields)
+    server.wait_until(lambda: server.running() == 2, "both requests run")
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_until(lambda: refuses_connections(server), "no new connection is taken")
+    assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
+    assert streamed.answer().text.endswith("data: [DONE]\n\n")
+    assert server.process.wait(10) == 0
+    assert_all_gone(server, [])
+
+
+def refuses_connections(server: ServerUnderTest) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health").status_code == 503
+    except httpx.ConnectError:
+        return True
+
+
+def test_draining_has_a_deadline(start: Any) -> None:
+    server = start("--drain-timeout", "0.5").wait_ready()
+    plain, streamed = Caller(server, **LONG), Caller(server, stream=True, **LONG)
+    server.wait_until(lambda: server.running() == 2, "both requests run")
+    server.process.send_signal(signal.SIGTERM)
+    assert plain.answer().json()["error"]["code"] == "shutting_down"
+    assert "shutting_down" in streamed.answer().text
+    assert server.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_draining(start: Any) -> None:
+    server = start("--drain-timeout", "600").wait_ready()
+    caller = Caller(server, **LONG)
+    server.wait_until(lambda: server.running() == 1, "the request runs")
+    server.process.send_signal(signal.SIGINT)
+    server.wait_until(lambda: "shutting down" in server.log, "it drains")
+    server.process.send_signal(signal.SIGINT)
+    assert caller.answer().status_code == 503
+    assert server.process.wait(10) == 0
+
+
+def test_sigterm_while_loading_ends_at_once(start: Any) -> None:
+    server = start(behaviour={"start_hang": True})
+    server.wait_until(lambda: len(server.children()) == 2, "children run", 20)
+    time.sleep(0.5)
+    children = list(server.children().values())
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(5) == 0
+    assert_all_gone(server, children)
+
+
+def test_two_servers_on_one_port(start: Any) -> None:
+    first = start().wait_ready()
+    second = start(port=first.port)
+    assert second.process.wait(20) == 1
+    assert second.log == (
+        f"baton: cannot listen on 127.0.0.1:{first.port}: Address already in use; use another --port or --host\n"
+    )
+    assert first.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+
+
+def test_a_start_up_error_is_one_line(start: Any) -> None:
+    server = start(behaviour={"start_error": "the weights do not fit; download them again"})
+    assert server.process.wait(20) == 1
+    assert server.log == "baton: the worker ended: the weights do not fit; download them again\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "line"),
+    [
+        (["--model-path", "/no/such/folder"], 1, "baton: --model-path /no/such/folder: there is no such folder"),
+        (["--model-path", "{empty}"], 1, "baton: no tokenizer.json in '{empty}'; or set --tokenizer-path"),
+        (["--model-path", "x", "--prot", "1"], 2, "baton: unknown flag --prot; did you mean --port?"),
+        ([], 2, "baton: --model-path is missing; give a Hugging Face folder"),
+        (["--model-path", "x", "--host", "no.such.host.invalid"], 1, "baton: cannot listen on no.such.host.invalid:"),
+    ],
+)
+def test_mistakes_of_the_operator_are_one_line(tmp_path: Path, flags: list[str], status: int, line: str) -> None:
+    flags = [flag.format(empty=tmp_path) for flag in flags]
+    if "--port" not in flags:
+        flags += ["--port", "0"]
+    command = [sys.executable, "-m", "baton.entrypoints.launch_server", *(flags if len(flags) > 2 else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stderr.startswith(line.format(empty=tmp_path))
+    assert done.stderr.count("\n") == 1
+
+
+def test_light_processes_do_not_import_torch() -> None:
+    modules = ["entrypoints.launch_server", "entrypoints.http_server", "runtime.detokenizer", "entrypoints.engine"]
+    imports = "; ".join(f"import baton.{module}" for module in modules)
+    code = f"import sys; {imports}; print(sorted({{'torch', 'transformers', 'pandas'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_processes_have_titles(start: Any) -> None:
+    server = start().wait_ready()
+    titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(server.process.pid).children()}
+    assert titles == {"baton::worker", "baton::detokenizer"}
+    assert " ".join(psutil.Process(server.process.pid).cmdline()).strip() == "baton::http"
