@@ -2,7 +2,8 @@
 
 A thin layer on the ``tokenizers`` library. It does not import transformers, and so not torch: the HTTP and detokenizer
 processes start in a moment. What transformers adds to tokenizer.json from tokenizer_config.json is added here as well
-(extra tokens, add_bos_token and add_eos_token, the chat template); a test compares the two.
+(extra tokens, flags of tokens, the chat template); a test compares the two. As there, which special tokens go around a
+prompt is said by tokenizer.json alone; add_bos_token and add_eos_token were for the formats before it.
 
 Not done, on purpose: ``clean_up_tokenization_spaces``, which eats spaces the model did write.
 """
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from .chat_template import ChatTemplate, ChatTemplateError
 from .token_bytes import TokenBytes, UnsupportedDecoder
@@ -41,12 +41,6 @@ class Tokenizer:
         _add_missing_tokens(backend, config, self.special_tokens)
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
-        if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
-            _set_post_processor(
-                backend,
-                self.special_tokens.get("bos_token") if config.get("add_bos_token") else None,
-                self.special_tokens.get("eos_token") if config.get("add_eos_token") else None,
-            )
         self.token_bytes = TokenBytes(backend)
         """For IncrementalDecoder and stop strings."""
         self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
@@ -172,10 +166,3 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict, named: dict
 
 def _flags(token: tokenizers.AddedToken) -> tuple:
     return token.single_word, token.lstrip, token.rstrip, token.normalized, token.special
-
-
-def _set_post_processor(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Special tokens around a prompt, as add_bos_token and add_eos_token ask."""
-    parts = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    used = [(token, backend.token_to_id(token)) for token in {bos, eos} if token]
-    backend.post_processor = TemplateProcessing(single=parts, pair=None, special_tokens=used)  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from baton.runtime.chat_template import ChatTemplate, ChatTemplateError
+
+MESSAGES = [{"role": "user", "content": "1 < 2 é"}]
+
+
+def render(source: str, messages=MESSAGES, **options) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **options)
+
+
+def test_special_tokens_messages_and_generation_prompt():
+    source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    source += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    assert render(source) == "<s>[user] 1 < 2 é</s>[assistant]"
+    assert render(source, add_generation_prompt=False) == "<s>[user] 1 < 2 é</s>"
+
+
+def test_tojson_escapes_no_html_and_keeps_unicode():
+    tools = [{"name": "grep", "description": "find <é>"}]
+    assert render("{{ tools | tojson }}", tools=tools) == '[{"name": "grep", "description": "find <é>"}]'
+    assert render("{{ tools[0] | tojson(indent=2) }}", tools=tools).count("\n") == 3
+
+
+def test_tools_are_none_when_there_are_none():
+    assert render("{{ 'yes' if tools is none else 'no' }}") == "yes"
+
+
+def test_variables_reach_the_template():
+    assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+
+
+def test_blocks_are_trimmed():
+    assert render("  {% if true %}\nx\n  {% endif %}\n") == "x\n"
+
+
+def test_generation_marks_and_loop_controls():
+    source = "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% break %}{% endfor %}"
+    assert render(source) == "user"
+
+
+def test_strftime_now():
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
+
+
+def test_what_the_template_refuses_is_told():
+    with pytest.raises(ChatTemplateError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__['json'] }}",
+    ],
+)
+def test_the_sandbox_holds(source):
+    with pytest.raises(ChatTemplateError):
+        render(source)
+
+
+def test_messages_without_the_fields_a_template_reads():
+    with pytest.raises(ChatTemplateError, match=r"TypeError.*fields"):
+        render("{{ messages[0].content + 'x' + messages[0].number }}", [{"content": "a", "number": 1}])
+
+
+def test_broken_templates_are_refused():
+    with pytest.raises(ChatTemplateError, match="not valid Jinja"):
+        render("{% for %}")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import trained_tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.runtime.output_text import OutputText
+from baton.runtime.stop_strings import StopStringMatcher
+from baton.runtime.tokenizer import Tokenizer
+from baton.scheduler.request import FinishReason
+
+TOKENIZER = Tokenizer(trained_tokenizers.byte_level(), trained_tokenizers.CONFIG)
+END = TOKENIZER.token_to_id("<|im_end|>")
+assert END is not None
+LENGTH = FinishReason(type="length")
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def streamed(ids: list[int], finish: FinishReason, **options) -> list[str]:
+    text = OutputText(TOKENIZER, **options)
+    return [text.push([i], finish if n == len(ids) else None) for n, i in enumerate(ids, start=1)]
+
+
+def at_once(ids: list[int], finish: FinishReason, **options) -> str:
+    return OutputText(TOKENIZER, **options).push(ids, finish)
+
+
+@given(
+    text=st.text(alphabet="abthe é你\n#", max_size=30),
+    stop=st.lists(st.text(alphabet="abthe é你\n#", min_size=1, max_size=4), max_size=3),
+)
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_streamed_and_whole_text_are_equal_and_hold_no_stop_string(text, stop):
+    ids, finish, matched_at = encode(text), LENGTH, None
+    if stop:
+        matcher = StopStringMatcher(TOKENIZER.token_bytes, stop)
+        for n, token_id in enumerate(ids, start=1):
+            if (found := matcher.push(token_id)) is not None:
+                ids, matched_at = ids[:n], stop[found.stop_index]
+                finish = FinishReason(type="stop", matched=matched_at)
+                break
+    result = "".join(streamed(ids, finish, stop=stop))
+    assert result == at_once(ids, finish, stop=stop)
+    assert not any(string in result for string in stop)
+    assert text.startswith(result)
+    if matched_at is None:
+        assert result == text
+    else:
+        assert text.startswith(result + matched_at)
+
+
+def test_a_tail_that_may_become_a_stop_string_waits():
+    text = OutputText(TOKENIZER, stop=["###"])
+    assert text.push(encode("a#")) == "a"
+    assert text.push(encode("#")) == ""
+    assert text.push(encode("b")) == "##b"
+    assert text.push(encode("#"), LENGTH) == "#"
+
+
+def test_a_stop_string_may_name_a_special_token_that_is_not_shown():
+    ids = [*encode("the river"), END]
+    finish = FinishReason(type="stop", matched="<|im_end|>")
+    for skip in (True, False):
+        options = {"stop": ["<|im_end|>"], "skip_special_tokens": skip}
+        assert "".join(streamed(ids, finish, **options)) == at_once(ids, finish, **options) == "the river"
+
+
+def test_a_stop_string_that_begins_inside_a_special_token_shows_none_of_it():
+    ids = [*encode("the"), END]
+    finish = FinishReason(type="stop", matched="end|>")
+    assert at_once(ids, finish, stop=["end|>"]) == "the"
+    assert at_once(ids, finish, stop=["end|>"], skip_special_tokens=False) == "the<|im_"
+
+
+def test_the_matched_stop_token_is_no_text():
+    river = encode(" river")[-1]
+    ids = [*encode("the"), river]
+    finish = FinishReason(type="stop", matched=river)
+    assert at_once(ids, finish) == "the"
+    assert at_once(ids, finish, no_stop_trim=True) == TOKENIZER.decode(ids)
+    assert at_once(ids, LENGTH) == TOKENIZER.decode(ids)
+
+
+def test_no_stop_trim_keeps_the_stop_string_and_holds_nothing_back():
+    finish = FinishReason(type="stop", matched="###")
+    assert streamed(encode("a"), LENGTH, stop=["ab"], no_stop_trim=True) == ["a"]
+    assert "".join(streamed(encode("a###"), finish, stop=["###"], no_stop_trim=True)) == "a###"
+
+
+def test_an_ignored_early_match_stays_in_the_text():
+    """A match within min_new_tokens is text; only the one that ended the output is cut."""
+    ids = encode("a#b#")
+    finish = FinishReason(type="stop", matched="#")
+    assert "".join(streamed(ids, finish, stop=["#"])) == at_once(ids, finish, stop=["#"]) == "a#b"
+
+
+def test_abort_flushes_half_a_character():
+    half = encode("龍")
+    assert len(half) > 1
+    assert at_once(half[:1], FinishReason(type="abort")) == "\ufffd"
+
+
+def test_a_stop_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match="does not end in the last"):
+        at_once(encode("the river"), FinishReason(type="stop", matched="x"), stop=["x"])

@@ -1,0 +1,162 @@
+"""Oracle: a search of the whole decoded text after every token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trained_tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sampling_requests import make_request
+
+from baton.runtime.incremental_decode import IncrementalDecoder
+from baton.runtime.stop_strings import (
+    FoundStop,
+    StopStringChecker,
+    StopStringMatcher,
+    find_final_stop,
+    held_back,
+)
+from baton.runtime.token_bytes import TokenBytes
+from baton.scheduler.batch import StopMatch
+
+BACKEND = trained_tokenizers.byte_level()
+TOKENS = TokenBytes(BACKEND)
+CHECKED = settings(deadline=None, derandomize=True, max_examples=300)
+# Few tokens, so that stop strings of their letters are hit often; half characters and a special token among them.
+VOCABULARY = [
+    BACKEND.get_vocab()[token] for token in ("a", "b", "he", "the", "Ġ", "Ã", "©", "Ġthe", "aÃ", "<|im_end|>", "Ċ")
+]
+STOPS = st.text(alphabet="abthe é\n", min_size=1, max_size=5) | st.sampled_from(["<|im_end|>", "a<|im", "end|>b"])
+
+
+def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, FoundStop] | None:
+    """(tokens read, match) of the first match, from the whole text."""
+    decoder = IncrementalDecoder(TOKENS, skip_special_tokens=False)
+    text, ends = "", [0]
+    for n, token_id in enumerate(ids, start=1):
+        old, text = text, text + decoder.push((token_id,))
+        hits = [
+            (start, index)
+            for start in range(len(text))
+            for index, string in enumerate(stop)
+            if text.startswith(string, start) and start + len(string) > len(old)
+        ]
+        if hits and n > min_new:
+            start, index = min(hits)
+            kept = max(i for i, end in enumerate(ends) if end is not None and end <= start)
+            return n, FoundStop(index, kept, text[ends[kept] : start])
+        ends.append(None if decoder.has_pending_bytes else len(text))  # type: ignore[arg-type]
+    return None
+
+
+@given(
+    ids=st.lists(st.sampled_from(VOCABULARY), max_size=80),
+    stop=st.lists(STOPS, min_size=1, max_size=4),
+    min_new=st.integers(0, 6),
+)
+@example(ids=VOCABULARY[:1] * 700 + VOCABULARY[1:2], stop=["ab"], min_new=0)
+@example(ids=VOCABULARY[5:6] * 300 + VOCABULARY[:2], stop=["ab"], min_new=0)
+@CHECKED
+def test_finds_what_a_search_of_the_whole_text_finds(ids, stop, min_new):
+    matcher = StopStringMatcher(TOKENS, stop, min_new)
+    expected = slow_search(ids, stop, min_new)
+    found = None
+    for n, token_id in enumerate(ids, start=1):
+        match = matcher.push(token_id)
+        if match is not None:
+            found = n, match
+            break
+    assert found == expected
+    if found is not None:
+        n, match = found
+        assert find_final_stop(TOKENS, ids[:n], stop[match.stop_index]) is not None
+
+
+def encode(text: str) -> list[int]:
+    return BACKEND.encode(text, add_special_tokens=False).ids
+
+
+def push_all(stop: list[str], ids: list[int]) -> list[FoundStop | None]:
+    matcher = StopStringMatcher(TOKENS, stop)
+    return [matcher.push(i) for i in ids]
+
+
+def test_match_across_tokens_and_from_inside_a_token():
+    ids = encode("the river stops")
+    found = next(f for f in push_all(["er stop"], ids) if f)
+    kept_text = BACKEND.decode(ids[: found.kept_tokens])
+    assert kept_text + found.rest == "the riv"
+
+
+def test_a_character_of_two_tokens_is_kept_whole_or_not_at_all():
+    first, second = VOCABULARY[5], VOCABULARY[6]  # the two bytes of é
+    assert push_all(["a"], [first, second, VOCABULARY[0]])[-1] == FoundStop(0, 2, "")
+    assert push_all(["é"], [VOCABULARY[0], first, second])[-1] == FoundStop(0, 1, "")
+
+
+def test_the_earliest_match_wins_then_the_order_of_the_list():
+    the = VOCABULARY[3]
+    assert push_all(["he", "th", "t"], [the])[-1] == FoundStop(1, 0, "")
+    assert push_all(["he", "t", "th"], [the])[-1] == FoundStop(1, 0, "")
+
+
+def test_a_match_within_min_new_tokens_does_not_count_later():
+    a, b = VOCABULARY[:2]
+    matcher = StopStringMatcher(TOKENS, ["ab"], min_new_tokens=2)
+    assert [matcher.push(i) for i in (a, b, a)] == [None] * 3
+    assert matcher.push(b) == FoundStop(0, 2, "")
+
+
+def test_a_long_output_keeps_little_text():
+    matcher = StopStringMatcher(TOKENS, ["never"])
+    for token_id in encode("the river ") * 3000:
+        assert matcher.push(token_id) is None
+    assert len(matcher._text) < 200 and len(matcher._marks) < 100
+
+
+class TestChecker:
+    def test_matches_by_batch_row_and_skips_rows_that_do_not_sample(self):
+        checker = StopStringChecker(TOKENS)
+        a, b = VOCABULARY[:2]
+        requests = [
+            make_request(rid="none"),
+            make_request(rid="stops", stop=("zzz", "b")),
+            make_request(rid="silent", stop=("b",)),
+        ]
+        assert checker.check(requests, np.array([b, a, -1])) == {}
+        requests[1].token_ids.append(a)
+        assert checker.check(requests, np.array([b, b, -1])) == {1: StopMatch(stop_index=1, kept_tokens=1)}
+
+    def test_only_generated_text_is_searched(self):
+        a, b = VOCABULARY[:2]
+        checker = StopStringChecker(TOKENS)
+        assert checker.check([make_request(prompt=[a], stop=("ab",))], np.array([b])) == {}
+
+    def test_state_follows_the_request_not_the_calls(self):
+        a, b = VOCABULARY[:2]
+        checker = StopStringChecker(TOKENS)
+        request = make_request(output=[a, a], stop=("aab",))
+        assert checker.check([request], np.array([a])) == {}  # a token that is then lost: its step failed
+        assert checker.check([request], np.array([b])) == {0: StopMatch(0, 0)}
+
+    def test_drop(self):
+        checker = StopStringChecker(TOKENS)
+        request = make_request(stop=("x",))
+        checker.check([request], np.array([VOCABULARY[0]]))
+        assert len(checker) == 1
+        checker.drop(request.key)
+        checker.drop(request.key)
+        assert len(checker) == 0
+
+
+@given(text=st.text(alphabet="ab", max_size=12), stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=6)))
+@CHECKED
+def test_held_back_is_the_longest_tail_that_begins_a_stop_string(text, stop):
+    tails = [n for n in range(len(text) + 1) if any(s.startswith(text[len(text) - n :]) and len(s) > n for s in stop)]
+    assert held_back(text, stop) == max(tails, default=0)
+
+
+@pytest.mark.parametrize(("text", "held"), [("abc", 0), ("ab#", 1), ("ab##", 2), ("###", 2), ("", 0)])
+def test_held_back_examples(text, held):
+    assert held_back(text, ["###"]) == held

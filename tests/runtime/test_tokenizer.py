@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import trained_tokenizers
+from tokenizers.processors import TemplateProcessing
+from trained_tokenizers import CONFIG, write_folder
+
+from baton.runtime.chat_template import ChatTemplateError
+from baton.runtime.tokenizer import Tokenizer, TokenizerError
+
+TEXTS = [
+    "The quick brown fox",
+    " leading and trailing ",
+    "",
+    "two  spaces\n\nand\ttabs",
+    "你好 👨‍👩‍👧 naïve é",
+    "<s>written out</s> <|im_end|> <think>x</think>",
+    "▁ and <0x41>",
+]
+BACKENDS = {name: getattr(trained_tokenizers, name) for name in ("byte_level", "byte_fallback", "unigram")}
+CHAT = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+
+
+def test_encode_decode_and_batches():
+    tokenizer = Tokenizer(trained_tokenizers.byte_level(), CONFIG)
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_special_ids_and_sizes():
+    tokenizer = Tokenizer(trained_tokenizers.byte_level(), CONFIG)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    assert tokenizer.special_ids == {0, 1, 2, 3}
+    assert tokenizer.vocab_size == trained_tokenizers.byte_level().get_vocab()["<é ü>"] + 1
+    assert Tokenizer(trained_tokenizers.byte_level(), {}).eos_token_id is None
+
+
+def test_bos_is_added_only_where_asked():
+    backend = trained_tokenizers.byte_level()
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = Tokenizer(backend, CONFIG)
+    plain = tokenizer.encode("fox", add_special_tokens=False)
+    assert tokenizer.encode("fox") == [1, *plain]
+    assert tokenizer.encode_batch(["fox"]) == [[1, *plain]]
+    assert tokenizer.encode_batch(["fox"], add_special_tokens=False) == [plain]
+
+
+def test_prompts_are_never_cut_or_padded():
+    backend = trained_tokenizers.byte_level()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    assert 2 < len(Tokenizer(backend, CONFIG).encode("The quick brown fox")) < 50
+
+
+def test_token_text_keeps_the_space_and_marks_half_characters():
+    tokenizer = Tokenizer(trained_tokenizers.unigram(), CONFIG)
+    assert tokenizer.token_text(tokenizer.encode("the river")[0])[0] == " "
+    tokenizer = Tokenizer(trained_tokenizers.byte_level(), CONFIG)
+    half = tokenizer.token_to_id("Ã")
+    assert half is not None and tokenizer.token_text(half) == "\ufffd"
+    assert tokenizer.token_text(10**6) == ""
+
+
+def test_load_finds_the_chat_template(tmp_path):
+    folder = write_folder(tmp_path, trained_tokenizers.byte_level(), {**CONFIG, "chat_template": CHAT})
+    messages = [{"role": "user", "content": " hi "}]
+    assert Tokenizer.load(folder).apply_chat_template(messages) == "<s><user>hi"
+    (folder / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.load(folder).apply_chat_template(messages) == "from the file"
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "default one"}]
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": named}))
+    assert Tokenizer.load(folder).apply_chat_template(messages) == "default one"
+
+
+def test_a_model_without_a_template_says_so(tmp_path):
+    tokenizer = Tokenizer.load(write_folder(tmp_path, trained_tokenizers.byte_level(), CONFIG))
+    with pytest.raises(ChatTemplateError, match="no chat template; send a plain text prompt"):
+        tokenizer.apply_chat_template([])
+
+
+class TestBrokenFolders:
+    def test_no_tokenizer(self, tmp_path):
+        with pytest.raises(TokenizerError, match=r"no tokenizer\.json in .*--tokenizer-path"):
+            Tokenizer.load(tmp_path)
+        (tmp_path / "tokenizer.model").touch()
+        with pytest.raises(TokenizerError, match="older format"):
+            Tokenizer.load(tmp_path)
+
+    def test_broken_json(self, tmp_path):
+        write_folder(tmp_path, trained_tokenizers.byte_level(), CONFIG)
+        (tmp_path / "tokenizer_config.json").write_text("{")
+        with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not valid JSON"):
+            Tokenizer.load(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text("[]")
+        with pytest.raises(TokenizerError, match="must hold a JSON object, not a list"):
+            Tokenizer.load(tmp_path)
+        (tmp_path / "tokenizer.json").write_text("{}")
+        with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+            Tokenizer.load(tmp_path)
+
+    def test_unsupported_decoder_and_broken_template(self, tmp_path):
+        backend = trained_tokenizers.unigram()
+        backend.decoder = trained_tokenizers.decoders.WordPiece()
+        with pytest.raises(TokenizerError, match="WordPiece"):
+            Tokenizer.load(write_folder(tmp_path, backend, CONFIG))
+        config = {**CONFIG, "chat_template": "{% for %}"}
+        with pytest.raises(TokenizerError, match="not valid Jinja"):
+            Tokenizer.load(write_folder(tmp_path, trained_tokenizers.unigram(), config))
+
+
+def test_loading_does_not_import_torch():
+    code = "import sys, baton.runtime.output_text; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.equality
+class TestAgainstTransformers:
+    """The same folder, read by transformers' AutoTokenizer."""
+
+    CONFIGS = (
+        CONFIG,
+        {**CONFIG, "add_bos_token": True},
+        {},
+        {
+            **CONFIG,
+            "eos_token": "<|im_end|>",
+            "pad_token": {"__type": "AddedToken", "content": "<|pad|>", "special": True},
+            "additional_special_tokens": ["<|extra|>"],
+        },
+    )
+
+    def both(self, folder, backend, config):
+        from transformers import AutoTokenizer
+
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
+        write_folder(folder, backend, config)
+        return Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+
+    @pytest.mark.parametrize("config", range(len(CONFIGS)))
+    @pytest.mark.parametrize("name", BACKENDS)
+    def test_encode_and_decode(self, tmp_path, name, config):
+        ours, theirs = self.both(tmp_path, BACKENDS[name](), self.CONFIGS[config])
+        assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+        assert ours.vocab_size == len(theirs)
+        assert {*theirs.all_special_ids} <= ours.special_ids
+        for text in [*TEXTS, "a<|pad|>b<|extra|>"]:
+            for special in (True, False):
+                ids = theirs.encode(text, add_special_tokens=special)
+                assert ours.encode(text, add_special_tokens=special) == ids
+                for skip in (True, False):
+                    assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+    @pytest.mark.parametrize("extra", [{}, {"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])
+    def test_the_post_processor_of_the_file_rules(self, tmp_path, extra):
+        backend = trained_tokenizers.byte_level()
+        backend.post_processor = TemplateProcessing(single="<|im_end|> $A", special_tokens=[("<|im_end|>", 3)])
+        ours, theirs = self.both(tmp_path, backend, {**CONFIG, **extra})
+        assert ours.encode("fox") == theirs.encode("fox")
+        assert ours.encode("fox")[0] == 3
+
+    def test_flags_of_added_tokens_come_from_the_config(self, tmp_path):
+        backend = trained_tokenizers.byte_level()
+        think = backend.token_to_id("<think>")
+        entry = {"content": "<think>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+        config = {**CONFIG, "added_tokens_decoder": {str(think): {**entry, "special": True}}}
+        ours, theirs = self.both(tmp_path, backend, config)
+        text = "a  <think> b"
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+        assert think in ours.special_ids
+
+    def test_chat_template(self, tmp_path):
+        source = (
+            "{{ bos_token }}{% for m in messages %}\n"
+            "  {%- if loop.first and tools %}{{ tools | tojson }}{% endif %}\n"
+            "<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}\n"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
+        ours, theirs = self.both(tmp_path, trained_tokenizers.byte_level(), {**CONFIG, "chat_template": source})
+        messages = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "é\n"}]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5, None, True]}}}]
+        for given in (None, tools):
+            expected = theirs.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
+            assert ours.apply_chat_template(messages, tools=given) == expected
