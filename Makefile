@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM = false
 
+# Two test processes on two cores: one thread each.
+test test-units test-processes test-equality: export OMP_NUM_THREADS = 1
+
 .PHONY: demo install test test-units test-processes test-equality check serve bench clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused

@@ -1,0 +1,67 @@
+"""A real worker without processes: model, scheduler and executor, driven to the end by one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.runtime.config import ModelArgs, WorkerConfig
+from baton.runtime.logprobs import TokenLogprobs
+from baton.runtime.worker import build_worker
+from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.request import FinishReason, LogprobOptions, RequestSpec
+from baton.scheduler.sampling_params import SamplingParams
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class LocalWorker:
+    """``options``: fields of SchedulerConfig."""
+
+    def __init__(self, model_path: Path | str, **options: Any) -> None:
+        options = {"max_total_tokens": 4096, **options}
+        model = ModelArgs(model_path=str(model_path), dtype="float32", device="cpu")
+        config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
+        self.scheduler, self.executor, self.info = build_worker(config)
+        self._count = 0
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams | list[SamplingParams],
+        logprobs: LogprobOptions | None = None,
+    ) -> list[Answer]:
+        """One answer per prompt (n = 1), all prompts added at once."""
+        answers: dict[str, Answer] = {}
+        every = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+        for prompt, params in zip(prompts, every, strict=True):
+            rid = f"r{self._count}"
+            self._count += 1
+            answers[rid] = Answer()
+            spec = RequestSpec(rid, np.array(prompt, dtype=np.int32), params, logprobs=logprobs)
+            self.scheduler.add(spec, now=float(self._count))
+        while (batch := self.scheduler.next_batch()) is not None:
+            output = self.executor.run(batch)
+            for request, chunk in output.input_logprobs:
+                answers[request.rid].input_logprobs.append(chunk)
+            for event in self.scheduler.process_result(output.result):
+                answer = answers[event.request.rid]
+                answer.tokens.append(event.token_id)
+                answer.finish = event.finish
+                answer.cached_tokens = event.request.cached_tokens
+                if event.row in output.output_logprobs:
+                    answer.output_logprobs.append(output.output_logprobs[event.row])
+                if event.finish is not None:
+                    self.executor.forget(event.request)
+        assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
+        return list(answers.values())
