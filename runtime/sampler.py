@@ -34,6 +34,9 @@ NUCLEUS_WIDTH = 256
 MAX_RANKED_TOP_K = 4096
 """A larger top_k is sorted out by a full sort, in a group of its own, so that it does not widen the others' work."""
 
+MIN_TEMPERATURE = 1e-30
+"""A smaller one, though not 0, would be 0 in float32."""
+
 
 @dataclass(slots=True)
 class _Draws:
@@ -165,7 +168,7 @@ class Sampler:
         params = [requests[i].sampling for i in rows]
         return _Draws(
             row=self._to_device(rows, torch.int64),
-            temperature=self._to_device([p.temperature for p in params], torch.float32),
+            temperature=self._to_device([max(p.temperature, MIN_TEMPERATURE) for p in params], torch.float32),
             top_k=self._to_device([p.top_k if p.top_k > 0 else self._vocab_size for p in params], torch.int64),
             top_p=self._to_device([p.top_p if p.top_p < 1.0 else float("inf") for p in params], torch.float64),
             log_min_p=self._to_device(

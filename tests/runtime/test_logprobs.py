@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from baton.runtime import logprobs
+from baton.runtime.logprobs import TokenLogprobs, input_logprobs, output_logprobs
+
+VOCAB = 60
+
+
+def check(result: TokenLogprobs, logits: torch.Tensor, ids: list[int], k: int) -> None:
+    """Against log_softmax and a full, stable sort."""
+    expected = logits.double().log_softmax(-1)
+    order = expected.sort(dim=-1, descending=True, stable=True)
+    assert (result.ids.dtype, result.values.dtype) == (np.int32, np.float32)
+    assert (result.top_ids.dtype, result.top_values.dtype) == (np.int32, np.float32)
+    assert result.ids.tolist() == ids
+    np.testing.assert_allclose(result.values, expected[range(len(ids)), ids], atol=1e-5)
+    assert np.array_equal(result.top_ids, order.indices[:, :k])
+    np.testing.assert_allclose(result.top_values, order.values[:, :k], atol=1e-5)
+
+
+def random_logits(seed: int, n: int) -> torch.Tensor:
+    return (torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 5).bfloat16().float()
+
+
+def test_output_logprobs_with_a_top_k_for_each_row():
+    logits, ids, top_ks = random_logits(0, 4), torch.tensor([3, 59, 0, 7]), [0, 5, 1, 100]
+    results = output_logprobs(logits, ids, top_ks)
+    for i, k in enumerate(top_ks):
+        check(results[i], logits[i : i + 1], [int(ids[i])], min(k, VOCAB))
+    assert output_logprobs(logits[:0], ids[:0], []) == []
+
+
+@pytest.mark.parametrize("prompt_slice", [1, 3, 256])
+def test_input_logprobs_of_ragged_requests(monkeypatch, prompt_slice):
+    monkeypatch.setattr(logprobs, "PROMPT_SLICE", prompt_slice)
+    generator = torch.Generator().manual_seed(1)
+    head, rows = torch.randn(8, VOCAB, generator=generator), []
+
+    def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return hidden @ head
+
+    lengths, top_ks = [5, 1, 0, 9], [2, 0, 3, 4]
+    hidden = torch.randn(sum(lengths), 8, generator=generator)
+    targets = [np.arange(n, dtype=np.int32) + i for i, n in enumerate(lengths)]
+    results = input_logprobs(hidden, targets, top_ks, compute_logits)
+    assert max(rows) <= prompt_slice and sum(rows) == sum(lengths)
+    start = 0
+    for result, target, k in zip(results, targets, top_ks):
+        check(result, (hidden @ head)[start : start + len(target)], target.tolist(), k)
+        start += len(target)
+
+
+def test_slices_of_rows_change_nothing(monkeypatch):
+    logits, ids = random_logits(2, 10), torch.arange(10)
+    whole = output_logprobs(logits, ids, [3] * 10)
+    monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 3 * VOCAB)
+    for a, b in zip(whole, output_logprobs(logits, ids, [3] * 10)):
+        assert np.array_equal(a.values, b.values) and np.array_equal(a.top_ids, b.top_ids)
+
+
+def test_targets_and_hidden_states_must_match():
+    with pytest.raises(ValueError, match="3 hidden states for 2 target tokens"):
+        input_logprobs(torch.zeros(3, 8), [np.zeros(2, np.int32)], [0], lambda h: h)
+
+
+def test_results_outlive_the_logits():
+    logits = random_logits(3, 1)
+    result = output_logprobs(logits, torch.tensor([4]), [2])[0]
+    before = result.values.copy()
+    logits.zero_()
+    assert np.array_equal(result.values, before)
+
+
+@pytest.mark.equality
+def test_equals_transformers():
+    """Logprobs of a prompt and of the token after it, from hidden states, as the model's own forward gives them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=500,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+    )
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.randint(0, 500, (1, 300))
+    with torch.inference_mode():
+        output = model(prompt, output_hidden_states=True)
+        expected = output.logits[0].log_softmax(-1)
+        hidden = output.hidden_states[-1][0]
+    result = input_logprobs(hidden[:-1], [prompt[0, 1:].numpy().astype(np.int32)], [5], model.lm_head)[0]
+    np.testing.assert_allclose(result.values, expected[range(299), prompt[0, 1:]], atol=1e-4)
+    np.testing.assert_allclose(result.top_values, expected[:-1].topk(5).values, atol=1e-4)
+    next_id = output.logits[:, -1].argmax(-1)
+    last = output_logprobs(output.logits[:, -1], next_id, [5])[0]
+    np.testing.assert_allclose(last.values, expected[-1, next_id], atol=1e-4)
+    assert np.array_equal(last.top_ids[0], expected[-1].topk(5).indices)

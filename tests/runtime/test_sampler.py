@@ -1,0 +1,276 @@
+"""Slow twin: one request at a time, full sorts, Python loops; only the noise is the sampler's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sampling_requests import make_request
+
+from baton.runtime.noise import draw_keys, exponential_noise
+from baton.runtime.sampler import NUCLEUS_WIDTH, Sampler
+from baton.scheduler.request import Request
+
+EOS = (2, 5)
+
+
+def kept_tokens(logits: torch.Tensor, request: Request) -> dict[int, float]:
+    """Token id -> unnormalised probability of what the filters leave."""
+    sampling = request.sampling
+    scaled = ((logits - logits.max()) / max(sampling.temperature, 1e-30)).tolist()
+    ranking = sorted(range(len(scaled)), key=lambda i: (-logits[i].item(), i))
+    weight = {i: math.exp(scaled[i]) for i in ranking}
+    if sampling.top_k > 0:
+        ranking = ranking[: sampling.top_k]
+    total, cumulative, nucleus = sum(weight[i] for i in ranking), 0.0, []
+    for token_id in ranking:
+        if sampling.top_p < 1.0 and cumulative >= sampling.top_p * total and nucleus:
+            break
+        nucleus.append(token_id)
+        cumulative += weight[token_id]
+    floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    return {i: weight[i] for i in nucleus if scaled[i] >= floor or i == ranking[0]}
+
+
+def slow_sample(logits: torch.Tensor, request: Request) -> int:
+    logits, sampling = logits.clone(), request.sampling
+    for token_id, value in (sampling.logit_bias or {}).items():
+        logits[token_id] += value
+    if request.num_output_tokens < sampling.min_new_tokens:
+        logits[[*EOS, *sampling.stop_token_ids]] = -math.inf
+    output = request.output_ids.tolist()
+    for token_id in set(request.token_ids.view().tolist()):
+        value = logits[token_id]
+        value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
+        value = value - np.float32(sampling.frequency_penalty) * output.count(token_id)
+        logits[token_id] = value - np.float32(sampling.presence_penalty) * (token_id in output)
+    if sampling.is_greedy:
+        return int(logits.argmax())
+    weights = kept_tokens(logits, request)
+    keys = draw_keys(np.array([request.seed], dtype=np.uint64), np.array([request.num_output_tokens]))
+    noise = exponential_noise(torch.from_numpy(keys), torch.arange(len(logits), dtype=torch.int32))[0]
+    return max(weights, key=lambda i: weights[i] / noise[i].item())
+
+
+def random_request(rng: np.random.Generator, vocab_size: int, row: int) -> Request:
+    def tokens(most: int) -> list[int]:
+        return rng.integers(0, vocab_size, rng.integers(0, most)).tolist()
+
+    def pick(*values):
+        return values[rng.integers(len(values))]
+
+    return make_request(
+        prompt=[1, *tokens(20)],
+        output=tokens(12),
+        seed=int(rng.integers(0, 2**63)),
+        row=row,
+        temperature=pick(0.0, 0.3, 1.0, 1.0, 3.0),
+        top_k=pick(-1, -1, 1, 2, 7, 50, 5000),
+        top_p=pick(1.0, 1.0, 0.95, 0.5, 1e-6),
+        min_p=pick(0.0, 0.0, 0.05, 0.5, 1.0),
+        repetition_penalty=pick(1.0, 1.0, 1.2, 0.7),
+        frequency_penalty=pick(0.0, 0.0, 0.5, -0.5),
+        presence_penalty=pick(0.0, 0.0, 1.0),
+        min_new_tokens=pick(0, 0, 5),
+        stop_token_ids=pick((), (7, 8)),
+        logit_bias=pick(None, None, {3: 4.0, 9: -100.0}),
+        max_new_tokens=1000,
+    )
+
+
+def random_logits(rng: np.random.Generator, n: int, vocab_size: int) -> torch.Tensor:
+    """bf16 values of few levels: ties everywhere, also where the filters cut."""
+    logits = torch.from_numpy(rng.normal(scale=rng.choice([0.3, 2.0, 6.0]), size=(n, vocab_size)).astype(np.float32))
+    return logits.bfloat16().float()
+
+
+def sampler(vocab_size: int, num_rows: int = 64) -> Sampler:
+    return Sampler(vocab_size, EOS, "cpu", num_rows)
+
+
+@pytest.mark.parametrize("vocab_size", [40, 1000])
+@pytest.mark.parametrize("seed", range(6))
+def test_mixed_batches_equal_the_slow_twin(seed, vocab_size):
+    rng = np.random.default_rng(seed)
+    fast = sampler(vocab_size)
+    requests = [random_request(rng, vocab_size, row) for row in range(24)]
+    for _ in range(3):
+        logits = random_logits(rng, len(requests), vocab_size)
+        before = logits.clone()
+        ids = fast.sample(logits, requests).tolist()
+        assert ids == [slow_sample(row, request) for row, request in zip(logits, requests)], f"seed {seed}"
+        assert torch.equal(logits, before), "the raw logits are needed for the logprobs"
+        for request, token_id in zip(requests, ids):
+            request.token_ids.append(token_id)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_answer_in_any_batch(seed):
+    """Alone, in shuffled parts, in slices of any size, with a fresh sampler or a used one."""
+    rng = np.random.default_rng(seed)
+    vocab_size = int(rng.choice([30, 700, 2000]))
+    requests = [random_request(rng, vocab_size, row) for row in range(30)]
+    logits = random_logits(rng, 30, vocab_size)
+    fast = sampler(vocab_size)
+    together = fast.sample(logits, requests)
+    alone = torch.cat([fast.sample(logits[i : i + 1], [request]) for i, request in enumerate(requests)])
+    assert torch.equal(alone, together), f"seed {seed}"
+    order = rng.permutation(30)
+    for part in np.array_split(order, 3):
+        fast._slice_elements = int(rng.integers(1, 10 * vocab_size))
+        ids = fast.sample(logits[part], [requests[i] for i in part])
+        assert torch.equal(ids, together[part]), f"seed {seed}"
+
+
+def test_seeds_and_positions_draw_independently():
+    """A 3 × 3 table of (token at position 0, token at position 1), over 9000 seeds."""
+    requests = [make_request(seed=seed) for seed in range(9000)]
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(9000, 3).contiguous()
+    fast = sampler(3)
+    first = fast.sample(logits, requests)
+    for request, token_id in zip(requests, first.tolist()):
+        request.token_ids.append(token_id)
+    second = fast.sample(logits, requests)
+    probabilities = np.array([0.5, 0.3, 0.2])
+    observed = np.bincount((3 * first + second).numpy(), minlength=9)
+    assert chi_square(observed, np.outer(probabilities, probabilities).ravel()) < critical_value(8)
+
+
+def chi_square(observed: np.ndarray, probabilities: np.ndarray) -> float:
+    expected = observed.sum() * probabilities / probabilities.sum()
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def critical_value(degrees: int) -> float:
+    """Exceeded by chance once in 10,000 times (Wilson-Hilferty)."""
+    return degrees * (1 - 2 / (9 * degrees) + 3.72 * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.5, "top_k": 8},
+        {"top_p": 0.8},
+        {"top_k": 20, "top_p": 0.9, "temperature": 2.0},
+        {"min_p": 0.1},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_softmax_of_what_the_filters_leave(sampling):
+    draws, vocab_size = 20_000, 30
+    logits = torch.from_numpy(np.random.default_rng(3).normal(size=vocab_size).astype(np.float32))
+    requests = [make_request(seed=seed, **sampling) for seed in range(draws)]
+    ids = sampler(vocab_size).sample(logits.expand(draws, -1).contiguous(), requests).numpy()
+    weights = kept_tokens(logits, requests[0])
+    observed = np.bincount(ids, minlength=vocab_size)
+    kept = sorted(weights)
+    assert observed[kept].sum() == draws, "a token outside the filters was drawn"
+    assert chi_square(observed[kept], np.array([weights[i] for i in kept])) < critical_value(len(kept) - 1)
+
+
+def test_one_seed_over_many_positions():
+    vocab_size = 12
+    logits = torch.from_numpy(np.random.default_rng(4).normal(size=(1, vocab_size)).astype(np.float32))
+    request, fast = make_request(seed=99), sampler(vocab_size)
+    for _ in range(4000):
+        request.token_ids.append(int(fast.sample(logits, [request])))
+    observed = np.bincount(request.output_ids, minlength=vocab_size)
+    assert chi_square(observed, logits[0].softmax(-1).numpy()) < critical_value(vocab_size - 1)
+
+
+def test_a_nucleus_wider_than_the_first_look():
+    """Nearly flat logits: top_p needs more than NUCLEUS_WIDTH tokens in one row and not in the other."""
+    rng = np.random.default_rng(5)
+    vocab_size = 4 * NUCLEUS_WIDTH
+    logits = random_logits(rng, 200, vocab_size) / 100
+    logits[::2, :10] += 20
+    requests = [make_request(seed=i, top_p=0.9) for i in range(200)]
+    ids = sampler(vocab_size).sample(logits, requests).tolist()
+    assert ids == [slow_sample(row, request) for row, request in zip(logits, requests)]
+    assert len(kept_tokens(logits[1], requests[1])) > NUCLEUS_WIDTH > len(kept_tokens(logits[0], requests[0]))
+
+
+class TestGreedy:
+    def test_ties_go_to_the_lowest_id(self):
+        logits = torch.zeros(3, 100)
+        logits[1, [40, 60]] = 5.0
+        fast = sampler(100)
+        greedy = [make_request(temperature=0.0) for _ in range(3)]
+        assert fast.sample(logits, greedy).tolist() == [0, 40, 0]
+        assert fast.sample(logits, [make_request(top_k=1), make_request(top_k=1), make_request()])[:2].tolist() == [
+            0,
+            40,
+        ]
+
+    @pytest.mark.parametrize(
+        "sampling", [{"temperature": 1e-45}, {"temperature": 1e-300}, {"top_p": 1e-9}, {"min_p": 1.0}]
+    )
+    def test_limits_of_sampling_are_greedy(self, sampling):
+        logits = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 500)).astype(np.float32)) * 50
+        requests = [make_request(seed=i, **sampling) for i in range(20)]
+        assert torch.equal(sampler(500).sample(logits, requests), logits.argmax(-1))
+
+
+class TestEdges:
+    def test_min_new_tokens_counts_output_tokens(self):
+        logits = torch.zeros(1, 10)
+        logits[0, [2, 5, 7]] = 9.0
+        request = make_request(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,))
+        fast, ids = sampler(10), []
+        for _ in range(3):
+            ids.append(int(fast.sample(logits, [request])))
+            request.token_ids.append(ids[-1])
+        assert ids == [0, 0, 2]
+
+    def test_ids_outside_the_vocabulary_touch_nothing(self):
+        request = make_request(
+            temperature=0.0, min_new_tokens=1, stop_token_ids=(99, -3), logit_bias={-1: 100.0, 10: 100.0}
+        )
+        assert sampler(10).sample(torch.arange(10.0)[None], [request]).tolist() == [9]
+
+    def test_logit_bias_forces_and_forbids(self):
+        logits = torch.from_numpy(np.random.default_rng(1).normal(size=(50, 20)).astype(np.float32))
+        force = [make_request(seed=i, logit_bias={11: 100.0}) for i in range(50)]
+        assert sampler(20).sample(logits, force).eq(11).all()
+        forbid = [make_request(seed=i, logit_bias={11: -100.0}) for i in range(50)]
+        assert not sampler(20).sample(logits, forbid).eq(11).any()
+
+    def test_extreme_logits_and_temperatures(self):
+        logits = torch.tensor([[3e38, -3e38, 0.0], [-math.inf, -math.inf, 1.0], [0.0, 0.0, -math.inf]])
+        requests = [make_request(temperature=t, top_k=k) for t, k in ((1e-20, -1), (1e20, -1), (0.5, 3))]
+        ids = sampler(3).sample(logits, requests).tolist()
+        assert ids[:2] == [0, 2] and ids[2] in (0, 1)
+
+    def test_a_row_of_nan_yields_a_token_and_hurts_no_other(self):
+        logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(0))
+        params: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9})
+        expected = sampler(600).sample(logits[:1].expand(4, -1), [make_request(**p) for p in params])
+        for broken, p in enumerate(params):
+            requests = [make_request(**q) for q in params] + [make_request(**p)]
+            rows = torch.cat([logits[:1].expand(4, -1), torch.full((1, 600), math.nan)])
+            ids = sampler(600).sample(rows, requests)
+            assert torch.equal(ids[:4], expected) and 0 <= ids[4] < 600, broken
+
+    def test_tokens_in_flight_count_as_drawn(self):
+        """A step that is sampled while the one before is in flight draws at the next position."""
+        logits = torch.zeros(1, 5000)
+        request, fast = make_request(seed=1), sampler(5000)
+        request.num_output_placeholders = 2
+        ahead = fast.sample(logits, [request])
+        request.num_output_placeholders = 1
+        now = fast.sample(logits, [request])
+        request.token_ids.append(int(now))
+        assert torch.equal(fast.sample(logits, [request]), ahead) and not torch.equal(now, ahead)
+
+    def test_the_plan_follows_the_batch(self):
+        logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
+        fast = sampler(3)
+        a, b = make_request(temperature=0.0), make_request(temperature=0.0, logit_bias={0: -50.0})
+        assert fast.sample(logits, [a, b]).tolist() == [2, 1]
+        assert fast.sample(logits, [b, a]).tolist() == [2, 0]
+        assert fast.sample(logits[:1], [a]).tolist() == [2]
