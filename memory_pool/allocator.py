@@ -62,9 +62,9 @@ class Allocator:
         """Tokens, in whole pages, that `alloc_extend` would take from the free list."""
         shift = self._shift
         if shift == 0:
-            return int(new_lens.sum()) - int(old_lens.sum())
+            return _total(new_lens - old_lens)
         up = self.page_size - 1
-        return int(((new_lens + up) >> shift).sum() - ((old_lens + up) >> shift).sum()) << shift
+        return _total(((new_lens + up) >> shift) - ((old_lens + up) >> shift)) << shift
 
     def alloc_extend(self, old_lens: np.ndarray, new_lens: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
         """Slots for tokens old_lens[i] … new_lens[i] - 1 of each sequence, sequence after sequence.
@@ -75,11 +75,11 @@ class Allocator:
         """
         shift = self._shift
         if shift == 0:
-            return self._take(int(new_lens.sum()) - int(old_lens.sum()))
+            return self._take(_total(new_lens - old_lens))
         up = self.page_size - 1
         pages_before = (old_lens + up) >> shift
         page_counts = ((new_lens + up) >> shift) - pages_before
-        pages = self._take(int(page_counts.sum()))
+        pages = self._take(_total(page_counts))
         if pages is None:
             return None
         counts = new_lens - old_lens
@@ -181,3 +181,8 @@ class Allocator:
     def quarantined_pages(self) -> np.ndarray:
         """int32 [n]: pages in quarantine, for invariants and dumps."""
         return np.concatenate([np.empty(0, dtype=np.int32), *(pages for _, pages in self._quarantine)])
+
+
+def _total(counts: np.ndarray) -> int:
+    """Sum of counts; for the few sequences of a prefill Python is faster than numpy's reduce."""
+    return sum(counts.tolist()) if len(counts) < 32 else int(counts.sum())

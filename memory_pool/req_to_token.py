@@ -48,8 +48,12 @@ class ReqToTokenPool:
         if num_rows < 1 or max_context < 1:
             raise ValueError(f"num_rows and max_context must be at least 1, not {num_rows} and {max_context}")
         self.rows = np.zeros((num_rows, max_context), dtype=np.int32)
-        self._free = list(range(num_rows - 1, -1, -1))
-        self._is_free = bytearray(b"\1" * num_rows)
+        self.reset()
+
+    def reset(self) -> None:
+        """Every row is free again, and nothing is left to report. The caller forgets the rows it holds."""
+        self._free = list(range(self.num_rows - 1, -1, -1))
+        self._is_free = bytearray(b"\1" * self.num_rows)
         self._spans: list[tuple[int, int, int]] = []
         self._points: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -74,9 +78,12 @@ class ReqToTokenPool:
         self._is_free[row] = 0
         return row
 
+    def is_taken(self, row: int) -> bool:
+        return 0 <= row < self.num_rows and not self._is_free[row]
+
     def free(self, row: int) -> None:
         """Give a row back. Raises ValueError if it is not taken."""
-        if not 0 <= row < self.num_rows or self._is_free[row]:
+        if not self.is_taken(row):
             raise ValueError(f"row {row} is not taken (rows: {self.num_rows}); it was freed twice or never allocated")
         self._is_free[row] = 1
         self._free.append(row)
@@ -92,7 +99,11 @@ class ReqToTokenPool:
                 "refuse longer requests before they get slots"
             )
         self.rows[row, start : start + count] = slots
-        self._spans.append((row, start, count))
+        spans = self._spans
+        if spans and spans[-1][0] == row and spans[-1][1] + spans[-1][2] == start:  # prefix, then the new tokens
+            _, start, before = spans.pop()
+            count += before
+        spans.append((row, start, count))
 
     def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
         """One slot for each of bs rows, the decode step: rows[i][positions[i]] = slots[i]. All int32 [bs]."""
@@ -103,12 +114,14 @@ class ReqToTokenPool:
         """What was written since the last call; values are those of now, so the last write to a position wins."""
         spans, points = self._spans, self._points
         self._spans, self._points = [], []
-        table = np.array(spans, dtype=np.int32).reshape(-1, 3)
+        table = np.array(spans, dtype=np.int32).reshape(-1, 3).T
         values = [self.rows[row, start : start + count] for row, start, count in spans]
+        if not points:
+            return RowUpdates(*table, values=np.concatenate(values) if values else np.empty(0, dtype=np.int32))
         values += [self.rows[rows, positions] for rows, positions in points]
         return RowUpdates(
-            rows=np.concatenate([table[:, 0], *(rows for rows, _ in points)]),
-            starts=np.concatenate([table[:, 1], *(positions for _, positions in points)]),
-            lengths=np.concatenate([table[:, 2], *(np.ones_like(rows) for rows, _ in points)]),
-            values=np.concatenate(values) if values else np.empty(0, dtype=np.int32),
+            rows=np.concatenate([table[0], *(rows for rows, _ in points)]),
+            starts=np.concatenate([table[1], *(positions for _, positions in points)]),
+            lengths=np.concatenate([table[2], *(np.ones_like(rows) for rows, _ in points)]),
+            values=np.concatenate(values),
         )

@@ -70,16 +70,16 @@ class RadixCache:
         """Tokens in the tree under a lock."""
         self.evicted_total = 0
         """Tokens evicted since start."""
-        self._req_to_token = req_to_token
-        self._allocator = allocator
-        self._tree = RadixTree(page_size)
-        self._order = EvictionOrder()
+        self.req_to_token = req_to_token
+        self.allocator = allocator
+        self.tree = RadixTree(page_size)
+        self.order = EvictionOrder()
         self._tick = 0
         """Counts accesses: the time of the LRU order."""
 
     @property
     def total_nodes(self) -> int:
-        return self._tree.total_nodes
+        return self.tree.total_nodes
 
     # -- match and lock ----------------------------------------------------------------------------------------------
 
@@ -89,51 +89,52 @@ class RadixCache:
         The caller leaves off what it wants to compute: at least the last token, and all whose logprobs it needs.
         """
         if self.disabled:
-            return MatchResult(0, 0, self._tree.root)
-        node, length = self._tree.match(self._tree.root, namespace, _id_bytes(token_ids))
+            return MatchResult(0, 0, self.tree.root)
+        node = self.tree.match(self.tree.root, namespace, _id_bytes(token_ids))
         self._tick += 1
         node.last_access = self._tick
-        return MatchResult(length, 0, node)
+        return MatchResult(node.prefix_len, 0, node)
 
     def match_len(self, namespace: str, token_ids: np.ndarray | bytes) -> int:
         """What `match_prefix` would find, in tokens, without any trace: no split, no access."""
         if self.disabled:
             return 0
-        _, whole, _, part = self._tree.find(self._tree.root, namespace, _id_bytes(token_ids))
+        _, whole, _, part = self.tree.find(self.tree.root, namespace, _id_bytes(token_ids))
         return (whole + part) // ID_BYTES
 
     def lock(self, handle: TreeNode) -> None:
         """Protect a node and its ancestors from eviction. Walks up only while a node goes from 0 to 1."""
-        if handle.parent is None and handle is not self._tree.root:
+        if handle.parent is None and handle is not self.tree.root:
             raise StaleHandleError(f"{handle} has been evicted; lock a match before anything else is allocated")
-        node, count = handle, 0
-        while node.lock_ref == 0:
+        node = handle
+        while node.lock_ref == 0:  # ends at the root at the latest, which is always locked
             node.lock_ref = 1
-            count += len(node.value)
             parent = node.parent
-            assert parent is not None  # the root is always locked, so the walk ends there at the latest
+            assert parent is not None
             node = parent
         node.lock_ref += 1  # a direct lock, or one more locked child
+        count = handle.prefix_len - node.prefix_len
         self.protected_tokens += count
         self.evictable_tokens -= count
 
     def unlock(self, handle: TreeNode) -> None:
         """Give one lock back."""
-        if handle.lock_ref < (2 if handle is self._tree.root else 1):
+        if handle.lock_ref < (2 if handle is self.tree.root else 1):
             raise StaleHandleError(f"{handle} is not locked; a lock was given back twice")
-        node, count = handle, 0
-        while True:
-            node.lock_ref -= 1
-            if node.lock_ref:
-                break
-            count += len(node.value)
-            if not node.children:
-                self._order.add(node)
+        node = handle
+        node.lock_ref -= 1
+        while node.lock_ref == 0:
             parent = node.parent
             assert parent is not None
             node = parent
+            node.lock_ref -= 1
+        if node is handle:
+            return
+        count = handle.prefix_len - node.prefix_len
         self.protected_tokens -= count
         self.evictable_tokens += count
+        if not handle.children:  # the nodes above it have one: the node we came from
+            self.order.add(handle)
 
     # -- the life of a sequence --------------------------------------------------------------------------------------
 
@@ -141,8 +142,8 @@ class RadixCache:
         """Start a sequence on a match: locks it and writes its slots into ``row``, which now is the sequence's."""
         self.lock(match.handle)
         if match.device_len:
-            slots = np.concatenate(self._tree.path_values(match.handle, self._tree.root))
-            self._req_to_token.write(row, 0, slots)
+            slots = np.concatenate(self.tree.path_values(match.handle, self.tree.root))
+            self.req_to_token.write(row, 0, slots)
         return KVSequence(namespace, row, match.handle, match.device_len, match.device_len)
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
@@ -156,16 +157,59 @@ class RadixCache:
         if self.disabled or end <= seq.tree_len:
             return
         last, existing = self._insert(seq, node, token_ids, end)
-        if existing:
-            start = seq.tree_len
-            ours = self._req_to_token.rows[seq.row, start : start + existing].copy()
-            theirs = np.concatenate(self._tree.path_values(last, node))[:existing]
-            self._req_to_token.write(seq.row, start, theirs)  # before the free: no row may name a freed slot
-            self._allocator.free(ours)
+        start = seq.tree_len
+        if existing > start:
+            ours = self.req_to_token.rows[seq.row, start:existing].copy()
+            theirs = np.concatenate(self.tree.path_values(last, node))[: existing - start]
+            self.req_to_token.write(seq.row, start, theirs)  # before the free: no row may name a freed slot
+            self.allocator.free(ours)
         self.lock(last)
         self.unlock(node)
         seq.node = last
         seq.tree_len = end
+
+    def truncate(
+        self, seq: KVSequence, token_ids: np.ndarray, length: int, *, quarantine_step: int | None = None
+    ) -> None:
+        """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
+
+        token_ids: int32, its ids, at least ``length`` of them. A page of the tree cannot be kept in part: a cut inside
+        one goes back to its start, and ``seq.length`` says where. Where the cut lies behind what the tree holds, which
+        is the usual case, nothing is looked up. ``quarantine_step`` as for `cache_finished_req`.
+        """
+        node = self._own_node(seq)
+        old_tree_len, old_length = seq.tree_len, seq.length
+        if length < seq.tree_len:
+            length = self._whole_pages(length)
+            shorter = self.tree.match(self.tree.root, seq.namespace, _id_bytes(token_ids[:length]))
+            assert shorter.prefix_len == length, "a locked path is whole"
+            self.lock(shorter)
+            self.unlock(node)
+            seq.node, seq.tree_len = shorter, length
+        seq.length = length
+        first = max(old_tree_len, self._whole_pages(length + self.page_size - 1))
+        gone = self.req_to_token.rows[seq.row, first:old_length]
+        if len(gone) and quarantine_step is None:
+            self.allocator.free(gone)
+        elif len(gone):
+            self.allocator.quarantine(gone, quarantine_step)
+
+    def fork_sequence(self, seq: KVSequence, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
+        """A second sequence on what ``seq`` has: the same locked path, and slots of its own for what is private.
+
+        Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied
+        from source to target before a later step writes to either. None, and nothing changed, if no page is free.
+        """
+        node = self._own_node(seq)
+        source = self.req_to_token.rows[seq.row, seq.tree_len : seq.length].copy()
+        old, new = np.array([seq.tree_len], dtype=np.int32), np.array([seq.length], dtype=np.int32)
+        target = self.allocator.alloc_extend(old, new, old)  # tree_len is whole pages, so no last slot is needed
+        if target is None:
+            return None
+        self.lock(node)
+        self.req_to_token.write(row, 0, self.req_to_token.rows[seq.row, : seq.tree_len])
+        self.req_to_token.write(row, seq.tree_len, target)
+        return KVSequence(seq.namespace, row, node, seq.tree_len, seq.length), source, target
 
     def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, quarantine_step: int | None = None) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
@@ -175,21 +219,21 @@ class RadixCache:
         back with ``Allocator.release_quarantine(quarantine_step)``.
         """
         node = self._own_node(seq, token_ids)
-        row = self._req_to_token.rows[seq.row]
-        tree_end, duplicates = seq.tree_len, 0
+        row = self.req_to_token.rows[seq.row]
+        tree_end = existing = seq.tree_len
         whole = self._whole_pages(len(token_ids))
         if whole > tree_end and not self.disabled:
-            _, duplicates = self._insert(seq, node, token_ids, whole)
+            _, existing = self._insert(seq, node, token_ids, whole)
             tree_end = whole
         in_flight = quarantine_step is not None and seq.length > len(token_ids)
         split = max(whole, tree_end) if in_flight else seq.length
-        freed = (row[seq.tree_len : seq.tree_len + duplicates], row[tree_end:split])
+        freed = (row[seq.tree_len : existing], row[tree_end:split])
         self._close(seq, node, freed, row[split : seq.length], quarantine_step)
 
     def release(self, seq: KVSequence, *, quarantine_step: int | None = None) -> None:
         """End a sequence whose KV must not be kept. With ``quarantine_step`` all its private pages are quarantined."""
         node = self._own_node(seq)
-        private = self._req_to_token.rows[seq.row, seq.tree_len : seq.length]
+        private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if quarantine_step is None else 0
         self._close(seq, node, (private[:split],), private[split:], quarantine_step)
 
@@ -202,13 +246,13 @@ class RadixCache:
         quarantine_step: int | None,
     ) -> None:
         """Give back the row, then the slots (a row must not name a freed slot), then the lock."""
-        self._req_to_token.free(seq.row)
+        self.req_to_token.free(seq.row)
         for slots in freed:
             if len(slots):
-                self._allocator.free(slots)
+                self.allocator.free(slots)
         if len(in_flight):
             assert quarantine_step is not None
-            self._allocator.quarantine(in_flight, quarantine_step)
+            self.allocator.quarantine(in_flight, quarantine_step)
         self.unlock(node)
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
 
@@ -229,19 +273,20 @@ class RadixCache:
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
 
-        Returns (node that ends at ``end``, how many of the positions the tree had already).
+        Returns (node that ends at ``end``, up to which position the tree had them already).
         """
         data = _id_bytes(token_ids[seq.tree_len : end])
-        last, existing = self._tree.match(node, seq.namespace, data)
-        first_new = seq.tree_len + existing
+        last = self.tree.match(node, seq.namespace, data)
+        existing = last.prefix_len
         self._tick += 1
-        if first_new == end:
+        if existing == end:
             last.last_access = self._tick
         else:
-            slots = self._req_to_token.rows[seq.row, first_new:end].copy()
-            last = self._tree.add_leaf(last, seq.namespace, data[existing * ID_BYTES :], slots, self._tick)
-            self.evictable_tokens += len(slots)
-            self._order.add(last)
+            new_ids = data[(existing - seq.tree_len) * ID_BYTES :]
+            slots = self.req_to_token.rows[seq.row, existing:end].copy()
+            last = self.tree.add_leaf(last, seq.namespace, new_ids, slots, self._tick)
+            self.evictable_tokens += end - existing
+            self.order.add(last)
         return last, existing
 
     # -- eviction ----------------------------------------------------------------------------------------------------
@@ -251,7 +296,7 @@ class RadixCache:
 
         Returns the tokens freed: less than asked if the rest is locked. Evicting 0 is always safe.
         """
-        order, tree = self._order, self._tree
+        order, tree = self.order, self.tree
         freed, values = 0, []
         while freed < num_tokens:
             leaf = order.pop()
@@ -265,23 +310,32 @@ class RadixCache:
             if not parent.children and not parent.lock_ref:
                 order.add(parent)
         if values:
-            self._allocator.free(np.concatenate(values))
+            self.allocator.free(np.concatenate(values))
             self.evictable_tokens -= freed
             self.evicted_total += freed
         return freed
 
     def reset(self) -> bool:
         """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked."""
-        if self._tree.root.lock_ref > 1:
+        if self.tree.root.lock_ref > 1:
             return False
-        nodes = list(self._tree.nodes())
+        nodes = list(self.tree.nodes())
         for node in nodes:
-            self._allocator.free(node.value)
+            self.allocator.free(node.value)
             node.parent = None  # old handles must fail, not lock a node that is not there
-        self._tree = RadixTree(self.page_size)
-        self._order = EvictionOrder()
+        self.tree = RadixTree(self.page_size)
+        self.order = EvictionOrder()
         self.evictable_tokens = 0
         return True
+
+    def abandon(self) -> None:
+        """Forget everything, locked or not, and start afresh with a free pool. Whoever holds a sequence has nothing
+        any more; only for the case that a page had two owners."""
+        self.tree = RadixTree(self.page_size)
+        self.order = EvictionOrder()
+        self.evictable_tokens = self.protected_tokens = 0
+        self.allocator.reset()
+        self.req_to_token.reset()
 
 
 def _id_bytes(token_ids: np.ndarray | bytes) -> bytes:

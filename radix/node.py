@@ -18,7 +18,19 @@ class TreeNode:
     the existing object always stays the lower part.
     """
 
-    __slots__ = ("child_key", "children", "in_order", "key", "last_access", "lock_ref", "parent", "serial", "value")
+    __slots__ = (
+        "child_key",
+        "children",
+        "in_order",
+        "key",
+        "last_access",
+        "lease_ref",
+        "lock_ref",
+        "parent",
+        "prefix_len",
+        "serial",
+        "value",
+    )
 
     def __init__(
         self, serial: int, parent: TreeNode | None, child_key: object, key: bytes, value: np.ndarray, last_access: int
@@ -33,9 +45,13 @@ class TreeNode:
         """Token ids of this node as int32 bytes; whole pages."""
         self.value = value
         """int32 [len(key) / 4]: slot of each token."""
+        self.prefix_len: int = len(value) + (parent.prefix_len if parent is not None else 0)
+        """Tokens on the path from the root down to and including this node."""
         self.children: dict[object, TreeNode] = {}
         self.lock_ref = 0
         """Direct locks + locked children. Above 0 the node must not be evicted."""
+        self.lease_ref = 0
+        """Leases that end here + leased children; says what leases hold, protects nothing by itself (see lease.py)."""
         self.last_access = last_access
         """Tick of the last access that ended here. That of a child counts for its parents too (see eviction.py)."""
         self.in_order = False

@@ -72,14 +72,11 @@ class RadixTree:
             child = node.children.get(data[offset : offset + width])
         return node, offset, None, 0
 
-    def match(self, start: TreeNode, namespace: str, data: bytes) -> tuple[TreeNode, int]:
-        """Longest prefix of ``data`` below ``start`` in whole pages: (its last node, its tokens). Splits that node off
-        a longer one where needed."""
-        node, offset, partial, common = self.find(start, namespace, data)
-        if partial is not None:
-            node = self.split(partial, common // ID_BYTES)
-            offset += common
-        return node, offset // ID_BYTES
+    def match(self, start: TreeNode, namespace: str, data: bytes) -> TreeNode:
+        """The node in which the longest prefix of ``data`` below ``start`` ends, in whole pages. Splits it off a longer
+        node where needed."""
+        node, _, partial, common = self.find(start, namespace, data)
+        return node if partial is None else self.split(partial, common // ID_BYTES)
 
     # -- change ------------------------------------------------------------------------------------------------------
 
@@ -94,6 +91,7 @@ class RadixTree:
         # Copies, not views: a view of a few slots would keep the array of a long evicted tail alive.
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
         upper.lock_ref = 1 if node.lock_ref else 0
+        upper.lease_ref = 1 if node.lease_ref else 0
         node.parent.children[node.child_key] = upper
         node.key = node.key[cut:]
         node.value = node.value[count:].copy()

@@ -1,0 +1,200 @@
+"""What must hold between any two operations, checked from scratch. For tests after every step, and for idle servers.
+
+    free + quarantined + evictable + protected + request_private == total        (tokens, padding excluded)
+
+Everything here reads and nothing repairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..memory_pool.allocator import Allocator
+from .cache import KVSequence, RadixCache
+from .node import ID_BYTES, TreeNode
+
+
+class InvariantError(AssertionError):
+    """An invariant is broken: a bug in the code, never in a request. The message holds a dump."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where every token of the pool is, in tokens."""
+
+    free: int
+    evictable: int
+    protected: int
+    request_private: int
+    quarantined: int
+    total: int
+
+    @property
+    def leaked(self) -> int:
+        """Tokens that nobody has; negative if some are counted twice."""
+        return self.total - self.free - self.evictable - self.protected - self.request_private - self.quarantined
+
+    def check(self) -> None:
+        if self.leaked:
+            kind = "nobody owns" if self.leaked > 0 else "are owned twice:"
+            raise InvariantError(f"{kind} {abs(self.leaked)} tokens of the pool: {self}")
+
+
+def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None) -> None:
+    """Structure, locks, counters, eviction order and slots of the tree.
+
+    With ``sequences``, all that are open, each direct lock must also be one of theirs. Raises InvariantError.
+    """
+    root = cache.tree.root
+    direct_locks = None
+    if sequences is not None:
+        direct_locks = Counter(id(seq.node) for seq in sequences)
+        direct_locks[id(root)] += 1  # its permanent lock
+    nodes = list(cache.tree.nodes())
+    _expect(root.parent is None, cache, "the root has a parent")
+    _expect(root.key == b"" and len(root) == 0, cache, "the root has tokens")
+    _check_locks(cache, root, direct_locks)
+    for node in nodes:
+        _check_node(cache, node)
+        _check_locks(cache, node, direct_locks)
+    _expect(len(nodes) == cache.total_nodes, cache, f"{len(nodes)} nodes, but total_nodes is {cache.total_nodes}")
+    if direct_locks is not None:
+        unknown = direct_locks.keys() - {id(root)} - {id(node) for node in nodes}
+        _expect(not unknown, cache, f"{len(unknown)} sequences lock a node that is not in the tree")
+    locked = sum(len(node) for node in nodes if node.lock_ref)
+    unlocked = sum(len(node) for node in nodes if not node.lock_ref)
+    _expect(locked == cache.protected_tokens, cache, f"{locked} protected tokens, counted {cache.protected_tokens}")
+    _expect(unlocked == cache.evictable_tokens, cache, f"{unlocked} evictable tokens, counted {cache.evictable_tokens}")
+    _check_order(cache, nodes)
+    slots = _concatenate(node.value for node in nodes)
+    _expect(len(np.unique(slots)) == len(slots), cache, "a slot stands in the tree twice")
+
+
+def conservation(cache: RadixCache, allocator: Allocator, sequences: Iterable[KVSequence]) -> Account:
+    """Where every token is, given all open ``sequences``; ``Account.check`` compares the sum.
+
+    Raises InvariantError where a page has two owners, or a row names a slot that is neither its own nor its path's.
+    """
+    sequences = list(sequences)
+    page = allocator.page_size
+    rows = cache.req_to_token.rows
+    private = 0
+    owners = [("free", allocator.free_pages()), ("quarantined", allocator.quarantined_pages())]
+    owners.append(("tree", _concatenate(node.value[::page] // page for node in cache.tree.nodes())))
+    if len({seq.row for seq in sequences}) != len(sequences):
+        raise InvariantError(f"two sequences share a row: {sequences}")
+    for seq in sequences:
+        _check_row(cache, seq, rows[seq.row, : seq.length])
+        pages = rows[seq.row, seq.tree_len : seq.length : page] // page
+        private += len(pages) * page
+        owners.append((f"row {seq.row}", pages))
+    _check_owners(owners, allocator.total_tokens // page)
+    return Account(
+        free=allocator.free_tokens,
+        evictable=cache.evictable_tokens,
+        protected=cache.protected_tokens,
+        request_private=private,
+        quarantined=allocator.quarantined_tokens,
+        total=allocator.total_tokens,
+    )
+
+
+def dump(cache: RadixCache, max_nodes: int = 200) -> str:
+    """The tree as indented text, children below their parents."""
+    lines: list[str] = []
+    todo: list[tuple[int, str, TreeNode]] = [(0, "", cache.tree.root)]
+    while todo and len(lines) < max_nodes:
+        depth, namespace, node = todo.pop()
+        lines.append("  " * depth + f"{node}" + (f" namespace={namespace!r}" if depth == 1 else ""))
+        for child_key, child in node.children.items():
+            todo.append((depth + 1, child_key[0] if isinstance(child_key, tuple) else "", child))
+    if todo:
+        lines.append(f"… {cache.total_nodes + 1} nodes in all")
+    return "\n".join(lines)
+
+
+def _expect(condition: bool, cache: RadixCache, message: str) -> None:
+    if not condition:
+        raise InvariantError(f"{message}\n{dump(cache)}")
+
+
+def _check_node(cache: RadixCache, node: TreeNode) -> None:
+    page = cache.page_size
+    page_bytes = page * ID_BYTES
+    parent = node.parent
+    _expect(
+        parent is not None and parent.children.get(node.child_key) is node, cache, f"{node} and its parent disagree"
+    )
+    first_page = node.key[:page_bytes]
+    if parent is cache.tree.root:
+        named = isinstance(node.child_key, tuple) and node.child_key[1] == first_page
+    else:
+        named = node.child_key == first_page
+    _expect(named, cache, f"{node} is not filed under its first page")
+    _expect(len(node) > 0 and len(node) % page == 0, cache, f"{node} does not hold whole pages of {page} tokens")
+    _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, f"{node} has a wrong prefix_len")
+    _expect(node.value.dtype == np.int32, cache, f"{node} has slots of {node.value.dtype}")
+    _expect(len(node.key) == ID_BYTES * len(node), cache, f"{node} has {len(node.key)} key bytes for {len(node)} slots")
+    pages = node.value.reshape(-1, page)
+    aligned = (pages[:, 0] % page == 0).all() and (pages == pages[:, :1] + np.arange(page)).all()
+    _expect(bool(aligned) and int(pages.min()) >= page, cache, f"{node} has slots that are no pages of the pool")
+
+
+def _check_locks(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
+    locked_children = sum(child.lock_ref > 0 for child in node.children.values())
+    _expect(node.lock_ref >= locked_children, cache, f"{node} has {locked_children} locked children")
+    if direct_locks is not None:
+        want = direct_locks[id(node)] + locked_children
+        _expect(node.lock_ref == want, cache, f"{node} should have lock_ref {want}")
+
+
+def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
+    entries = {id(node): time for time, node in cache.order.entries()}
+    _expect(
+        len(entries) == sum(1 for _ in cache.order.entries()), cache, "a node has two entries in the eviction order"
+    )
+    for node in nodes:
+        _expect(
+            node.in_order == (id(node) in entries), cache, f"{node}: in_order is {node.in_order}, its entry differs"
+        )
+        if not node.children and not node.lock_ref:
+            _expect(node.in_order, cache, f"{node} is an unlocked leaf without an entry in the eviction order")
+        if node.in_order:
+            late = entries[id(node)] > node.last_access
+            _expect(not late, cache, f"{node} would be evicted late: its entry says {entries[id(node)]}")
+
+
+def _check_row(cache: RadixCache, seq: KVSequence, row: np.ndarray) -> None:
+    if not cache.req_to_token.is_taken(seq.row):
+        raise InvariantError(f"{seq} holds a row that is free")
+    if seq.node is None or not 0 <= seq.tree_len <= seq.length or seq.tree_len % cache.page_size:
+        raise InvariantError(f"{seq} is closed or has impossible lengths")
+    path = _concatenate(cache.tree.path_values(seq.node, cache.tree.root))
+    if not np.array_equal(path, row[: seq.tree_len]):
+        raise InvariantError(f"{seq}: row and tree disagree\nrow  {row[: seq.tree_len]}\ntree {path}")
+    page = cache.page_size
+    private = row[seq.tree_len :]
+    in_pages = np.repeat(private[::page], page)[: len(private)] + np.arange(len(private)) % page
+    if not np.array_equal(private, in_pages) or (private[::page] % page).any():
+        raise InvariantError(f"{seq}: the private slots are no whole pages in order: {private}")
+
+
+def _check_owners(owners: list[tuple[str, np.ndarray]], num_pages: int) -> None:
+    everything = _concatenate(pages for _, pages in owners)
+    if len(everything) == 0:
+        return
+    if everything.min() < 1 or everything.max() > num_pages:
+        raise InvariantError(f"a page outside 1 … {num_pages} is owned: {everything.min()} … {everything.max()}")
+    counts = np.bincount(everything, minlength=num_pages + 1)
+    if counts.max() > 1:
+        page = int(counts.argmax())
+        who = [name for name, pages in owners if page in pages]
+        raise InvariantError(f"page {page} has {counts[page]} owners: {', '.join(who)}")
+
+
+def _concatenate(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int32), *arrays])
