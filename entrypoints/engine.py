@@ -91,7 +91,7 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: dict | Sequence[dict] | None = None,
+        sampling_params: dict | SamplingParams | Sequence[dict] | None = None,
         *,
         stream: bool = False,
         **fields: Any,
@@ -107,7 +107,7 @@ class Engine:
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: dict | Sequence[dict] | None = None,
+        sampling_params: dict | SamplingParams | Sequence[dict] | None = None,
         *,
         stream: bool = False,
         **fields: Any,

@@ -84,12 +84,18 @@ class Sender:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; never blocks."""
-        self._socket.send(self._encoder.encode(message), copy=False)
+        """Queue a message; never blocks. Dropped when the receiver was here and has closed: its owner has ended, and
+        whoever supervises it ends the rest."""
+        self._send(self._encoder.encode(message))
 
     def wake(self) -> None:
         """End the receiver's poll now, with no message."""
-        self._socket.send(_WAKE)
+        self._send(_WAKE)
+
+    def _send(self, frame: bytes) -> None:
+        # Queues are unbounded, so that "try again" only ever means that nobody is there (within a process).
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close(linger=_LINGER_MS)

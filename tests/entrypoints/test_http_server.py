@@ -493,12 +493,8 @@ def test_cors(server: ServerUnderTest) -> None:
 def test_api_key(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, "--api-key", KEY, "--incremental-streaming-output", behaviour={}) as server:
         server.wait_ready()
-        for headers in (
-            {},
-            {"Authorization": KEY},
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": "Bearer é".encode()},
-        ):
+        for given in (None, KEY.encode(), b"Bearer wrong", "Bearer é".encode()):
+            headers = httpx.Headers([] if given is None else [(b"Authorization", given)])
             response = server.client.post("/generate", json={"text": "a"}, headers=headers)
             assert error_of(response, 401)["type"] == "authentication_error"
             assert response.headers["www-authenticate"] == "Bearer"

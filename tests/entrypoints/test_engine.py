@@ -1,0 +1,179 @@
+"""The Engine: threads instead of processes, the same answers, and ends that reach every caller."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from byte_tokenizer import write_byte_tokenizer
+from fake_worker import run_fake_worker
+
+from baton.entrypoints.engine import Engine, EngineError
+from baton.entrypoints.server_args import UsageError
+from baton.runtime.generation import RequestRefused
+from baton.runtime.model_files import ModelLoadError
+from baton.scheduler.sampling_params import SamplingParams
+
+LONG = {"max_new_tokens": 4000}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def fake(**behaviour: Any) -> Callable:
+    return lambda config, endpoints, stop: run_fake_worker(endpoints, stop, behaviour)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with Engine(model_path=model, worker=fake(step_s=0.002)) as running:
+        yield running
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def test_generate(engine: Engine) -> None:
+    answer = engine.generate("abc", {"max_new_tokens": 4}, rid="mine")
+    assert answer["text"] == "abca" and answer["meta_info"]["id"] == "mine"
+    assert engine.generate(text="abc", sampling_params={"max_new_tokens": 4})["text"] == "abca"
+    for ids in ([97, 98], (97, 98), np.array([97, 98])):
+        assert engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 3})["text"] == "aba"
+    assert engine.generate("ab", SamplingParams(max_new_tokens=2, logit_bias={1: 1.0}))["text"] == "ab"
+    answers = engine.generate(["ab", "x"], {"n": 2, "max_new_tokens": 2})
+    assert [answer["text"] for answer in answers] == ["ab", "ba", "xx", "xx"]
+
+
+def test_stream(engine: Engine) -> None:
+    texts = [output["text"] for output in engine.generate("né", {"max_new_tokens": 6}, stream=True)]
+    assert texts[-1] == "néné" and all(texts[-1].startswith(text) for text in texts)
+    last = {o["index"]: o["text"] for o in engine.generate(["a", "b"], {"max_new_tokens": 3}, stream=True)}
+    assert last == {0: "aaa", 1: "bbb"}
+
+
+def test_a_stream_that_is_dropped_is_aborted(engine: Engine) -> None:
+    stream = engine.generate("abc", LONG, stream=True, rid="dropped")
+    next(stream)
+    del stream
+    gc.collect()
+    wait_until(lambda: engine.abort() == [], "the dropped stream is still open")
+
+
+def test_asyncio(engine: Engine) -> None:
+    async def run() -> None:
+        answers = await asyncio.gather(*(engine.async_generate(f"<{i}>", {"max_new_tokens": 9}) for i in range(50)))
+        assert [answer["text"] for answer in answers] == [(f"<{i}>" * 4)[:9] for i in range(50)]
+        outputs = [output async for output in await engine.async_generate("abc", {"max_new_tokens": 3}, stream=True)]
+        assert outputs[-1]["text"] == "abc"
+        task = asyncio.create_task(engine.async_generate("abc", LONG, rid="cancelled"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    wait_until(lambda: engine.abort() == [], "a cancelled call is still open")
+
+
+def test_abort_ends_with_what_was_generated(engine: Engine) -> None:
+    answers: list[dict] = []
+    thread = threading.Thread(target=lambda: answers.append(engine.generate("abc", LONG, rid="victim")))
+    thread.start()
+    wait_until(lambda: engine.abort("victim") == ["victim"], "the request never opened")
+    thread.join(10)
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_the_rest_of_the_api(engine: Engine) -> None:
+    assert engine.get_server_info()["vocab_size"] == 257
+    wait_until(lambda: engine.abort() == [], "something runs")
+    engine.flush_cache()
+    assert engine.decode(engine.encode("né <eos>")) == "né "
+    assert engine.decode(engine.encode("<eos>"), skip_special_tokens=False) == "<eos>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ""}, "empty"),
+        ({"prompt": "a", "text": "b"}, "given twice"),
+        ({"prompt": "a", "sampling_params": {"temprature": 0}}, "did you mean"),
+        ({"prompt": "\ud800"}, "not valid Unicode"),
+        ({"input_ids": [1, 300]}, "300"),
+        ({}, "both are missing"),
+    ],
+)
+def test_refusals(engine: Engine, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestRefused, match=message):
+        engine.generate(**fields)
+
+
+def test_a_wrong_setting(model: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean page_size"):
+        Engine(model_path=model, page_sise=1)
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        Engine(model_path="/no/such/folder")
+
+
+def test_a_worker_that_cannot_start_raises_its_error(model: Path) -> None:
+    threads = threading.active_count()
+    with pytest.raises(ModelLoadError, match="weights are missing"):
+        Engine(model_path=model, worker=fake(start_error="weights are missing"))
+    assert threading.active_count() == threads
+
+
+def test_a_worker_that_is_not_ready_in_time(model: Path) -> None:
+    with pytest.raises(EngineError, match=r"not ready within 0\.2 s"):
+        Engine(model_path=model, worker=fake(start_hang=True), ready_timeout=0.2)
+
+
+@pytest.mark.parametrize("behaviour", [{"crash_after": 3}, {"exit_after": 3}])
+def test_a_worker_that_dies_fails_open_and_later_calls(model: Path, behaviour: dict) -> None:
+    with Engine(model_path=model, worker=fake(**behaviour)) as engine:
+        reason = "caught fire" if "crash_after" in behaviour else "ended by itself"
+        for _ in range(2):
+            with pytest.raises(RequestRefused, match=reason) as caught:
+                engine.generate("abc", LONG)
+            assert caught.value.status == 503 and caught.value.__cause__ is not None
+
+
+def test_shutdown_fails_open_calls_and_leaves_no_thread(model: Path) -> None:
+    threads = threading.active_count()
+    engine = Engine(model_path=model, worker=fake(step_s=0.01))
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            engine.generate("abc", LONG, rid="open")
+        except RequestRefused as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until(lambda: engine._manager.num_open == 1, "the request never opened")
+    engine.shutdown()
+    engine.shutdown()
+    thread.join(10)
+    assert [str(error) for error in errors] == ["the engine has been shut down"]
+    assert threading.active_count() == threads
+    with pytest.raises(EngineError, match="make a new one"):
+        engine.generate("abc")
+
+
+def test_two_engines_beside_each_other(model: Path) -> None:
+    with Engine(model_path=model, worker=fake()) as one, Engine(model_path=model, worker=fake()) as two:
+        assert one.generate("a", {"max_new_tokens": 2})["text"] == "aa"
+        assert two.generate("b", {"max_new_tokens": 2})["text"] == "bb"

@@ -1,0 +1,107 @@
+"""Flags come from the dataclasses, and every mistake is named with its fix."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.server_args import ServerConfig, UsageError, build_parser, compose, parse_command_line
+from baton.runtime.config import ModelArgs
+from baton.scheduler.config import SchedulerConfig
+
+MODEL = ["--model-path", "m"]
+
+
+def test_defaults_are_the_dataclasses() -> None:
+    args = parse_command_line(MODEL)
+    assert args.model == ModelArgs(model_path="m")
+    assert args.scheduler == SchedulerConfig()
+    assert args.server == ServerConfig()
+    assert args.tokenizer_path == args.served_model_name == "m"
+
+
+def test_every_field_is_a_flag_that_reaches_it() -> None:
+    """Each flag is given a value other than its default; exactly its field changes."""
+    values = {"int": "32768", "float": "0.5", "str": "other", "bool": None}
+    special = {"load_format": "dummy", "dtype": "float16", "device": "cpu", "attention_backend": "torch_native",
+               "schedule_policy": "lpm", "log_level": "debug", "page_size": "16", "watchdog_timeout": "9"}  # fmt: skip
+    base = parse_command_line(MODEL)
+    for part in ("model", "scheduler", "server"):
+        for field in dataclasses.fields(getattr(base, part)):
+            value = special.get(field.name, values.get(str(field.type)))
+            flag = "--" + field.name.replace("_", "-")
+            argv = [flag] if value is None else [flag, value]
+            changed = parse_command_line([*([] if field.name == "model_path" else MODEL), *argv])
+            assert getattr(getattr(changed, part), field.name) != getattr(getattr(base, part), field.name), flag
+            others = {p for p in ("model", "scheduler", "server") if getattr(changed, p) != getattr(base, p)}
+            assert others == {part}, flag
+
+
+def test_command_line_and_keywords_agree() -> None:
+    argv = [*MODEL, "--page-size", "16", "--disable-radix-cache", "--port", "0", "--drain-timeout", "2"]
+    keywords = {"model_path": Path("m"), "page_size": 16, "disable_radix_cache": True, "port": 0, "drain_timeout": 2}
+    assert parse_command_line(argv) == compose(keywords)
+
+
+def test_worker_config_holds_what_the_worker_needs() -> None:
+    config = compose({"model_path": "m", "page_size": 16, "log_level": "debug", "api_key": "k"}).worker_config
+    assert (config.model.model_path, config.scheduler.page_size, config.log_level) == ("m", 16, "debug")
+    assert "k" not in str(dataclasses.asdict(config).values()).split("'")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "--model-path is missing"),
+        ([*MODEL, "--pagesize", "1"], "unknown flag --pagesize; did you mean --page-size?"),
+        ([*MODEL, "--port=1", "--hots=x"], "unknown flag --hots; did you mean --host?"),
+        ([*MODEL, "--zzz"], "unknown flag --zzz; see --help"),
+        ([*MODEL, "extra"], "unexpected argument 'extra'"),
+        ([*MODEL, "--port", "abc"], "--port: invalid int value: 'abc'"),
+        ([*MODEL, "--port", "70000"], "--port is 70000; use 0 to 65535"),
+        ([*MODEL, "--port"], "--port: expected one argument"),
+        ([*MODEL, "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+        ([*MODEL, "--page-size", "3"], "--page-size is 3; use a power of two"),
+        ([*MODEL, "--page-size", "0"], "--page-size is 0"),
+        ([*MODEL, "--page-size", "64", "--chunked-prefill-size", "100"], "use a multiple of 64"),
+        ([*MODEL, "--page-size", "64", "--max-total-tokens", "10"], "at least one page"),
+        ([*MODEL, "--mem-fraction-static", "1.5"], "--mem-fraction-static is 1.5"),
+        ([*MODEL, "--max-running-requests", "0"], "--max-running-requests is 0; use 1 or more"),
+        ([*MODEL, "--context-length", "-1"], "--context-length is -1"),
+        ([*MODEL, "--watchdog-timeout", "1"], "the worker reports once a second"),
+        ([*MODEL, "--ready-timeout", "nan"], "--ready-timeout is nan"),
+        ([*MODEL, "--drain-timeout", "-1"], "--drain-timeout is -1.0; use 0 or more"),
+        ([*MODEL, "--max-body-mb", "0"], "--max-body-mb is 0; use 1 or more"),
+    ],
+)
+def test_mistakes_on_the_command_line(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_command_line(argv)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"page_sise": 1}, "unknown setting 'page_sise'; did you mean page_size?"),
+        ({"page_size": "16"}, "--page-size is '16'; it takes a whole number"),
+        ({"page_size": True}, "--page-size is True; it takes a whole number"),
+        ({"drain_timeout": "1"}, "it takes a number"),
+        ({"disable_radix_cache": 1}, "it takes true or false"),
+        ({"dtype": "int8"}, "--dtype is 'int8'; use one of auto, float32"),
+    ],
+)
+def test_mistakes_in_keywords(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        compose({"model_path": "m", **settings})
+    assert message in str(caught.value)
+
+
+def test_help_lists_every_flag_with_its_default() -> None:
+    text = build_parser().format_help()
+    for title in ("model:", "scheduler and KV cache:", "server:"):
+        assert title in text
+    assert "--page-size INT" in text and "(default: 1)" in text and "(default: 0)" in text

@@ -1,0 +1,212 @@
+"""Channels carry the messages they were given, in order, between threads and between processes, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+import uvloop
+import zmq
+
+from baton.runtime import messages
+from baton.runtime.channels import AsyncReceiver, ChannelError, Endpoints, Receiver, Sender, make_run_dir
+from baton.scheduler.request import FinishReason
+from baton.scheduler.sampling_params import SamplingParams
+
+
+class Number(msgspec.Struct, tag=True):
+    value: int
+
+
+class Word(msgspec.Struct, tag=True):
+    value: str
+
+
+@pytest.fixture(params=["threads", "unix sockets", "tcp"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    run_dir = make_run_dir()
+    made = {
+        "threads": Endpoints.for_threads,
+        "unix sockets": lambda: Endpoints.for_processes(run_dir),
+        "tcp": lambda: Endpoints.for_processes(tmp_path / ("x" * 120)),  # too long a path for a Unix socket
+    }
+    endpoints = made[request.param]()
+    scheme = {"threads": "inproc", "unix sockets": "ipc", "tcp": "tcp"}[request.param]
+    assert endpoints.to_worker.startswith(f"{scheme}://")
+    assert len(set(msgspec.structs.astuple(endpoints))) == 3
+    yield endpoints.to_worker
+    shutil.rmtree(run_dir)
+
+
+def collect(receiver: Receiver, count: int) -> list:
+    got: list = []
+    while len(got) < count:
+        more = receiver.poll(5)
+        assert more, f"only {len(got)} of {count} messages arrived"
+        got += more
+    return got
+
+
+def test_messages_arrive_in_order(address: str) -> None:
+    sender = Sender(address)  # before anybody listens
+    receiver: Receiver[Number | Word] = Receiver(address, Number | Word)
+    sent = [Number(i) if i % 3 else Word("é" * i) for i in range(3000)]
+    for message in sent:
+        sender.send(message)
+    assert collect(receiver, len(sent)) == sent
+    assert receiver.poll() == []
+    sender.close()
+    receiver.close()
+
+
+def test_a_sleeping_receiver_wakes_for_a_message_and_for_a_wake_up(address: str) -> None:
+    receiver: Receiver[Number] = Receiver(address, Number)
+    sender = Sender(address)
+    got: list = []
+    first = threading.Event()
+
+    def receive() -> None:
+        got.append(receiver.poll(30))
+        first.set()
+        got.append(receiver.poll(30))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sender.send(Number(1))
+    assert first.wait(10)
+    sender.wake()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == [[Number(1)], []]
+    sender.close()
+    receiver.close()
+
+
+def test_asynchronous_receiver(address: str) -> None:
+    async def run() -> list:
+        receiver: AsyncReceiver[Number] = AsyncReceiver(address, Number)
+        sender = Sender(address)
+        got: list = []
+        for start in range(0, 1000, 250):
+            asyncio.get_running_loop().call_later(
+                0.01, lambda s=start: [sender.send(Number(s + i)) for i in range(250)]
+            )
+            while len(got) < start + 250:
+                got += await asyncio.wait_for(receiver.receive(), 5)
+        sender.wake()
+        assert await asyncio.wait_for(receiver.receive(), 5) == []
+        sender.close()
+        receiver.close()
+        return got
+
+    assert uvloop.run(run()) == [Number(i) for i in range(1000)]
+
+
+def test_what_was_sent_before_closing_arrives(address: str) -> None:
+    receiver: Receiver[Number] = Receiver(address, Number)
+    sender = Sender(address)
+    for i in range(100):
+        sender.send(Number(i))
+    sender.close()
+    assert len(collect(receiver, 100)) == 100
+    receiver.close()
+
+
+def test_a_sender_does_not_wait_for_a_receiver_that_has_closed(address: str) -> None:
+    receiver: Receiver[Number] = Receiver(address, Number)
+    sender = Sender(address)
+    sender.send(Number(0))
+    collect(receiver, 1)
+    receiver.close()
+    for i in range(100):
+        sender.send(Number(i))
+        sender.wake()
+    sender.close()
+
+
+@pytest.mark.parametrize("frame", [b"\xc1", pickle.dumps(Number), b"\x81\xa4type\xa4Nope", b"\x00" * 100])
+def test_foreign_frames_are_refused(frame: bytes) -> None:
+    address = Endpoints.for_threads().to_worker
+    receiver: Receiver[Number] = Receiver(address, Number)
+    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket.connect(address)
+    socket.send(frame)
+    with pytest.raises(ChannelError, match=f"a frame of {len(frame)} bytes it does not accept"):
+        receiver.poll(5)
+    # It goes on with the next.
+    socket.send(msgspec.msgpack.encode(Number(3)))
+    assert receiver.poll(5) == [Number(3)]
+    socket.close(linger=0)
+    receiver.close()
+
+
+def test_an_address_is_bound_once() -> None:
+    address = Endpoints.for_threads().to_worker
+    first: Receiver[Number] = Receiver(address, Number)
+    with pytest.raises(ChannelError, match="cannot bind inproc://"):
+        Receiver(address, Number)
+    first.close()
+
+
+def test_run_dir_is_private() -> None:
+    folder = make_run_dir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not list(folder.iterdir())
+    folder.rmdir()
+
+
+def test_run_dir_avoids_folders_where_a_socket_path_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 110)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path.parent.parent.parent))
+    folder = make_run_dir()
+    assert folder.parent != deep and not list(deep.iterdir())
+    folder.rmdir()
+
+
+def example(kind: type) -> msgspec.Struct:
+    """A message with every field set to something that is not its default."""
+    ids = messages.pack_ids([1, 2, 3])
+    chunk = messages.LogprobChunk(ids=ids, values=b"\0" * 12, top_ids=ids, top_values=b"\1" * 12)
+    params = messages.DetokenizeParams(skip_special_tokens=False, stop=("a", "b"), no_stop_trim=True, stream=True)
+    output = messages.TokenOutput(
+        rid="r", index=2, new_ids=ids, prompt_tokens=5, cached_tokens=4, completion_tokens=3, params=params,
+        finish=FinishReason("stop", matched="x"), input_logprobs=chunk, output_logprobs=chunk,
+    )  # fmt: skip
+    sampling = SamplingParams(stop=("x",), logit_bias={3: 1.5}, seed=7, n=2, max_new_tokens=None)
+    examples = {
+        "GenerateRequest": {"rid": "r", "input_ids": ids, "sampling": sampling, "namespace": "n", "stream": True},
+        "AbortRequest": {"rid": None},
+        "ControlRequest": {"call_id": 1, "verb": "info"},
+        "TokenOutputs": {"items": [output]},
+        "TextOutputs": {"items": [messages.TextOutput(output=output, text="é", output_logprob_texts=["a"])]},
+        "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},
+        "ControlReply": {"call_id": 1, "ok": False, "payload": b"1"},
+        "WorkerReady": {"info": b"{}"},
+        "WorkerStats": {"steps": 5},
+    }
+    return kind(**examples[kind.__name__])
+
+
+@pytest.mark.parametrize("union", [messages.ToWorker, messages.FromWorker, messages.ToManager])
+def test_every_message_of_a_channel_survives_the_journey(union: object) -> None:
+    address = Endpoints.for_threads().to_worker
+    receiver: Receiver = Receiver(address, union)
+    sender = Sender(address)
+    sent = [example(kind) for kind in get_args(union)]
+    for message in sent:
+        sender.send(message)
+    assert collect(receiver, len(sent)) == sent
+    sender.close()
+    receiver.close()

@@ -1,0 +1,140 @@
+"""The detokenizer's bookkeeping: what passes, what waits, what is forgotten. What text looks like is OutputText's."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+from byte_tokenizer import EOS_ID, write_byte_tokenizer
+
+from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.detokenizer import Detokenizer, run_detokenizer
+from baton.runtime.messages import (
+    ControlReply,
+    DetokenizeParams,
+    LogprobChunk,
+    RequestError,
+    TextOutputs,
+    TokenOutput,
+    TokenOutputs,
+    ToManager,
+    WorkerReady,
+    WorkerStats,
+    pack_ids,
+)
+from baton.runtime.tokenizer import Tokenizer
+from baton.scheduler.request import FinishReason
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+def feed(detokenizer: Detokenizer, *outputs: TokenOutput) -> list[str]:
+    answer = detokenizer.handle(TokenOutputs(items=list(outputs)))
+    assert isinstance(answer, TextOutputs)
+    assert [item.output for item in answer.items] == list(outputs)
+    return [item.text for item in answer.items]
+
+
+def output(rid: str, ids: bytes | list[int], *, index: int = 0, first: bool = False, stream: bool = True,
+           finish: FinishReason | None = None, stop: tuple[str, ...] = ()) -> TokenOutput:  # fmt: skip
+    params = DetokenizeParams(stream=stream, stop=stop) if first else None
+    return TokenOutput(rid=rid, index=index, new_ids=pack_ids(list(ids)), params=params, finish=finish)
+
+
+LENGTH = FinishReason("length")
+
+
+def test_interleaved_samples_keep_their_own_text(tokenizer: Tokenizer) -> None:
+    seed = 3
+    rng = random.Random(seed)
+    detokenizer = Detokenizer(tokenizer)
+    texts = {(f"r{i % 3}", i // 3): "".join(rng.choices("aé中😀 \n", k=30)) for i in range(9)}
+    left = {key: list(text.encode()) for key, text in texts.items()}
+    got = dict.fromkeys(texts, "")
+    fresh = set(texts)
+    while left:
+        for key in [key for key in left if rng.random() < 0.5]:
+            count = rng.randint(1, 5)
+            ids, left[key] = left[key][:count], left[key][count:]
+            finish = None if left[key] else LENGTH
+            (text,) = feed(detokenizer, output(key[0], ids, index=key[1], first=key in fresh, finish=finish))
+            fresh.discard(key)
+            assert "\ufffd" not in text, seed
+            got[key] += text
+            if finish:
+                del left[key]
+    assert got == texts, seed
+    assert detokenizer.num_open == 0
+
+
+def test_without_streaming_all_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    assert feed(detokenizer, output("r", "né".encode()[:2], first=True, stream=False)) == [""]
+    assert feed(detokenizer, output("r", "né".encode()[2:], finish=LENGTH)) == ["né"]
+
+
+def test_stops_are_trimmed_either_way(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    matched = FinishReason("stop", matched="END")
+    assert feed(detokenizer, output("a", b"x END", first=True, stream=False, stop=("END",), finish=matched)) == ["x "]
+    pieces = [feed(detokenizer, output("b", [b], first=i == 0, stop=("END",)))[0] for i, b in enumerate(b"x EN")]
+    assert pieces == ["x", " ", "", ""]
+    assert feed(detokenizer, output("b", b"D", finish=matched)) == [""]
+    eos = FinishReason("stop", matched=EOS_ID)
+    assert feed(detokenizer, output("c", [120, EOS_ID], first=True, finish=eos)) == ["x"]
+
+
+def test_an_abort_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    assert feed(detokenizer, output("r", b"x EN", first=True, stop=("END",))) == ["x "]
+    assert feed(detokenizer, output("r", b"", finish=FinishReason("abort"))) == ["EN"]
+
+
+def test_an_error_forgets_all_samples_of_its_request(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    feed(detokenizer, *(output(rid, b"x", index=i, first=True) for rid in "ab" for i in range(3)))
+    error = RequestError(rid="a", status=500, message="m")
+    assert detokenizer.handle(error) is error
+    assert detokenizer.num_open == 3
+
+
+def test_logprob_texts_are_parallel_to_their_ids(tokenizer: Tokenizer) -> None:
+    chunk = LogprobChunk(
+        ids=pack_ids([97, 195]), values=b"\0" * 8, top_ids=pack_ids([98, EOS_ID]), top_values=b"\0" * 8
+    )
+    item = TokenOutput(rid="r", params=DetokenizeParams(), input_logprobs=chunk, finish=LENGTH)
+    answer = Detokenizer(tokenizer).handle(TokenOutputs(items=[item]))
+    assert isinstance(answer, TextOutputs)
+    assert answer.items[0].input_logprob_texts == ["a", "\ufffd", "b", "<eos>"]
+    assert answer.items[0].output_logprob_texts == []
+
+
+def test_everything_else_passes_in_order(tokenizer: Tokenizer) -> None:
+    endpoints = Endpoints.for_threads()
+    stop = threading.Event()
+    thread = threading.Thread(target=run_detokenizer, args=(tokenizer, endpoints, stop))
+    thread.start()
+    inbox: Receiver[ToManager] = Receiver(endpoints.to_manager, ToManager)
+    sender = Sender(endpoints.to_detokenizer)
+    sent = [
+        WorkerReady(info=b"{}"),
+        WorkerStats(steps=3),
+        ControlReply(call_id=1),
+        RequestError(rid="r", status=400, message="m"),
+    ]
+    for message in sent:
+        sender.send(message)
+    got: list[ToManager] = []
+    while len(got) < len(sent):
+        got += inbox.poll(5)
+    assert got == sent
+    stop.set()
+    sender.wake()
+    thread.join(10)
+    assert not thread.is_alive()
+    sender.close()
+    inbox.close()

@@ -1,0 +1,333 @@
+"""Open calls and their ends: every rid ends once, whoever leaves first."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from byte_tokenizer import write_byte_tokenizer
+
+from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.generation import Prompt, RequestRefused
+from baton.runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    GenerateRequest,
+    LogprobChunk,
+    RequestError,
+    TextOutput,
+    TextOutputs,
+    TokenOutput,
+    ToWorker,
+    WorkerReady,
+    WorkerStats,
+    pack_ids,
+    unpack_ids,
+)
+from baton.runtime.metrics import ServerMetrics
+from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.tokenizer_manager import TokenizerManager
+from baton.scheduler.request import FinishReason
+from baton.scheduler.sampling_params import SamplingParams
+
+LENGTH = FinishReason("length")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+class Backend:
+    """What stands behind the manager, played by the test."""
+
+    def __init__(self, manager: TokenizerManager, endpoints: Endpoints) -> None:
+        self.manager = manager
+        self.inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
+        self.outbox = Sender(endpoints.to_manager)
+
+    def received(self) -> list[ToWorker]:
+        return self.inbox.poll(0.2)
+
+    async def send(self, *messages: msgspec.Struct) -> None:
+        """Send, and wait until the manager has taken it."""
+        for message in messages:
+            self.outbox.send(message)
+        marker = asyncio.get_running_loop().create_future()
+        self.manager._controls[-1] = marker
+        self.outbox.send(ControlReply(call_id=-1))
+        await asyncio.wait_for(marker, 5)
+
+    async def output(self, rid: str, text: str = "", finish: FinishReason | None = None, **fields: Any) -> None:
+        item = TokenOutput(rid=rid, new_ids=pack_ids(list(text.encode())), finish=finish, **fields)
+        await self.send(TextOutputs(items=[TextOutput(output=item, text=text)]))
+
+
+@asynccontextmanager
+async def running(tokenizer: Tokenizer, *, ready: bool = True) -> AsyncIterator[Backend]:
+    endpoints = Endpoints.for_threads()
+    manager = TokenizerManager(tokenizer=tokenizer, endpoints=endpoints, metrics=ServerMetrics("m"))
+    backend = Backend(manager, endpoints)
+    task = asyncio.create_task(manager.run())
+    try:
+        if ready:
+            await backend.send(WorkerReady(info=b'{"context_length": 500, "vocab_size": 257}'))
+        yield backend
+    finally:
+        task.cancel()
+        manager.close()
+        backend.inbox.close()
+        backend.outbox.close()
+
+
+def check(tokenizer: Tokenizer, body: Callable[[Backend], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def run() -> None:
+        async with running(tokenizer, **options) as backend:
+            await asyncio.wait_for(body(backend), 20)
+
+    asyncio.run(run())
+
+
+def prompt(rid: str = "r", text: str = "ab", **fields: Any) -> Prompt:
+    return Prompt(rid=rid, group=fields.pop("group", rid), text=text, **fields)
+
+
+def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        sampling = SamplingParams(max_new_tokens=7)
+        with await backend.manager.open([prompt(sampling=sampling, namespace="n")], stream=True) as call:
+            (request,) = backend.received()
+            assert isinstance(request, GenerateRequest)
+            assert unpack_ids(request.input_ids).tolist() == [97, 98]
+            assert (request.sampling, request.namespace, request.stream) == (sampling, "n", True)
+            await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, cached_tokens=1)
+            await backend.output("r", "yz", LENGTH, prompt_tokens=2, completion_tokens=3, cached_tokens=1)
+            (answer,) = await call.results()
+            assert answer["text"] == "xyz" and answer["output_ids"] == list(b"xyz")
+            assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+        assert backend.manager.num_open == 0
+        assert backend.received() == [], "a finished call is not aborted"
+
+    check(tokenizer, body)
+
+
+def test_readers_that_fall_behind_find_the_newest_state(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        with await backend.manager.open([prompt(sampling=SamplingParams(n=2))], stream=True) as call:
+            updates = call.updates()
+            await backend.output("r", "a")
+            assert (await anext(updates))[1]["text"] == "a"
+            for letter in "bcd":
+                await backend.output("r", letter)
+            await backend.output("r", "z", LENGTH, index=1)
+            await backend.output("r", "e", LENGTH)
+            assert [(position, output["text"]) async for position, output in updates] == [(0, "abcde"), (1, "z")]
+
+    check(tokenizer, body)
+
+
+def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        ids, value = pack_ids([97]), struct.pack("<f", -0.5)
+        chunk = LogprobChunk(ids=ids, values=value)
+        with await backend.manager.open([prompt(return_logprob=True, logprob_start_len=0)], stream=True) as call:
+            updates = call.updates(incremental=True)
+            first = LogprobChunk(ids=ids, values=struct.pack("<f", float("nan")))
+            await backend.output("r", "é", input_logprobs=first, output_logprobs=chunk)
+            _, one = await anext(updates)
+            await backend.output("r", "b", output_logprobs=chunk)
+            await backend.output("r", "c", LENGTH, output_logprobs=chunk)
+            (rest,) = [output async for _, output in updates]
+            assert (one["text"], rest["text"]) == ("é", "bc")
+            assert (len(one["output_ids"]), len(rest["output_ids"])) == (2, 2)
+            assert one["meta_info"]["input_token_logprobs"] == [[None, 97, None]]
+            assert rest["meta_info"]["input_token_logprobs"] == []
+            assert one["meta_info"]["output_token_logprobs"] == [[-0.5, 97, None]]
+            assert rest["meta_info"]["output_token_logprobs"] == [[-0.5, 97, None]] * 2
+
+    check(tokenizer, body)
+
+
+def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        with await backend.manager.open([prompt()], stream=False):
+            pass
+        assert [type(message) for message in backend.received()] == [GenerateRequest, AbortRequest]
+        with pytest.raises(RequestRefused) as caught:
+            await backend.manager.open([prompt()], stream=False)
+        assert caught.value.status == 409
+        # What the first still says is not taken for the second.
+        await backend.output("r", "old", FinishReason("abort"))
+        assert backend.manager.num_open == 0
+        with await backend.manager.open([prompt()], stream=False) as call:
+            await backend.output("r", "new", LENGTH)
+            assert (await call.results())[0]["text"] == "new"
+
+    check(tokenizer, body)
+
+
+def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        manager = backend.manager
+        calls = [
+            await manager.open([prompt("a")], stream=False),
+            await manager.open([prompt("b_0", group="b"), prompt("b_1", group="b")], stream=False),
+            await manager.open([prompt("c")], stream=False),
+        ]
+        backend.received()
+        assert manager.abort("nobody") == []
+        assert manager.abort("a") == ["a"]
+        assert manager.abort("b") == ["b_0", "b_1"]
+        assert [m.rid for m in backend.received() if isinstance(m, AbortRequest)] == ["a", "b_0", "b_1"]
+        assert manager.abort(None) == ["a", "b_0", "b_1", "c"]
+        assert [m.rid for m in backend.received() if isinstance(m, AbortRequest)] == ["c"], "each is aborted once"
+        for rid in ("a", "b_0", "b_1", "c"):
+            await backend.output(rid, "part", FinishReason("abort", message="why"))
+        for call in calls:
+            for answer in await call.results():
+                assert answer["text"] == "part"
+                assert answer["meta_info"]["finish_reason"] == {"type": "abort", "message": "why"}
+
+    check(tokenizer, body)
+
+
+def test_an_error_of_one_prompt_fails_its_call_and_aborts_the_rest(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        with await backend.manager.open([prompt("x"), prompt("y")], stream=False) as call:
+            await backend.send(RequestError(rid="x", status=400, message="too large", code="c", param="text"))
+            with pytest.raises(RequestRefused) as caught:
+                await call.results()
+            assert (caught.value.status, caught.value.message, caught.value.param) == (400, "too large", "text")
+        aborts = [message.rid for message in backend.received() if isinstance(message, AbortRequest)]
+        assert aborts == ["y"]
+
+    check(tokenizer, body)
+
+
+def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        for bad in (prompt("y", ""), prompt("x"), prompt("y", "a" * 501), prompt("y", "\ud800")):
+            with pytest.raises(RequestRefused):
+                await backend.manager.open([prompt("x"), bad], stream=False)
+        assert backend.received() == [] and backend.manager.num_open == 0
+
+    check(tokenizer, body)
+
+
+def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        for work in (backend.manager.open([prompt()], stream=False), backend.manager.flush_cache()):
+            with pytest.raises(RequestRefused) as caught:
+                await work
+            assert (caught.value.status, caught.value.code) == (503, "not_ready")
+        assert not backend.manager.is_ready
+
+    check(tokenizer, body, ready=False)
+
+
+def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        manager = backend.manager
+        call = await manager.open([prompt()], stream=True)
+        flushing = asyncio.create_task(manager.flush_cache())
+        await asyncio.sleep(0)
+        error = RequestRefused("the worker died", status=503)
+        manager.fail_all(error)
+        for work in (call.results(), anext(call.updates()), flushing, manager.open([prompt("s")], stream=False)):
+            with pytest.raises(RequestRefused, match="the worker died"):
+                await work
+        await manager.wait_empty()
+        call.close()
+        assert not [message for message in backend.received() if isinstance(message, AbortRequest)]
+        await backend.output("r", "too late", LENGTH)
+
+    check(tokenizer, body)
+
+
+def test_wait_empty(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        await backend.manager.wait_empty()
+        call = await backend.manager.open([prompt()], stream=False)
+        waiting = asyncio.create_task(backend.manager.wait_empty())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await backend.output("r", "x", LENGTH)
+        await asyncio.wait_for(waiting, 5)
+        call.close()
+
+    check(tokenizer, body)
+
+
+def test_control_calls(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        async def reply(verb: str, ok: bool, payload: bytes) -> None:
+            while not (requests := backend.inbox.poll()):
+                await asyncio.sleep(0.001)
+            (request,) = requests
+            assert isinstance(request, ControlRequest) and request.verb == verb
+            backend.outbox.send(ControlReply(call_id=request.call_id, ok=ok, payload=payload))
+
+        info, _ = await asyncio.gather(backend.manager.info(), reply("info", True, b'{"a": 1}'))
+        assert info == {"a": 1}
+        await asyncio.gather(backend.manager.flush_cache(), reply("flush_cache", True, b"null"))
+        with pytest.raises(RequestRefused, match="requests run") as caught:
+            await asyncio.gather(backend.manager.flush_cache(), reply("flush_cache", False, b'"requests run"'))
+        assert caught.value.status == 409
+        with pytest.raises(RequestRefused, match=r"did not answer info within 0.05 s") as caught:
+            await backend.manager.info(timeout_s=0.05)
+        assert caught.value.status == 504
+
+    check(tokenizer, body)
+
+
+def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.001)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        ids = await backend.manager.tokenize(["word " * 200_000])
+        ticking.cancel()
+        assert len(ids[0]) == 1_000_000
+        assert ticks > 5
+
+    check(tokenizer, body)
+
+
+def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        with await backend.manager.open([prompt()], stream=True) as call:
+            await backend.output("r", "x")
+            await backend.output("r", "yz", LENGTH, cached_tokens=1)
+            await call.results()
+        with await backend.manager.open([prompt()], stream=False):
+            pass
+        with pytest.raises(RequestRefused):
+            await backend.manager.open([prompt("e", "")], stream=False)
+        for total in (5, 7):
+            await backend.send(WorkerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1))
+
+        def value(name: str, **labels: str) -> float | None:
+            return backend.manager.metrics.registry.get_sample_value(f"baton:{name}", {"model_name": "m", **labels})
+
+        assert value("num_requests_total") == 2 and value("prompt_tokens_total") == 4
+        assert value("generation_tokens_total") == 3 and value("cached_tokens_total") == 1
+        assert value("time_to_first_token_seconds_count") == 1 and value("inter_token_latency_seconds_count") == 2
+        assert value("e2e_request_latency_seconds_count") == 1
+        assert value("num_aborted_requests_total") == 1
+        assert value("num_errors_total", status="400") == 1
+        assert value("num_steps_total") == 7
+        assert value("kv_cache_usage_perc") == 0.5
+
+    check(tokenizer, body)
