@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.memory_pool.allocator import Allocator, DoubleFreeError
+
+PAGE_SIZES = [1, 2, 16, 64]
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def slow_extend(
+    free_pages: list[int], page: int, old_lens: list[int], new_lens: list[int], last_slots: list[int]
+) -> list[int]:
+    """What alloc_extend must return, one token at a time, given the pages it takes in order."""
+    pages = iter(free_pages)
+    out = []
+    for old, new, slot in zip(old_lens, new_lens, last_slots):
+        for position in range(old, new):
+            slot = next(pages) * page if position % page == 0 else slot + 1
+            out.append(slot)
+    return out
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+def test_all_tokens_can_be_had_once_and_page_0_never(page: int) -> None:
+    allocator = Allocator(8 * page, page, check=True)
+    assert allocator.total_tokens == allocator.free_tokens == 8 * page
+    slots = allocator.alloc_extend(int32(0), int32(8 * page), int32(0))
+    assert slots is not None
+    assert slots.dtype == np.int32
+    assert sorted(slots.tolist()) == list(range(page, 9 * page))
+    assert allocator.free_tokens == 0
+    assert allocator.alloc_extend(int32(0), int32(1), int32(0)) is None
+    allocator.free(slots)
+    assert allocator.free_tokens == 8 * page
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+def test_nothing_asked_gives_nothing(page: int) -> None:
+    allocator = Allocator(8 * page, page, check=True)
+    for old, new in ((int32(), int32()), (int32(5, 0), int32(5, 0))):
+        slots = allocator.alloc_extend(old, new, np.full(len(old), page, dtype=np.int32))
+        assert slots is not None
+        assert len(slots) == 0
+        assert allocator.tokens_needed(old, new) == 0
+    allocator.free(int32())
+    allocator.quarantine(int32(), 3)
+    assert allocator.free_tokens == 8 * page
+    assert allocator.quarantined_tokens == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    page=st.sampled_from([1, 2, 4, 16]),
+    lens=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)), max_size=40),
+    seed=st.integers(0, 2**16),
+)
+def test_alloc_extend_equals_token_by_token(page: int, lens: list[tuple[int, int]], seed: int) -> None:
+    rng = random.Random(seed)
+    allocator = Allocator(64 * page, page, check=True)
+    old_lens = [old for old, _ in lens]
+    new_lens = [old + more for old, more in lens]
+    # Any slot that is the right one of its page; far away pages, so that a wrong base shows.
+    last_slots = [(1000 + rng.randrange(100)) * page + (old - 1) % page for old in old_lens]
+    arguments = int32(*old_lens), int32(*new_lens), int32(*last_slots)
+    stack = allocator.free_pages().tolist()
+    needed = allocator.tokens_needed(arguments[0], arguments[1])
+    slots = allocator.alloc_extend(*arguments)
+    if needed > 64 * page:
+        assert slots is None
+        assert allocator.free_pages().tolist() == stack
+        return
+    assert slots is not None
+    assert slots.dtype == np.int32
+    assert allocator.free_tokens == 64 * page - needed
+    taken = stack[len(stack) - needed // page :]
+    assert slots.tolist() == slow_extend(taken, page, old_lens, new_lens, last_slots)
+
+
+def test_last_slots_are_ignored_at_page_borders() -> None:
+    allocator = Allocator(64, 16, check=True)
+    slots = allocator.alloc_extend(int32(16, 0), int32(18, 3), int32(-5, -5))
+    assert slots is not None
+    assert slots.tolist() == [48, 49, 64, 65, 66]
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+def test_a_batch_fails_whole_or_not_at_all(page: int) -> None:
+    allocator = Allocator(4 * page, page, check=True)
+    before = allocator.free_pages().tolist()
+    assert allocator.alloc_extend(int32(0, 0), int32(2 * page, 2 * page + 1), int32(0, 0)) is None
+    assert allocator.free_pages().tolist() == before
+    slots = allocator.alloc_extend(int32(0, 0), int32(2 * page, 2 * page), int32(0, 0))
+    assert slots is not None
+
+
+def test_shrinking_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be below old_lens"):
+        Allocator(8).alloc_extend(int32(4), int32(2), int32(1))
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+def test_free_takes_every_page_that_is_touched(page: int) -> None:
+    allocator = Allocator(8 * page, page, check=True)
+    length = 2 * page + 1
+    slots = allocator.alloc_extend(int32(0), int32(length), int32(0))
+    assert slots is not None
+    assert allocator.free_tokens == 5 * page
+    allocator.free(slots)
+    assert allocator.free_tokens == 8 * page
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+def test_what_was_freed_comes_back_in_order(page: int) -> None:
+    allocator = Allocator(8 * page, page, check=True)
+    first = allocator.alloc_extend(int32(0), int32(3 * page), int32(0))
+    assert first is not None
+    allocator.free(first)
+    again = allocator.alloc_extend(int32(0), int32(3 * page), int32(0))
+    assert again is not None
+    assert again.tolist() == first.tolist()
+
+
+def test_returned_slots_are_the_callers_own() -> None:
+    allocator = Allocator(8)
+    slots = allocator.alloc_extend(int32(0), int32(3), int32(0))
+    assert slots is not None
+    kept = slots.tolist()
+    allocator.free(slots)
+    slots[:] = 0
+    again = allocator.alloc_extend(int32(0), int32(3), int32(0))
+    assert again is not None
+    assert again.tolist() == kept
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+class TestQuarantine:
+    def test_pages_come_back_with_their_step_and_not_before(self, page: int) -> None:
+        allocator = Allocator(8 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0, 0, 0), int32(page, 2 * page, page), int32(0, 0, 0))
+        assert slots is not None
+        allocator.quarantine(slots[:page], 5)
+        allocator.quarantine(slots[page : 3 * page], 6)
+        allocator.quarantine(slots[3 * page :], 7)
+        assert allocator.quarantined_tokens == 4 * page
+        assert allocator.free_tokens == 4 * page
+        assert len(allocator.quarantined_pages()) == 4
+        assert allocator.release_quarantine(4) == 0
+        assert allocator.release_quarantine(6) == 3 * page
+        assert allocator.quarantined_tokens == page
+        assert allocator.free_tokens == 7 * page
+        assert allocator.release_quarantine(6) == 0
+        assert allocator.release_quarantine(100) == page
+        assert allocator.free_tokens == 8 * page
+        assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
+
+    def test_it_does_not_depend_on_the_callers_array(self, page: int) -> None:
+        allocator = Allocator(8 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
+        assert slots is not None
+        allocator.quarantine(slots, 1)
+        slots[:] = 0
+        allocator.release_quarantine(1)
+        assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
+
+    def test_what_is_quarantined_is_not_handed_out_or_freed_again(self, page: int) -> None:
+        allocator = Allocator(2 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
+        assert slots is not None
+        allocator.quarantine(slots, 1)
+        assert allocator.alloc_extend(int32(0), int32(1), int32(0)) is None
+        with pytest.raises(DoubleFreeError):
+            allocator.free(slots[:page])
+
+    def test_reset_frees_it_too(self, page: int) -> None:
+        allocator = Allocator(2 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
+        assert slots is not None
+        allocator.quarantine(slots[:page], 1)
+        allocator.reset()
+        assert allocator.free_tokens == 2 * page
+        assert allocator.quarantined_tokens == 0
+        assert allocator.release_quarantine(1) == 0
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+class TestDoubleFree:
+    def test_a_page_freed_twice_is_found(self, page: int) -> None:
+        allocator = Allocator(4 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
+        assert slots is not None
+        allocator.free(slots[page:])
+        with pytest.raises(DoubleFreeError, match="freed twice"):
+            allocator.free(slots)
+        assert allocator.free_tokens == 3 * page  # the wrong call changed nothing
+
+    def test_a_page_twice_in_one_call_is_found(self, page: int) -> None:
+        allocator = Allocator(4 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
+        assert slots is not None
+        with pytest.raises(DoubleFreeError, match="freed twice"):
+            allocator.free(np.concatenate([slots, slots[:page]]))
+
+    def test_padding_and_foreign_pages_are_found(self, page: int) -> None:
+        allocator = Allocator(4 * page, page, check=True)
+        allocator.alloc_extend(int32(0), int32(4 * page), int32(0))
+        for slot in (0, 5 * page):
+            with pytest.raises(DoubleFreeError, match="outside"):
+                allocator.free(int32(slot))
+
+    def test_without_checks_the_free_list_still_never_overflows(self, page: int) -> None:
+        allocator = Allocator(4 * page, page)
+        with pytest.raises(DoubleFreeError, match="5 free of 4"):
+            allocator.free(int32(page))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "page", "message"),
+    [
+        (48, 3, "power of two"),
+        (48, 0, "power of two"),
+        (0, 1, "positive multiple"),
+        (40, 16, "positive multiple of page_size 16, not 40"),
+        (2**31, 1, "does not fit int32"),
+    ],
+)
+def test_impossible_pools_are_refused(tokens: int, page: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Allocator(tokens, page)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_lives_of_sequences_never_share_a_page(seed: int) -> None:
+    rng = random.Random(seed)
+    page = rng.choice(PAGE_SIZES)
+    allocator = Allocator(40 * page, page, check=True)
+    sequences: list[list[int]] = []
+    step = 0
+    for _ in range(200):
+        step += 1
+        action = rng.random()
+        if action < 0.6:  # extend a random batch, new sequences included
+            batch = rng.sample(sequences, min(len(sequences), rng.randrange(4)))
+            batch += [[] for _ in range(rng.randrange(2))]
+            old = int32(*(len(s) for s in batch))
+            new = old + int32(*(rng.randrange(3 * page + 1) for _ in batch))
+            last = int32(*(s[-1] if s else 0 for s in batch))
+            slots = allocator.alloc_extend(old, new, last)
+            if slots is not None:
+                parts = np.split(slots, np.cumsum(new - old)[:-1]) if batch else []
+                for sequence, part in zip(batch, parts):
+                    if not sequence and len(part):
+                        sequences.append(sequence)
+                    sequence.extend(part.tolist())
+        elif sequences:
+            sequence = sequences.pop(rng.randrange(len(sequences)))
+            if action < 0.8:
+                allocator.free(int32(*sequence))
+            else:
+                allocator.quarantine(int32(*sequence), step)
+        allocator.release_quarantine(step - 3)
+        owned = [slot // page for s in sequences for slot in s[::page]]
+        owned += allocator.free_pages().tolist() + allocator.quarantined_pages().tolist()
+        assert sorted(owned) == list(range(1, 41)), f"seed {seed}"
+        for sequence in sequences:
+            assert all(slot % page == i % page for i, slot in enumerate(sequence)), f"seed {seed}"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig
+
+from baton.radix.eviction import EvictionOrder
+from baton.radix.tree import RadixTree
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def leaves(tree: RadixTree, count: int):
+    for i in range(count):
+        key = tokens(i)
+        yield tree.add_leaf(tree.root, "", key.tobytes(), key + 1, i)
+
+
+def test_order_corrects_times_when_it_must_and_not_before() -> None:
+    tree, order = RadixTree(1), EvictionOrder()
+    a, b, c = leaves(tree, 3)
+    for node in (a, b, c):
+        order.add(node)
+        order.add(node)  # a second call adds no second entry
+    a.last_access = 10
+    assert sorted(time for time, _ in order.entries()) == [0, 1, 2]
+    assert [order.pop(), order.pop(), order.pop(), order.pop()] == [b, c, a, None]
+    assert not a.in_order
+
+
+def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> None:
+    tree, order = RadixTree(1), EvictionOrder()
+    locked, inner, removed, leaf = leaves(tree, 4)
+    for node in (locked, inner, removed, leaf):
+        order.add(node)
+    locked.lock_ref = 1
+    child = tree.add_leaf(inner, "", tokens(9).tobytes(), tokens(99), 9)
+    tree.remove_leaf(removed)
+    assert order.pop() is leaf
+    assert order.pop() is None
+    locked.lock_ref = 0
+    order.add(locked)
+    assert order.pop() is locked
+    tree.remove_leaf(child)
+    order.add(inner)
+    assert order.pop() is inner
+
+
+def test_least_recently_used_goes_first() -> None:
+    rig = CacheRig()
+    for i in range(4):
+        rig.insert(tokens(i, i, i))
+    rig.cache.match_prefix("", tokens(0, 0, 0))  # an access
+    rig.cache.match_len("", tokens(1, 1, 1))  # none
+    for gone in (1, 2, 3, 0):
+        assert rig.cache.match_len("", tokens(gone, gone, gone)) == 3
+        assert rig.cache.evict(1) == 3
+        assert rig.cache.match_len("", tokens(gone, gone, gone)) == 0
+        rig.verify()
+
+
+def test_an_access_to_a_branch_keeps_its_stem_young_when_the_branch_is_gone() -> None:
+    rig = CacheRig()
+    rig.insert(tokens(1, 1, 2))  # stem 1 1 with branches 2 and 3
+    rig.insert(tokens(1, 1, 3))
+    rig.insert(tokens(5, 5))
+    rig.cache.match_prefix("", tokens(1, 1, 2))  # younger than 5 5, and so is its stem
+    assert rig.cache.evict(1) == 1  # 3
+    assert rig.cache.evict(1) == 2  # 5 5
+    assert rig.cache.evict(1) == 1  # 2
+    assert rig.cache.match_len("", tokens(1, 1, 2)) == 2
+    assert rig.cache.evict(100) == 2
+
+
+def test_whole_nodes_go_until_enough_is_free() -> None:
+    rig = CacheRig()
+    for i in range(5):
+        rig.insert(tokens(*[i] * 10))
+    assert rig.cache.evict(0) == 0
+    assert rig.cache.evict(-5) == 0
+    assert rig.cache.evict(11) == 20
+    assert rig.cache.evict(1000) == 30
+    assert rig.cache.evict(1) == 0
+    assert rig.cache.evicted_total == 50
+    assert rig.cache.total_nodes == 0
+    assert rig.allocator.free_tokens == rig.allocator.total_tokens
+    rig.verify()
+
+
+def test_what_is_locked_and_all_above_it_stays() -> None:
+    rig = CacheRig()
+    rig.insert(tokens(1, 2, 3, 4))
+    rig.insert(tokens(1, 2, 3, 9))
+    rig.insert(tokens(1, 7))
+    handle = rig.cache.match_prefix("", tokens(1, 2, 3)).handle
+    rig.cache.lock(handle)
+    assert rig.cache.protected_tokens == 3
+    assert rig.cache.evictable_tokens == 3
+    assert rig.cache.evict(1000) == 3
+    assert rig.cache.match_len("", tokens(1, 2, 3, 4)) == 3
+    rig.cache.unlock(handle)
+    assert rig.cache.evict(1000) == 3
+    assert rig.cache.total_nodes == 0
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_evicted_pages_are_whole(page: int) -> None:
+    rig = CacheRig(num_tokens=64 * 8, page_size=page, context=256)
+    rig.insert(np.arange(200, dtype=np.int32))
+    rig.insert(np.arange(100, dtype=np.int32))
+    cached = 200 - 200 % page
+    assert rig.cache.evict(1) % page == 0
+    rig.cache.evict(1000)
+    assert rig.cache.evicted_total == cached
+    assert rig.allocator.free_tokens == rig.allocator.total_tokens
+
+
+def test_100_000_leaves_go_in_order() -> None:
+    count = 100_000
+    tree, order = RadixTree(1), EvictionOrder()
+    nodes = list(leaves(tree, count))
+    for node in nodes:
+        order.add(node)
+    for node in nodes[::2]:
+        node.last_access += count
+    popped = [order.pop() for _ in range(count)]
+    assert popped == nodes[1::2] + nodes[::2]

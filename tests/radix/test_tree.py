@@ -1,0 +1,171 @@
+"""Structure only: match, split, add, remove."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from baton.radix.node import TreeNode
+from baton.radix.tree import RadixTree, common_prefix
+
+
+def ids(*values: int) -> bytes:
+    return np.array(values, dtype=np.int32).tobytes()
+
+
+def add(tree: RadixTree, parent: TreeNode, key: bytes, namespace: str = "") -> TreeNode:
+    """A leaf whose slots are its token ids + 1000, so that they are easy to follow."""
+    return tree.add_leaf(parent, namespace, key, np.frombuffer(key, dtype=np.int32) + 1000, 0)
+
+
+def path(tree: RadixTree, node: TreeNode) -> list[int]:
+    return [int(x) for value in tree.path_values(node, tree.root) for x in value]
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 5000])
+def test_common_prefix_finds_the_first_difference_wherever_it_is(length: int) -> None:
+    data = np.arange(length + 10, dtype=np.int32)
+    for at in {0, 1, 62, 63, 64, 65, 191, 192, length // 2, length - 1}:
+        if at >= length:
+            continue
+        key = data[:length].copy()
+        key[at] += 1 << 24  # differs in its last byte only
+        assert common_prefix(data.tobytes(), 0, key.tobytes()) == 4 * at
+        assert common_prefix(ids(7, 7) + data.tobytes(), 8, key.tobytes()) == 4 * at
+
+
+def test_common_prefix_stops_at_the_shorter_side() -> None:
+    assert common_prefix(ids(1, 2, 3), 0, ids(1, 2)) == 8
+    assert common_prefix(ids(1, 2), 0, ids(1, 2, 3)) == 8
+    assert common_prefix(ids(1, 2), 8, ids(1)) == 0
+    assert common_prefix(b"", 0, b"") == 0
+
+
+def test_match_follows_whole_nodes_and_stops_where_nothing_goes_on() -> None:
+    tree = RadixTree(1)
+    a = add(tree, tree.root, ids(1, 2))
+    b = add(tree, a, ids(3, 4, 5))
+    assert tree.match(tree.root, "", ids(1, 2, 3, 4, 5, 6)) is b
+    assert tree.match(tree.root, "", ids(1, 2, 9)) is a
+    assert tree.match(tree.root, "", ids(9)) is tree.root
+    assert tree.match(tree.root, "", b"") is tree.root
+    assert tree.match(a, "", ids(3, 4, 5)) is b  # from a node on
+    assert tree.total_nodes == 2
+    assert b.prefix_len == 5
+
+
+def test_match_splits_and_old_handles_keep_their_meaning() -> None:
+    tree = RadixTree(1)
+    leaf = add(tree, tree.root, ids(1, 2, 3, 4))
+    below = add(tree, leaf, ids(5))
+    upper = tree.match(tree.root, "", ids(1, 2, 3, 9))
+    assert path(tree, upper) == [1001, 1002, 1003]
+    assert path(tree, leaf) == [1001, 1002, 1003, 1004]
+    assert path(tree, below) == [1001, 1002, 1003, 1004, 1005]
+    assert leaf.parent is upper
+    assert (upper.prefix_len, leaf.prefix_len, below.prefix_len) == (3, 4, 5)
+    assert tree.total_nodes == 3
+
+
+def test_find_reports_the_same_without_splitting() -> None:
+    tree = RadixTree(2)
+    leaf = add(tree, tree.root, ids(1, 2, 3, 4))
+    node, whole, partial, common = tree.find(tree.root, "", ids(1, 2, 3, 9))
+    assert (node, whole, partial, common) == (tree.root, 0, leaf, 8)
+    assert tree.total_nodes == 1
+
+
+@pytest.mark.parametrize("page", [2, 4, 16])
+def test_splits_fall_on_page_borders(page: int) -> None:
+    tree = RadixTree(page)
+    key = np.arange(4 * page, dtype=np.int32)
+    add(tree, tree.root, key.tobytes())
+    for differs_at in range(4 * page):
+        query = key.copy()
+        query[differs_at] = -1
+        whole = differs_at - differs_at % page
+        assert tree.match(tree.root, "", query.tobytes()).prefix_len == whole
+    assert tree.total_nodes == 4
+    assert {len(node) for node in tree.nodes()} == {page}
+
+
+@pytest.mark.parametrize("page", [2, 16])
+def test_less_than_a_page_matches_nothing(page: int) -> None:
+    tree = RadixTree(page)
+    key = np.arange(2 * page, dtype=np.int32)
+    add(tree, tree.root, key.tobytes())
+    assert tree.match(tree.root, "", key[: page - 1].tobytes()) is tree.root
+    assert tree.match(tree.root, "", key[: 2 * page - 1].tobytes()).prefix_len == page
+
+
+def test_namespaces_have_no_path_into_each_other() -> None:
+    tree = RadixTree(1)
+    a = add(tree, tree.root, ids(1, 2), "a")
+    b = add(tree, tree.root, ids(1, 2), "b")
+    assert tree.match(tree.root, "a", ids(1, 2)) is a
+    assert tree.match(tree.root, "b", ids(1, 2)) is b
+    assert tree.match(tree.root, "", ids(1, 2)) is tree.root
+    upper = tree.match(tree.root, "a", ids(1, 7))
+    assert tree.match(tree.root, "a", ids(1)) is upper
+    assert tree.match(tree.root, "b", ids(1, 2)) is b  # the split next door changed nothing
+
+
+@pytest.mark.parametrize("locks", [0, 1, 5])
+def test_a_split_part_is_locked_once_if_the_lower_part_is(locks: int) -> None:
+    tree = RadixTree(1)
+    leaf = add(tree, tree.root, ids(1, 2, 3))
+    leaf.lock_ref = locks
+    upper = tree.split(leaf, 1)
+    assert leaf.lock_ref == locks
+    assert upper.lock_ref == (1 if locks else 0)
+
+
+def test_split_parts_do_not_keep_each_others_memory() -> None:
+    tree = RadixTree(1)
+    leaf = add(tree, tree.root, ids(*range(1000)))
+    upper = tree.split(leaf, 1)
+    assert upper.value.base is None
+    assert leaf.value.base is None
+
+
+def test_a_removed_leaf_is_gone_and_knows_it() -> None:
+    tree = RadixTree(1)
+    a = add(tree, tree.root, ids(1, 2))
+    b = add(tree, a, ids(3))
+    assert tree.remove_leaf(b) is a
+    assert b.parent is None
+    assert tree.total_nodes == 1
+    assert tree.match(tree.root, "", ids(1, 2, 3)) is a
+
+
+def test_a_chain_of_100_000_nodes_needs_no_recursion() -> None:
+    tree = RadixTree(1)
+    node = tree.root
+    for i in range(100_000):
+        node = add(tree, node, ids(i))
+    data = np.arange(100_000, dtype=np.int32).tobytes()
+    assert tree.match(tree.root, "", data) is node
+    assert sum(1 for _ in tree.nodes()) == 100_000
+    assert len(path(tree, node)) == 100_000
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("seed", range(10))
+def test_matches_equal_a_set_of_prefixes(seed: int, page: int) -> None:
+    rng = random.Random(seed)
+    tree = RadixTree(page)
+    known: set[tuple[str, tuple[int, ...]]] = set()
+    for _ in range(150):
+        namespace = rng.choice(["", "x"])
+        length = page * rng.randrange(6) + rng.randrange(page)
+        tokens = tuple(rng.randrange(2) for _ in range(length))
+        expected = max(n for n in range(0, length + 1, page) if n == 0 or (namespace, tokens[:n]) in known)
+        node = tree.match(tree.root, namespace, ids(*tokens))
+        assert node.prefix_len == expected, f"seed {seed}"
+        assert path(tree, node) == [1000 + t for t in tokens[:expected]], f"seed {seed}"
+        whole = length - length % page
+        if whole > expected:
+            add(tree, node, ids(*tokens[expected:whole]), namespace)
+            known |= {(namespace, tokens[:n]) for n in range(page, whole + 1, page)}
