@@ -90,11 +90,14 @@ class ServerUnderTest:
             found[role] = child
         return found
 
-    def running(self) -> int:
-        """Requests the worker has, as the metrics say (at most half a second old)."""
+    def metric(self, name: str) -> float:
+        """A gauge of /metrics; those of the worker are at most a second old."""
         text = self.client.get("/metrics").text
-        line = next(line for line in text.splitlines() if line.startswith("baton:num_running_reqs{"))
-        return int(float(line.rsplit(" ", 1)[1]))
+        line = next(line for line in text.splitlines() if line.startswith(f"baton:{name}{{"))
+        return float(line.rsplit(" ", 1)[1])
+
+    def running(self) -> int:
+        return int(self.metric("num_running_reqs"))
 
     def wait_until(self, condition: Any, what: str, timeout_s: float = 10) -> None:
         deadline = time.monotonic() + timeout_s
