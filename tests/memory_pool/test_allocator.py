@@ -243,9 +243,7 @@ def test_random_lives_of_sequences_never_share_a_page(seed: int) -> None:
     page = rng.choice(PAGE_SIZES)
     allocator = Allocator(40 * page, page, check=True)
     sequences: list[list[int]] = []
-    step = 0
-    for _ in range(200):
-        step += 1
+    for step in range(200):
         action = rng.random()
         if action < 0.6:  # extend a random batch, new sequences included
             batch = rng.sample(sequences, min(len(sequences), rng.randrange(4)))

@@ -66,12 +66,15 @@ def test_an_access_to_a_branch_keeps_its_stem_young_when_the_branch_is_gone() ->
     rig.insert(tokens(1, 1, 2))  # stem 1 1 with branches 2 and 3
     rig.insert(tokens(1, 1, 3))
     rig.insert(tokens(5, 5))
+    other = rig.cache.match_prefix("", tokens(5, 5)).handle
     rig.cache.match_prefix("", tokens(1, 1, 2))  # younger than 5 5, and so is its stem
+    rig.cache.lock(other)
     assert rig.cache.evict(1) == 1  # 3
-    assert rig.cache.evict(1) == 2  # 5 5
-    assert rig.cache.evict(1) == 1  # 2
-    assert rig.cache.match_len("", tokens(1, 1, 2)) == 2
-    assert rig.cache.evict(100) == 2
+    assert rig.cache.evict(1) == 1  # 2: only the stem's own last access lies before that of 5 5
+    rig.cache.unlock(other)
+    assert rig.cache.evict(1) == 2
+    assert rig.cache.match_len("", tokens(5, 5)) == 0
+    assert rig.cache.match_len("", tokens(1, 1)) == 2
 
 
 def test_whole_nodes_go_until_enough_is_free() -> None:

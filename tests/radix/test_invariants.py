@@ -1,0 +1,231 @@
+"""The checks themselves: each kind of damage, done by hand, is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig, Running
+
+from baton.radix.invariants import Account, InvariantError, check_tree, conservation, dump
+
+
+def tokens(count: int, first: int = 0) -> np.ndarray:
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def healthy() -> tuple[CacheRig, Running]:
+    """Pages of 4; a stem of 8 tokens with branches of 12 and 4, and a sequence on the longer one."""
+    rig = CacheRig(num_tokens=256, page_size=4)
+    rig.insert(tokens(20))
+    rig.insert(np.concatenate([tokens(8), tokens(4, 100)]))
+    running = rig.start(tokens(40))
+    assert rig.compute(running, 35)
+    rig.verify()
+    return rig, running
+
+
+def test_the_account_names_every_token() -> None:
+    rig, _ = healthy()
+    assert rig.verify() == Account(
+        free=256 - 24 - 16, evictable=4, protected=20, request_private=16, quarantined=0, total=256
+    )
+
+
+def test_the_dump_shows_the_tree() -> None:
+    rig, _ = healthy()
+    text = dump(rig.cache)
+    assert len(text.splitlines()) == 4
+    assert "namespace=''" in text
+    assert "[0 1 2 3 …] tokens=8 lock_ref=1 children=2" in text
+    assert dump(rig.cache, max_nodes=2).splitlines()[-1] == "… 4 nodes in all"
+
+
+def steal_lock(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.lock_ref += 1
+
+
+def lose_lock(rig: CacheRig, running: Running) -> None:
+    node = running.kv.node
+    assert node is not None
+    node.lock_ref = 0
+
+
+def miscount_evictable(rig: CacheRig, running: Running) -> None:
+    rig.cache.evictable_tokens += 4
+
+
+def miscount_protected(rig: CacheRig, running: Running) -> None:
+    rig.cache.protected_tokens -= 4
+
+
+def miscount_nodes(rig: CacheRig, running: Running) -> None:
+    rig.cache.tree.total_nodes += 1
+
+
+def forget_a_leaf(rig: CacheRig, running: Running) -> None:
+    rig.cache.order.pop()
+
+
+def forget_the_order(rig: CacheRig, running: Running) -> None:
+    rig.cache.order.clear()
+
+
+def entry_too_late(rig: CacheRig, running: Running) -> None:
+    for node in rig.cache.tree.nodes():
+        node.last_access = -1
+
+
+def wrong_parent(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.parent = rig.cache.tree.root
+
+
+def wrong_prefix_len(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.prefix_len += 4
+
+
+def wrong_key(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.key = tokens(12, 50).tobytes()
+
+
+def torn_page(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[:2] = running.kv.node.value[1::-1]
+
+
+def padding_page(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[:4] = np.arange(4)
+
+
+def slot_twice_in_the_tree(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[:4] = running.kv.node.value[4:8]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (steal_lock, "should have lock_ref"),
+        (lose_lock, "should have lock_ref"),
+        (miscount_evictable, "evictable tokens, counted"),
+        (miscount_protected, "protected tokens, counted"),
+        (miscount_nodes, "total_nodes"),
+        (forget_a_leaf, "without an entry"),
+        (forget_the_order, "its entry differs"),
+        (entry_too_late, "evicted late"),
+        (wrong_parent, "its parent disagree"),
+        (wrong_prefix_len, "wrong prefix_len"),
+        (wrong_key, "first page"),
+        (torn_page, "no pages of the pool"),
+        (padding_page, "no pages of the pool"),
+        (slot_twice_in_the_tree, "stands in the tree twice"),
+    ],
+)
+def test_damage_to_the_tree_is_found(damage: Callable[[CacheRig, Running], None], message: str) -> None:
+    rig, running = healthy()
+    damage(rig, running)
+    with pytest.raises(InvariantError, match=message) as error:
+        check_tree(rig.cache, [running.kv])
+    assert "node #" in str(error.value)  # the dump
+
+
+def test_a_missing_lock_is_found_without_knowing_the_sequences() -> None:
+    rig, running = healthy()
+    node = running.kv.node
+    assert node is not None
+    assert node.parent is not None
+    node.parent.lock_ref = 0
+    with pytest.raises(InvariantError, match="has 1 locked children"):
+        check_tree(rig.cache)
+
+
+def test_a_sequence_on_a_node_that_is_gone_is_found() -> None:
+    rig, running = healthy()
+    rig.release(running)
+    stray = rig.cache.match_prefix("", tokens(20)).handle
+    rig.cache.evict(1000)
+    running.kv.node = stray
+    with pytest.raises(InvariantError, match="not in the tree"):
+        check_tree(rig.cache, [running.kv])
+
+
+def free_what_a_row_names(rig: CacheRig, running: Running) -> None:
+    rig.allocator.free(rig.pool.rows[running.kv.row, 20:24])
+
+
+def quarantine_what_a_row_names(rig: CacheRig, running: Running) -> None:
+    rig.allocator.quarantine(rig.pool.rows[running.kv.row, 20:24], 1)
+
+
+def row_names_a_page_of_the_tree(rig: CacheRig, running: Running) -> None:
+    rig.pool.rows[running.kv.row, 20:24] = rig.pool.rows[running.kv.row, :4]
+
+
+def row_differs_from_its_path(rig: CacheRig, running: Running) -> None:
+    rig.pool.rows[running.kv.row, 3] += 1
+
+
+def row_out_of_order(rig: CacheRig, running: Running) -> None:
+    rig.pool.rows[running.kv.row, 20:22] = rig.pool.rows[running.kv.row, 21:19:-1]
+
+
+def row_outside_the_pool(rig: CacheRig, running: Running) -> None:
+    rig.pool.rows[running.kv.row, 20:24] = np.arange(4) + 256 + 4
+
+
+def row_freed(rig: CacheRig, running: Running) -> None:
+    rig.pool.free(running.kv.row)
+
+
+def broken_length(rig: CacheRig, running: Running) -> None:
+    running.kv.tree_len = 19
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (free_what_a_row_names, "has 2 owners: free, row"),
+        (quarantine_what_a_row_names, "has 2 owners: quarantined, row"),
+        (row_names_a_page_of_the_tree, "has 2 owners: tree, row"),
+        (row_differs_from_its_path, "row and tree disagree"),
+        (row_out_of_order, "no whole pages in order"),
+        (row_outside_the_pool, "outside 1 … 64"),
+        (row_freed, "a row that is free"),
+        (broken_length, "impossible lengths"),
+    ],
+)
+def test_damage_to_a_sequence_is_found(damage: Callable[[CacheRig, Running], None], message: str) -> None:
+    rig, running = healthy()
+    damage(rig, running)
+    with pytest.raises(InvariantError, match=message):
+        conservation(rig.cache, rig.allocator, [running.kv])
+
+
+def test_a_row_with_two_owners_is_found() -> None:
+    rig, running = healthy()
+    with pytest.raises(InvariantError, match="share a row"):
+        conservation(rig.cache, rig.allocator, [running.kv, running.kv])
+
+
+def test_a_closed_sequence_is_found() -> None:
+    rig, running = healthy()
+    rig.release(running)
+    with pytest.raises(InvariantError, match="free"):
+        conservation(rig.cache, rig.allocator, [running.kv])
+
+
+def test_a_leak_and_a_surplus_are_told_apart() -> None:
+    rig, running = healthy()
+    account = conservation(rig.cache, rig.allocator, [])
+    assert account.leaked == 16
+    with pytest.raises(InvariantError, match="nobody owns 16 tokens"):
+        account.check()
+    rig.cache.evictable_tokens += 20
+    with pytest.raises(InvariantError, match="owned twice: 20 tokens"):
+        conservation(rig.cache, rig.allocator, [running.kv]).check()
