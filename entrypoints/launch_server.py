@@ -144,7 +144,7 @@ class _Server:
         try:
             await asyncio.wait_for(self._manager.wait_ready(), self._args.server.ready_timeout)
         except TimeoutError:
-            await self._processes.dump_worker()
+            await self._processes.dump()
             timeout = self._args.server.ready_timeout
             raise ServerFailure(f"the worker was not ready within {timeout:g} s; see --ready-timeout") from None
         prompt = Prompt(rid="server-warm-up", input_ids=[0], sampling=SamplingParams(max_new_tokens=1, temperature=0.0))
@@ -165,7 +165,7 @@ class _Server:
         await self._manager.wait_ready()
         while self._manager.seconds_since_heartbeat <= limit:
             await asyncio.sleep(_WATCHDOG_CHECK_S)
-        await self._processes.dump_worker()
+        await self._processes.dump()
         raise ServerFailure(f"the worker has been silent for {limit:g} s; it hangs (its stacks are above)")
 
     async def _drain(self) -> None:

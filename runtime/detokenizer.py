@@ -8,6 +8,7 @@ torch.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from .messages import (
 )
 from .output_text import OutputText
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _CACHED_TOKEN_TEXTS = 1 << 16
@@ -54,13 +57,30 @@ class Detokenizer:
     def num_open(self) -> int:
         return len(self._samples)
 
-    def handle(self, message: FromWorker) -> ToManager:
+    def handle(self, message: FromWorker) -> list[ToManager]:
+        """What to send on for one message of the worker."""
         if isinstance(message, TokenOutputs):
-            return TextOutputs(items=[self._detokenize(output) for output in message.items])
+            return self._detokenize_step(message)
         if isinstance(message, RequestError):
-            for key in [key for key in self._samples if key[0] == message.rid]:
-                del self._samples[key]
-        return message
+            self._forget(message.rid)
+        return [message]
+
+    def _detokenize_step(self, outputs: TokenOutputs) -> list[ToManager]:
+        items: list[TextOutput] = []
+        errors: list[ToManager] = []
+        for output in outputs.items:
+            try:
+                items.append(self._detokenize(output))
+            except Exception as error:  # one request's text must not cost the others theirs
+                logger.exception("the text of request %s failed", output.rid)
+                self._forget(output.rid)
+                reason = f"its text failed: {type(error).__name__}: {error}"
+                errors.append(RequestError(rid=output.rid, status=500, message=reason, code="detokenizer_failed"))
+        return [TextOutputs(items=items), *errors] if items else errors
+
+    def _forget(self, rid: str) -> None:
+        for key in [key for key in self._samples if key[0] == rid]:
+            del self._samples[key]
 
     def _detokenize(self, output: TokenOutput) -> TextOutput:
         key = (output.rid, output.index)
@@ -105,7 +125,8 @@ def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: threading.
     try:
         while not stop.is_set():
             for message in inbox.poll(_POLL_S):
-                outbox.send(detokenizer.handle(message))
+                for answer in detokenizer.handle(message):
+                    outbox.send(answer)
     finally:
         inbox.close()
         outbox.close()

@@ -91,12 +91,12 @@ class ServerProcesses:
                 wait.cancel()
         return next(_describe(child) for child in self._children if child.process.returncode is not None)
 
-    async def dump_worker(self) -> None:
-        """Make a hung worker write the stacks of its threads to stderr."""
+    async def dump(self) -> None:
+        """Make the children write the stacks of their threads to stderr: one of them hangs."""
         for child in self._children:
-            if child.role == "worker" and child.process.returncode is None:
+            if child.process.returncode is None:
                 child.process.send_signal(DUMP_SIGNAL)
-                await asyncio.sleep(_DUMP_S)
+        await asyncio.sleep(_DUMP_S)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End all children: SIGTERM, then SIGKILL after ``grace_s`` seconds; then remove the directory."""

@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def feed(detokenizer: Detokenizer, *outputs: TokenOutput) -> list[str]:
-    answer = detokenizer.handle(TokenOutputs(items=list(outputs)))
+    (answer,) = detokenizer.handle(TokenOutputs(items=list(outputs)))
     assert isinstance(answer, TextOutputs)
     assert [item.output for item in answer.items] == list(outputs)
     return [item.text for item in answer.items]
@@ -98,8 +98,19 @@ def test_an_error_forgets_all_samples_of_its_request(tokenizer: Tokenizer) -> No
     detokenizer = Detokenizer(tokenizer)
     feed(detokenizer, *(output(rid, b"x", index=i, first=True) for rid in "ab" for i in range(3)))
     error = RequestError(rid="a", status=500, message="m")
-    assert detokenizer.handle(error) is error
+    assert detokenizer.handle(error) == [error]
     assert detokenizer.num_open == 3
+
+
+def test_text_that_fails_costs_only_its_own_request(tokenizer: Tokenizer) -> None:
+    """A stop string the ids do not hold stands for any disagreement between worker and detokenizer."""
+    detokenizer = Detokenizer(tokenizer)
+    wrong = output("bad", b"abc", first=True, stop=("END",), finish=FinishReason("stop", matched="END"))
+    answers = detokenizer.handle(TokenOutputs(items=[wrong, output("good", b"x", first=True, finish=LENGTH)]))
+    texts, error = answers
+    assert isinstance(texts, TextOutputs) and [item.text for item in texts.items] == ["x"]
+    assert isinstance(error, RequestError) and (error.rid, error.status) == ("bad", 500)
+    assert detokenizer.num_open == 0
 
 
 def test_logprob_texts_are_parallel_to_their_ids(tokenizer: Tokenizer) -> None:
@@ -107,7 +118,7 @@ def test_logprob_texts_are_parallel_to_their_ids(tokenizer: Tokenizer) -> None:
         ids=pack_ids([97, 195]), values=b"\0" * 8, top_ids=pack_ids([98, EOS_ID]), top_values=b"\0" * 8
     )
     item = TokenOutput(rid="r", params=DetokenizeParams(), input_logprobs=chunk, finish=LENGTH)
-    answer = Detokenizer(tokenizer).handle(TokenOutputs(items=[item]))
+    (answer,) = Detokenizer(tokenizer).handle(TokenOutputs(items=[item]))
     assert isinstance(answer, TextOutputs)
     assert answer.items[0].input_logprob_texts == ["a", "\ufffd", "b", "<eos>"]
     assert answer.items[0].output_logprob_texts == []
