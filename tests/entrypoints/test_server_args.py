@@ -25,15 +25,18 @@ def test_defaults_are_the_dataclasses() -> None:
 
 def test_every_field_is_a_flag_that_reaches_it() -> None:
     """Each flag is given a value other than its default; exactly its field changes."""
-    values = {"int": "32768", "float": "0.5", "str": "other", "bool": None}
+    values = {"int": "32768", "float": "0.37", "str": "other", "bool": None}
     special = {"load_format": "dummy", "dtype": "float16", "device": "cpu", "attention_backend": "torch_native",
-               "schedule_policy": "lpm", "log_level": "debug", "page_size": "16", "watchdog_timeout": "9"}  # fmt: skip
+               "schedule_policy": "lpm", "log_level": "debug", "page_size": "16"}  # fmt: skip
     base = parse_command_line(MODEL)
     for part in ("model", "scheduler", "server"):
         for field in dataclasses.fields(getattr(base, part)):
-            value = special.get(field.name, values.get(str(field.type)))
             flag = "--" + field.name.replace("_", "-")
-            argv = [flag] if value is None else [flag, value]
+            if field.name in special:
+                argv = [flag, special[field.name]]
+            else:
+                make = other[str(field.type)]
+                argv = [flag] if make is None else [flag, make(field.default)]
             changed = parse_command_line([*([] if field.name == "model_path" else MODEL), *argv])
             assert getattr(getattr(changed, part), field.name) != getattr(getattr(base, part), field.name), flag
             others = {p for p in ("model", "scheduler", "server") if getattr(changed, p) != getattr(base, p)}
