@@ -52,7 +52,7 @@ def make_requests(sampling: SamplingParams, batch: int, vocab_size: int) -> list
     requests = []
     for row in range(batch):
         spec = RequestSpec(str(row), rng.integers(0, vocab_size, PROMPT_TOKENS).astype(np.int32), sampling)
-        request = Request(spec, index=0, seed=row, max_new_tokens=100, arrival=0.0, sequence_number=row)
+        request = Request(spec, index=0, seed=row, arrival=0.0, sequence_number=row)
         request.kv = KVSequence(namespace="", row=row, node=None, tree_len=0, length=0)
         requests.append(request)
     return requests

@@ -187,11 +187,11 @@ def _refuse_contradictions(args: ServerArgs) -> None:
     )
     chunk = scheduler.chunked_prefill_size
     need(chunk >= 1, f"--chunked-prefill-size is {chunk}; use 1 or more")
-    need(
-        chunk % page == 0,
-        f"--chunked-prefill-size is {chunk} and --page-size is {page}; chunks must hold whole pages, "
-        f"use a multiple of {page}",
-    )
+    ratio = scheduler.max_leased_ratio
+    need(0.0 <= ratio <= 1.0, f"--max-leased-ratio is {ratio}; use a share between 0 and 1")
+    for name in ("max_leased_requests", "default_retain_ttl", "max_finished_requests", "max_finished_tokens"):
+        value = getattr(scheduler, name)
+        need(value >= 0, f"{_flag_name(name)} is {value}; use 0 or more")
     total = scheduler.max_total_tokens
     need(
         total == 0 or total >= page,

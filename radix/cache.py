@@ -189,27 +189,28 @@ class RadixCache:
         seq.length = length
         first = max(old_tree_len, self._whole_pages(length + self.page_size - 1))
         gone = self.req_to_token.rows[seq.row, first:old_length]
-        if len(gone) and quarantine_step is None:
+        if quarantine_step is None:
             self.allocator.free(gone)
-        elif len(gone):
+        else:
             self.allocator.quarantine(gone, quarantine_step)
 
-    def fork_sequence(self, seq: KVSequence, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
-        """A second sequence on what ``seq`` has: the same locked path, and slots of its own for what is private.
+    def fork_sequence(self, seq: KVSequence, length: int, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
+        """A second sequence on the first ``length`` tokens of ``seq``, at least those in the tree: the same locked
+        path, and slots of its own for what is private.
 
         Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied
         from source to target before a later step writes to either. None, and nothing changed, if no page is free.
         """
         node = self._own_node(seq)
-        source = self.req_to_token.rows[seq.row, seq.tree_len : seq.length].copy()
-        old, new = np.array([seq.tree_len], dtype=np.int32), np.array([seq.length], dtype=np.int32)
+        source = self.req_to_token.rows[seq.row, seq.tree_len : length].copy()
+        old, new = np.array([seq.tree_len], dtype=np.int32), np.array([length], dtype=np.int32)
         target = self.allocator.alloc_extend(old, new, old)  # tree_len is whole pages, so no last slot is needed
         if target is None:
             return None
         self.lock(node)
         self.req_to_token.write(row, 0, self.req_to_token.rows[seq.row, : seq.tree_len])
         self.req_to_token.write(row, seq.tree_len, target)
-        return KVSequence(seq.namespace, row, node, seq.tree_len, seq.length), source, target
+        return KVSequence(seq.namespace, row, node, seq.tree_len, length), source, target
 
     def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, quarantine_step: int | None = None) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.

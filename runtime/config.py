@@ -15,11 +15,15 @@ class ModelArgs:
 
     model_path: str = flag("", "Hugging Face folder, or a hub id where there is a network")
     tokenizer_path: str = flag("", "folder with tokenizer.json; default: --model-path")
-    load_format: Literal["auto", "dummy"] = flag("auto", "auto: read safetensors; dummy: random weights from config.json")
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag("auto", "weights and KV; auto: the checkpoint's, float32 on a CPU")
+    load_format: Literal["auto", "dummy"] = flag("auto", "auto: read safetensors; dummy: random weights, no files")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag(
+        "auto", "weights and KV; auto: the checkpoint's, float32 on a CPU"
+    )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
     attention_backend: Literal["auto", "torch_native"] = flag("auto", "auto: the best one for the device")
-    mem_fraction_static: float = flag(0.85, "share of free device memory for weights and KV pool (host memory on a CPU: see docs)")
+    mem_fraction_static: float = flag(
+        0.85, "share of free memory for weights and KV pool; on a CPU the pool gets 4 GiB at most unless set by tokens"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class EventLoop:
         """Serve until ``stop`` is set."""
         while not stop.is_set():
             self.receive()
-            batch = self._scheduler.next_batch()
+            batch = self._scheduler.next_batch(self._clock())
             if batch is None:
                 continue
             try:
@@ -73,7 +73,7 @@ class EventLoop:
                 self.fail_step(error)
                 continue
             self._failed_steps = 0
-            events = self._scheduler.process_result(output.result)
+            events = self._scheduler.process_result(output.result, self._clock())
             self.send_events(events, output)
 
     def receive(self) -> None:
@@ -86,9 +86,9 @@ class EventLoop:
                 case GenerateRequest():
                     self.add(message)
                 case AbortRequest(rid=None):
-                    self.send_events(self._scheduler.abort_all("aborted: all requests were"))
+                    self.send_events(self._scheduler.abort_all(self._clock(), "aborted: all requests were"))
                 case AbortRequest(rid=str(rid)):
-                    self.send_events(self._scheduler.abort(rid))
+                    self.send_events(self._scheduler.abort(rid, self._clock()))
                 case ControlRequest():
                     self.control(message)
 
@@ -134,7 +134,7 @@ class EventLoop:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
         reason = f"the forward step failed: {type(error).__name__}: {error}"
-        events = self._scheduler.fail_step(reason)
+        events = self._scheduler.fail_step(self._clock(), reason)
         self._outputs.discard(events)
         for event in events:
             self._executor.forget(event.request)

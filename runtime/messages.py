@@ -1,9 +1,11 @@
 """Everything that crosses a socket: frozen, tagged msgspec structs, encoded as msgpack. Token ids are packed int32.
 
     TokenizerManager ──GenerateRequest, AbortRequest, ControlRequest──▶ worker
-    worker ──TokenOutputs, RequestError, ControlReply, WorkerStats──▶ detokenizer ──the same with text──▶ TokenizerManager
+    worker ──TokenOutputs, RequestError, ControlReply, WorkerStats──▶ detokenizer
+    detokenizer ──the same, with text──▶ TokenizerManager
 
-Every rid that was sent gets exactly one end: for each of its n samples an output with ``finish`` set, or one RequestError.
+Every rid that was sent gets exactly one end: an output with ``finish`` set for each of its n samples, or one
+RequestError.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """Base of all messages; the tag is the class name."""
 
 
-class GenerateRequest(Message):
+class GenerateRequest(Message, frozen=True):
     """One prompt to continue, ``sampling.n`` times. ``stream``: send tokens as they come, not only at the end."""
 
     rid: str
@@ -43,20 +45,20 @@ class GenerateRequest(Message):
     top_logprobs_num: int = 0
 
 
-class AbortRequest(Message):
+class AbortRequest(Message, frozen=True):
     """End a request, or all of them when ``rid`` is None."""
 
     rid: str | None = None
 
 
-class ControlRequest(Message):
+class ControlRequest(Message, frozen=True):
     """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info."""
 
     call_id: int
     verb: str
 
 
-class LogprobChunk(Message):
+class LogprobChunk(Message, frozen=True):
     """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened.
 
     values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob).
@@ -68,7 +70,7 @@ class LogprobChunk(Message):
     top_values: bytes = b""
 
 
-class DetokenizeParams(Message):
+class DetokenizeParams(Message, frozen=True):
     """What the detokenizer must know of a request; sent with its first output."""
 
     skip_special_tokens: bool = True
@@ -78,7 +80,7 @@ class DetokenizeParams(Message):
     stream: bool = False
 
 
-class TokenOutput(Message):
+class TokenOutput(Message, frozen=True):
     """New tokens of one sample. The last one of a sample carries ``finish``."""
 
     rid: str
@@ -93,13 +95,13 @@ class TokenOutput(Message):
     output_logprobs: LogprobChunk | None = None
 
 
-class TokenOutputs(Message):
+class TokenOutputs(Message, frozen=True):
     """All outputs of one step."""
 
     items: list[TokenOutput]
 
 
-class TextOutput(Message):
+class TextOutput(Message, frozen=True):
     """A TokenOutput with its text. ``text`` is what is new since the last one; whole characters only."""
 
     output: TokenOutput
@@ -109,11 +111,11 @@ class TextOutput(Message):
     output_logprob_texts: list[str] = []
 
 
-class TextOutputs(Message):
+class TextOutputs(Message, frozen=True):
     items: list[TextOutput]
 
 
-class RequestError(Message):
+class RequestError(Message, frozen=True):
     """The end of a request that was refused or failed: all its samples. status: the HTTP status to answer with."""
 
     rid: str
@@ -123,7 +125,7 @@ class RequestError(Message):
     param: str | None = None
 
 
-class ControlReply(Message):
+class ControlReply(Message, frozen=True):
     """payload: JSON bytes."""
 
     call_id: int
@@ -131,13 +133,13 @@ class ControlReply(Message):
     payload: bytes = b"null"
 
 
-class WorkerReady(Message):
+class WorkerReady(Message, frozen=True):
     """First message of a worker: it is warm and what it serves. info: JSON bytes (pool size, context, limits)."""
 
     info: bytes
 
 
-class WorkerStats(Message):
+class WorkerStats(Message, frozen=True):
     """Sent at most once a second, also when idle: the worker's heartbeat and the source of its metrics."""
 
     num_running_reqs: int = 0
@@ -147,6 +149,12 @@ class WorkerStats(Message):
     evictable_tokens: int = 0
     protected_tokens: int = 0
     private_tokens: int = 0
+    leased_tokens: int = 0
+    leases_granted: int = 0
+    """Like the counters below, since start."""
+    leases_handed_off: int = 0
+    leases_expired: int = 0
+    leases_broken: int = 0
     prefix_cache_queries: int = 0
     """Prompt tokens looked up, since start."""
     prefix_cache_hits: int = 0

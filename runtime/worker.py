@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model"."""
-    req_to_token = ReqToTokenPool(config.max_running_requests, config.context_length)
+    req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
     cache = RadixCache(req_to_token, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
     return Scheduler(config, req_to_token, allocator, cache, eos_token_ids)
@@ -48,7 +48,7 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
     runner = ModelRunner(
         config.model,
         context_length=asked.context_length,
-        num_rows=asked.max_running_requests,
+        num_rows=asked.num_rows,
         page_size=asked.page_size,
         max_total_tokens=asked.max_total_tokens,
     )
@@ -57,7 +57,7 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
     )
     eos_token_ids = runner.config.eos_token_ids
     scheduler = build_scheduler(resolved, eos_token_ids)
-    sampler = Sampler(runner.config.vocab_size, eos_token_ids, runner.device, resolved.max_running_requests)
+    sampler = Sampler(runner.config.vocab_size, eos_token_ids, runner.device, resolved.num_rows)
     tokenizer_folder = resolve_model_folder(config.model.tokenizer_path or config.model.model_path)
     executor = Executor(runner, sampler, lambda: Tokenizer.load(tokenizer_folder).token_bytes)
     info = {
@@ -76,8 +76,8 @@ def warm_up(scheduler: Scheduler, executor: Executor) -> None:
     """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
     sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
     scheduler.add(RequestSpec("warm-up", np.zeros(2, dtype=np.int32), sampling), now=0.0)
-    while (batch := scheduler.next_batch()) is not None:
-        for event in scheduler.process_result(executor.run(batch).result):
+    while (batch := scheduler.next_batch(0.0)) is not None:
+        for event in scheduler.process_result(executor.run(batch).result, 0.0):
             if event.finish is not None:
                 executor.forget(event.request)
     scheduler.flush_cache()

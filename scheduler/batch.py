@@ -11,6 +11,7 @@ from enum import Enum
 import numpy as np
 
 from ..memory_pool.req_to_token import RowUpdates
+from .refusal import RequestRefused
 from .request import FinishReason, Request
 
 
@@ -19,6 +20,25 @@ class ForwardMode(Enum):
     """Several new tokens per request over a cached prefix: prefill, chunks, continuations."""
     DECODE = "decode"
     """Exactly one new token per request."""
+
+
+@dataclass(slots=True, frozen=True)
+class KVCopies:
+    """K and V to copy before a step computes anything: all sources are read before any target is written."""
+
+    source: np.ndarray
+    """int32 [n]: slots."""
+    target: np.ndarray
+    """int32 [n]: slots."""
+
+    @classmethod
+    def join(cls, parts: list[KVCopies]) -> KVCopies:
+        nothing = np.empty(0, dtype=np.int32)
+        sources, targets = [part.source for part in parts], [part.target for part in parts]
+        return cls(np.concatenate([nothing, *sources]), np.concatenate([nothing, *targets]))
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 @dataclass(slots=True)
@@ -45,6 +65,7 @@ class ScheduleBatch:
     predicts the token at position prefix_len + j + 1."""
     row_updates: RowUpdates
     """What changed in req_to_token since the previous batch; apply before the forward."""
+    copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -82,12 +103,14 @@ class RequestEvent:
     """What a processed step means for one request: a new token, an end, or both.
 
     row: row of the batch the token came from, -1 when there is none (abort). token_id: -1 when there is none.
+    refusal: the request ended before it began, because of what became of its parent; ``finish`` is set too.
     """
 
     request: Request
     row: int
     token_id: int
     finish: FinishReason | None = None
+    refusal: RequestRefused | None = None
 
 
 def build_batch(
@@ -97,6 +120,7 @@ def build_batch(
     new_lens: np.ndarray,
     slots: np.ndarray,
     row_updates: RowUpdates,
+    copies: list[KVCopies],
     input_ids: np.ndarray | None = None,
 ) -> ScheduleBatch:
     """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
@@ -128,4 +152,5 @@ def build_batch(
         samples=samples,
         logprob_starts=np.minimum(logprob_starts, new_lens - prefix_lens),
         row_updates=row_updates,
+        copies=KVCopies.join(copies),
     )

@@ -19,9 +19,19 @@ class SchedulerConfig:
 
     context_length: int = flag(0, "longest prompt + output; 0 takes the model's")
     max_total_tokens: int = flag(0, "tokens in the KV pool; 0 sizes it from --mem-fraction-static")
-    max_running_requests: int = flag(64, "rows of the request pool: requests that hold KV at the same time")
+    max_running_requests: int = flag(64, "requests that are computed at the same time")
     chunked_prefill_size: int = flag(2048, "new prompt tokens per step; longer prompts are computed in chunks")
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
     schedule_policy: PolicyName = flag("fcfs", "order of the waiting queue: first come, or longest cached prefix")
     disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
+    max_leased_ratio: float = flag(0.5, "share of the KV pool that leases may hold between requests")
+    max_leased_requests: int = flag(64, "sequences that may be leased at the same time; each keeps its row")
+    default_retain_ttl: float = flag(0.0, "seconds a finished request stays leased if it does not say retain_ttl")
+    max_finished_requests: int = flag(1024, "finished requests whose tokens stay on record for continuations")
+    max_finished_tokens: int = flag(4_000_000, "tokens on record for continuations, of all finished requests")
     random_seed: int = flag(0, "seeds the seeds of requests that bring none")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of req_to_token: whatever runs or is leased keeps one."""
+        return self.max_running_requests + self.max_leased_requests

@@ -44,7 +44,14 @@ class DecodeScheduler:
             known = position < len(request.token_ids)
             input_ids[i] = request.token_ids[position] if known else -(rows[request] + 1)
         return build_batch(
-            step_id, ForwardMode.DECODE, requests, new_lens, slots, self._memory.take_row_updates(), input_ids
+            step_id,
+            ForwardMode.DECODE,
+            requests,
+            new_lens,
+            slots,
+            self._memory.req_to_token.take_updates(),
+            self._memory.take_copies(),
+            input_ids,
         )
 
     def pick_victim(self) -> Request:

@@ -1,7 +1,8 @@
 """The scheduler's hands on KV memory: open, extend and close what a request holds.
 
-The only place where the row pool, the allocator and the tree are used together, so that the order "evict, then
-allocate, then write the row" is written once. Owns nothing.
+The only place where rows, allocator, tree and leases are used together, so that the order in which memory is reclaimed
+(evict, then break leases; the caller retracts) and the order of a change (allocate, then write the row) are written
+once.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
-from ..memory_pool.req_to_token import ReqToTokenPool, RowUpdates
-from ..radix.cache import RadixCache
+from ..memory_pool.req_to_token import ReqToTokenPool
+from ..radix.cache import KVSequence, RadixCache
+from ..radix.lease import Lease, LeaseTable
+from .batch import KVCopies
 from .request import Request
 
 
 class KVMemory:
-    """Opens, extends and closes the KV of requests."""
+    """Opens, extends and closes the KV of requests. Owns the copies that the next step has to make."""
 
-    def __init__(self, req_to_token: ReqToTokenPool, allocator: Allocator, cache: RadixCache) -> None:
+    def __init__(
+        self, req_to_token: ReqToTokenPool, allocator: Allocator, cache: RadixCache, leases: LeaseTable
+    ) -> None:
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
+        self.leases = leases
+        self._copies: dict[int, KVCopies] = {}
+        """By the row that the copied tokens belong to."""
 
     @property
     def page_size(self) -> int:
@@ -32,7 +40,7 @@ class KVMemory:
 
     @property
     def available_tokens(self) -> int:
-        """Tokens that an allocation could get: free ones and those that eviction would free."""
+        """Tokens that an allocation could get without breaking a lease: free ones and those eviction would free."""
         return self.allocator.free_tokens + self.cache.evictable_tokens
 
     def round_up(self, num_tokens: int) -> int:
@@ -40,33 +48,82 @@ class KVMemory:
         page = self.page_size
         return -(-num_tokens // page) * page
 
-    def open(self, request: Request, reserve: int) -> bool:
-        """Give a waiting request a row and a lock on its longest cached prefix.
+    # -- open ---------------------------------------------------------------------------------------------------------
+
+    def open(self, request: Request, reserve: int | None, now: float) -> bool:
+        """Give a waiting request its row and a lock on what is cached of it: its claimed lease, or the longest prefix.
 
         Succeeds only if the rest of its known tokens plus ``reserve`` tokens could be allocated; else changes nothing.
+        A ``reserve`` of None means that nothing else runs: then leases are broken until the request fits.
         """
+        while not self._try_open(request, reserve or 0, now):
+            claimed = request.inheritance.lease if request.inheritance is not None else None
+            if reserve is not None or not self.leases.break_one(spare=claimed):
+                return False
+        return True
+
+    def _try_open(self, request: Request, reserve: int, now: float) -> bool:
+        opened = self._open_lease(request, reserve, now) if request.has_claim else self._open_match(request, reserve)
+        if opened is None:
+            return False
+        request.kv = opened
+        request.committed_len = request.scheduled_len = opened.length
+        return True
+
+    def _open_match(self, request: Request, reserve: int) -> KVSequence | None:
         match = self.cache.match_prefix(request.namespace, request.token_ids.view(0, request.prefix_limit))
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
         row = self.req_to_token.alloc() if needed <= self.available_tokens else None
-        if row is not None:
-            request.kv = self.cache.open_sequence(request.namespace, match, row)
-            request.committed_len = request.scheduled_len = match.device_len
+        opened = self.cache.open_sequence(request.namespace, match, row) if row is not None else None
         self.cache.unlock(match.handle)
-        return row is not None
+        return opened
+
+    def _open_lease(self, request: Request, reserve: int, now: float) -> KVSequence | None:
+        """Take the claimed lease over, row, lock and partial page; or copy it, if the parent is to be kept."""
+        inheritance = request.inheritance
+        assert inheritance is not None and inheritance.lease is not None and inheritance.lease.kv is not None
+        lease, kept = inheritance.lease, inheritance.lease.kv
+        held = kept.tree_len if inheritance.keep_parent else self.round_up(kept.length)
+        if self.round_up(len(request.token_ids)) - held + reserve > self.available_tokens:
+            return None
+        if inheritance.keep_parent:
+            kv = self._fork(kept, kept.length)
+            self.leases.unclaim(lease, now)
+        else:
+            kv = self.leases.hand_off(lease)
+        inheritance.lease = None
+        if kv is not None and kv.length > request.prefix_limit:
+            self.cache.truncate(kv, request.token_ids.view(), request.prefix_limit)
+        return kv
+
+    def _fork(self, kv: KVSequence, length: int) -> KVSequence | None:
+        """A second sequence on the same locked path; what is private is copied before the next step."""
+        row = self.req_to_token.alloc()
+        if row is None:
+            return None
+        self._make_free(self.round_up(length) - kv.tree_len)
+        forked = self.cache.fork_sequence(kv, length, row)
+        if forked is None:
+            self.req_to_token.free(row)
+            return None
+        sequence, source, target = forked
+        if len(source):
+            self._copies[row] = KVCopies(source, target)
+        return sequence
+
+    # -- extend -------------------------------------------------------------------------------------------------------
 
     def extend(self, requests: list[Request], new_lens: np.ndarray) -> np.ndarray | None:
-        """Slots for the tokens up to ``new_lens`` (int32 [bs]) of each request, evicting if need be.
+        """Slots for the tokens up to ``new_lens`` (int32 [bs]) of each request; evicts and breaks leases if need be.
 
-        Returns int32 [sum of new tokens] and has written the rows, or None and has changed nothing but the cache.
+        Returns int32 [sum of new tokens] and has written the rows, or None and has allocated nothing.
         """
         bs = len(requests)
         rows = np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=bs)
         old_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
         last_slots = self.req_to_token.rows[rows, np.maximum(old_lens - 1, 0)]
-        short = self.allocator.tokens_needed(old_lens, new_lens) - self.allocator.free_tokens
-        if short > 0:
-            self.cache.evict(short)
+        self._make_free(self.allocator.tokens_needed(old_lens, new_lens), may_break=True)
         slots = self.allocator.alloc_extend(old_lens, new_lens, last_slots)
         if slots is None:
             return None
@@ -81,20 +138,65 @@ class KVMemory:
             request.held_kv.length = new
         return slots
 
+    def _make_free(self, needed: int, *, may_break: bool = False) -> None:
+        """Evict until ``needed`` tokens are free, or nothing is left to evict; leases only with ``may_break``."""
+        while (short := needed - self.allocator.free_tokens) > 0:
+            self.cache.evict(short)
+            if needed <= self.allocator.free_tokens or not may_break or not self.leases.break_one():
+                return
+
+    def take_copies(self) -> list[KVCopies]:
+        """The copies that the step now formed has to make before it computes anything."""
+        copies = list(self._copies.values())
+        self._copies.clear()
+        return copies
+
+    # -- publish, retain, close ---------------------------------------------------------------------------------------
+
     def publish(self, request: Request) -> None:
         """Let others share what a request has computed so far; it goes on."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
+
+    def retain(self, request: Request, length: int, deadline: float, quarantine_step: int | None) -> Lease | None:
+        """End a request but keep its first ``length`` tokens under a lease; None, and nothing is done, if the lease
+        would exceed a budget."""
+        kv = request.held_kv
+        length = min(length, request.committed_len)
+        ids = request.token_ids.view(0, length)
+        in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
+        if kv.tree_len <= length:
+            self.cache.cache_unfinished_req(kv, ids)
+        self.cache.truncate(kv, ids, length, quarantine_step=in_flight)
+        lease = self.leases.grant(kv, deadline)
+        if lease is None:
+            request.committed_len = request.scheduled_len = kv.length
+        else:
+            self._forget(request)
+        return lease
+
+    def lease_copy(self, request: Request, deadline: float) -> Lease | None:
+        """A lease on what a running request has computed by now, beside it; None if there is no room for that."""
+        self.publish(request)
+        kv = self._fork(request.held_kv, request.committed_len)
+        if kv is None:
+            return None
+        lease = self.leases.grant(kv, deadline)
+        if lease is None:
+            self._copies.pop(kv.row, None)
+            self.cache.release(kv)
+        return lease
 
     def close(self, request: Request, quarantine_step: int | None) -> None:
         """Hand the committed tokens to the tree and free the rest, with the row.
 
         quarantine_step: a step in flight still writes the slots beyond the committed ones; they return after it.
         """
+        kv = request.held_kv
+        self._copies.pop(kv.row, None)
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
-        committed = request.token_ids.view(0, request.committed_len)
-        self.cache.cache_finished_req(request.held_kv, committed, quarantine_step=in_flight)
+        self.cache.cache_finished_req(kv, request.token_ids.view(0, request.committed_len), quarantine_step=in_flight)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         request.kv = None
         request.committed_len = request.scheduled_len = 0
-
-    def take_row_updates(self) -> RowUpdates:
-        return self.req_to_token.take_updates()

@@ -81,21 +81,26 @@ class ExtendStep:
 class PrefillScheduler:
     """Forms extend batches. Owns the one request whose prompt is partly computed (``prefilling``)."""
 
-    def __init__(self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, chunk_size: int) -> None:
+    def __init__(
+        self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, *, chunk_size: int, max_running: int
+    ) -> None:
         self._memory = memory
         self._policy = policy
         self._reserve = reserve
         self._chunk_size = chunk_size
+        self._max_running = max_running
         self.prefilling: Request | None = None
 
-    def next_batch(self, waiting: list[Request], running: list[Request], step_id: int) -> ScheduleBatch | None:
+    def next_batch(
+        self, waiting: list[Request], running: list[Request], step_id: int, now: float
+    ) -> ScheduleBatch | None:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
         computes join ``running``."""
         step = ExtendStep(self._chunk_size)
         if self.prefilling is not None and not self._add_chunk(self.prefilling, step):
             return None  # no memory for the next chunk: running requests must end or be retracted first
         if waiting:
-            self._admit(waiting, running, step)
+            self._admit(waiting, running, step, now)
         if not step.requests:
             return None
         batch = build_batch(
@@ -104,7 +109,8 @@ class PrefillScheduler:
             step.requests,
             np.array(step.new_lens, dtype=np.int32),
             np.concatenate(step.slots),
-            self._memory.take_row_updates(),
+            self._memory.req_to_token.take_updates(),
+            self._memory.take_copies(),
         )
         for request, samples in zip(step.requests, batch.samples.tolist()):
             if samples:
@@ -112,22 +118,23 @@ class PrefillScheduler:
                 running.append(request)
         return batch
 
-    def _admit(self, waiting: list[Request], running: list[Request], step: ExtendStep) -> None:
+    def _admit(self, waiting: list[Request], running: list[Request], step: ExtendStep, now: float) -> None:
         """Move requests from ``waiting`` into the step until a budget is spent. Stops at the first that does not fit:
-        letting later, smaller ones pass would starve it."""
+        letting later, smaller ones pass would starve it. Those for which a lease waits come first, whatever the policy:
+        they cost little and free the lease."""
         shared = SharedPrefixes()
         for request in step.requests:
             shared.add(request)
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: set[Request] = set()
-        for request in self._policy.order(waiting):
-            if step.budget <= 0 or self._memory.req_to_token.num_free == 0:
+        for request in sorted(self._policy.order(waiting), key=lambda r: not r.has_claim):
+            if step.budget <= 0 or len(running) + len(step.requests) >= self._max_running:
                 break
             if self._better_later(request, shared):
                 continue
             alone = not (running or step.requests)
             own_reserve = self._reserve.tokens(request)
-            if not self._memory.open(request, 0 if alone else reserve + own_reserve):
+            if not self._memory.open(request, None if alone else reserve + own_reserve, now):
                 break
             request.status = RequestStatus.PREFILLING
             if not self._add_chunk(request, step):
@@ -142,7 +149,7 @@ class PrefillScheduler:
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if a prompt in this very step computes what this request could then find in the cache."""
-        if self._memory.cache.disabled:
+        if self._memory.cache.disabled or request.has_claim:
             return False
         common = min(shared.longest(request), request.prefix_limit)
         if common < MIN_SHARED_TOKENS:

@@ -1,8 +1,10 @@
 """The life of one sequence as the scheduler sees it. No text, no tensors, no clock.
 
-    waiting ──admit──▶ prefilling ──last chunk──▶ running ──▶ finished
-       ▲                                             │
-       └────────────────── retract ──────────────────┘
+    parked ──parent ends──▶ waiting ──admit──▶ prefilling ──last chunk──▶ running ──▶ finished
+                               ▲                                             │
+                               └────────────────── retract ──────────────────┘
+
+Only a continuation whose parent still runs is ever parked.
 
 Lengths of a sequence, always committed_len <= scheduled_len <= len(token_ids) + num_output_placeholders:
 
@@ -23,6 +25,7 @@ import msgspec
 import numpy as np
 
 from ..radix.cache import KVSequence
+from ..radix.lease import Lease
 from .sampling_params import SamplingParams
 
 
@@ -35,6 +38,7 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestStatus(Enum):
+    PARKED = "parked"
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -42,32 +46,71 @@ class RequestStatus(Enum):
 
 
 class TokenBuffer:
-    """Token ids that only grow: amortised O(1) append, zero-copy int32 view, raw bytes for tree lookups."""
+    """Token ids that only grow: amortised O(1) append, zero-copy int32 view.
 
-    __slots__ = ("_data", "_length")
+    Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
+    any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt.
+    """
+
+    __slots__ = ("_length", "_memory")
 
     def __init__(self, ids: np.ndarray) -> None:
         self._length = len(ids)
-        self._data = np.empty(self._length + 32, dtype=np.int32)
-        self._data[: self._length] = ids
+        self._memory = _Memory(ids, self._length + 32)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, position: int) -> int:
-        return int(self._data[position])
+        return int(self._memory.data[position])
 
     def append(self, token_id: int) -> None:
-        if self._length == len(self._data):
-            grown = np.empty(2 * self._length, dtype=np.int32)
-            grown[: self._length] = self._data
-            self._data = grown
-        self._data[self._length] = token_id
+        self._make_room(1)
+        self._memory.data[self._length] = token_id
         self._length += 1
+        self._memory.used = self._length
+
+    def extend(self, ids: np.ndarray) -> None:
+        """Append int32 [n]."""
+        self._make_room(len(ids))
+        self._memory.data[self._length : self._length + len(ids)] = ids
+        self._length += len(ids)
+        self._memory.used = self._length
 
     def view(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """int32 view of ids[start:stop]; valid until the next append."""
-        return self._data[start : self._length if stop is None else min(stop, self._length)]
+        return self._memory.data[start : self._length if stop is None else min(stop, self._length)]
+
+    def share(self) -> TokenBuffer:
+        """Another buffer of the same ids in the same memory."""
+        other = TokenBuffer.__new__(TokenBuffer)
+        other._length, other._memory = self._length, self._memory
+        return other
+
+    def cut(self, length: int) -> TokenBuffer:
+        """A buffer of the first ``length`` ids. If this one ends the used memory, the ids behind are given up with it
+        and must not be read again."""
+        if self._memory.used == self._length:
+            self._memory.used = length
+        other = self.share()
+        other._length = length
+        return other
+
+    def _make_room(self, count: int) -> None:
+        memory = self._memory
+        if memory.used != self._length or self._length + count > len(memory.data):
+            self._memory = _Memory(self.view(), 2 * self._length + count)
+
+
+class _Memory:
+    """What token buffers share. data: int32 [capacity]; ids behind ``used`` belong to nobody."""
+
+    __slots__ = ("data", "used")
+
+    def __init__(self, ids: np.ndarray, capacity: int) -> None:
+        self.data = np.empty(capacity, dtype=np.int32)
+        self.data[: len(ids)] = ids
+        self.used = len(ids)
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,15 +122,64 @@ class LogprobOptions:
     top_k: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
+class ContinuationSpec:
+    """Which request is continued. ``index``: which of its samples. ``at``: wait for its end, or fork what it has now.
+
+    keep_parent: leave the parent's lease as it is, for more children. fallback_ids: int32 [n], the whole prompt, for
+    the case that the parent has been forgotten.
+    """
+
+    parent_rid: str
+    index: int = 0
+    at: Literal["finish", "now"] = "finish"
+    keep_parent: bool = False
+    fallback_ids: np.ndarray | None = None
+
+
+@dataclass(slots=True, frozen=True)
 class RequestSpec:
-    """What arrives: one prompt, ``sampling.n`` sequences. prompt_ids: int32 [prompt_len]."""
+    """What arrives: one prompt, ``sampling.n`` sequences.
+
+    prompt_ids: int32 [prompt_len]; for a continuation only what follows the parent's tokens, and may be empty.
+    retain_ttl: seconds for which the finished sequences stay leased, for continuations; 0 for not at all.
+    """
 
     rid: str
     prompt_ids: np.ndarray
     sampling: SamplingParams
     namespace: str = ""
     logprobs: LogprobOptions | None = None
+    continuation: ContinuationSpec | None = None
+    retain_ttl: float = 0.0
+
+
+ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
+
+
+@dataclass(slots=True)
+class Inheritance:
+    """What a continuation got from its parent. ``path``: how (DESIGN: continuation); the counts are in tokens."""
+
+    path: ContinuationPath
+    inherited_tokens: int = 0
+    """Of the prompt, how many are the parent's."""
+    trimmed_tokens: int = 0
+    """Tokens of the parent's matched stop that were left out."""
+    recomputed_tokens: int = 0
+    """Inherited tokens whose KV was not at hand; set at the first admission."""
+    lease: Lease | None = None
+    """The claimed lease until admission."""
+    keep_parent: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Retained:
+    """What became of ``retain_ttl``: so many tokens until ``deadline`` (scheduler clock), or ``refused`` and why."""
+
+    tokens: int = 0
+    deadline: float = 0.0
+    refused: str | None = None
 
 
 class Request:
@@ -99,6 +191,7 @@ class Request:
         "committed_len",
         "finish",
         "index",
+        "inheritance",
         "kv",
         "logprob_next",
         "logprobs",
@@ -107,19 +200,20 @@ class Request:
         "num_output_placeholders",
         "prompt_len",
         "queried",
+        "retained",
         "retractions",
         "rid",
         "sampling",
         "scheduled_len",
         "seed",
         "sequence_number",
+        "spec",
         "status",
         "token_ids",
     )
 
-    def __init__(
-        self, spec: RequestSpec, *, index: int, seed: int, max_new_tokens: int, arrival: float, sequence_number: int
-    ) -> None:
+    def __init__(self, spec: RequestSpec, *, index: int, seed: int, arrival: float, sequence_number: int) -> None:
+        self.spec = spec
         self.rid = spec.rid
         self.index = index
         self.namespace = spec.namespace
@@ -128,15 +222,18 @@ class Request:
         self.arrival = arrival
         self.sequence_number = sequence_number
         """Order of arrival among all requests; breaks ties of ``arrival``."""
-        self.prompt_len = len(spec.prompt_ids)
-        self.token_ids = TokenBuffer(spec.prompt_ids)
-        self.max_new_tokens = max_new_tokens
-        """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprobs = spec.logprobs
-        start_len = spec.logprobs.start_len if spec.logprobs is not None else -1
-        self.logprob_next = max(1, start_len) if start_len >= 0 else self.prompt_len
+        self.token_ids = TokenBuffer(spec.prompt_ids)
+        self.prompt_len = len(spec.prompt_ids)
+        self.max_new_tokens = 0
+        """sampling.max_new_tokens, or what the context leaves when that is None."""
+        self.logprob_next = 0
         """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
-        self.status = RequestStatus.WAITING
+        self.status = RequestStatus.PARKED
+        self.inheritance: Inheritance | None = None
+        """Set for a continuation once its parent's tokens are known."""
+        self.retained: Retained | None = None
+        """Set at the end if the spec asked for it."""
         self.kv: KVSequence | None = None
         self.committed_len = 0
         self.scheduled_len = 0
@@ -147,6 +244,20 @@ class Request:
         """True once cached_tokens is set and counted; a retracted request is not counted again."""
         self.retractions = 0
         self.finish: FinishReason | None = None
+
+    def begin(self, prompt: TokenBuffer, max_new_tokens: int) -> None:
+        """The prompt is known, so the request can wait for admission."""
+        self.token_ids = prompt
+        self.prompt_len = len(prompt)
+        self.max_new_tokens = max_new_tokens
+        start_len = self.logprobs.start_len if self.logprobs is not None else -1
+        self.logprob_next = max(1, start_len) if start_len >= 0 else self.prompt_len
+        self.status = RequestStatus.WAITING
+
+    @property
+    def has_claim(self) -> bool:
+        """True while a lease waits for this request's admission."""
+        return self.inheritance is not None and self.inheritance.lease is not None and self.inheritance.lease.is_live
 
     @property
     def held_kv(self) -> KVSequence:

@@ -17,7 +17,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     temperature: 0 is greedy. top_k: -1 is off. top_p, min_p: probabilities in (0, 1] and [0, 1].
     stop: strings that end the output, not part of the text unless ``no_stop_trim``.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
-    logit_bias: token id -> value added to its logit.
+    logit_bias: token id -> value in [-100, 100] added to its logit.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``.
     """
@@ -59,6 +59,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         need(0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", "use a value in (0, 2]; 1 is off")
         need(1 <= self.n <= 512, "n", "use 1 to 512")
         need(all(self.stop), "stop", "an empty stop string would end every output at once; drop it")
+        biases = (self.logit_bias or {}).values()
+        need(all(-100.0 <= value <= 100.0 for value in biases), "logit_bias", "use values in [-100, 100]")
         need(self.seed is None or 0 <= self.seed < 2**63, "seed", "use 0 to 2**63 - 1")
 
     @property

@@ -10,6 +10,7 @@ placeholders for tokens not known yet, and `process_result` is called one step l
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,21 +18,34 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
+from ..radix.lease import LeaseTable
 from .batch import RequestEvent, ScheduleBatch, StepResult, StopMatch
 from .config import SchedulerConfig
+from .continuation import (
+    ParentRecords,
+    ParkedChildren,
+    SampleRecord,
+    failed_parent,
+    parked_parent,
+    unknown_index,
+    unknown_parent,
+)
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
+from .limits import check_lengths
 from .policy import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
-from .request import FinishReason, Request, RequestSpec, RequestStatus
-
-
-class RequestRefused(Exception):
-    """A request that cannot be served as it stands. ``status`` is the HTTP status, ``param`` the field to change."""
-
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None):
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+from .refusal import RequestRefused
+from .request import (
+    ContinuationSpec,
+    FinishReason,
+    Inheritance,
+    Request,
+    RequestSpec,
+    RequestStatus,
+    Retained,
+    TokenBuffer,
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,6 +59,11 @@ class SchedulerStats:
     evictable_tokens: int
     protected_tokens: int
     private_tokens: int
+    leased_tokens: int
+    leases_granted: int
+    leases_handed_off: int
+    leases_expired: int
+    leases_broken: int
     prefix_cache_queries: int
     prefix_cache_hits: int
     evicted_tokens: int
@@ -63,14 +82,26 @@ class Scheduler:
         cache: RadixCache,
         eos_token_ids: tuple[int, ...],
     ) -> None:
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._memory = KVMemory(req_to_token, allocator, cache)
+        self.leases = LeaseTable(
+            cache,
+            max_tokens=int(config.max_leased_ratio * allocator.total_tokens),
+            max_leases=config.max_leased_requests,
+        )
+        self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
         self._reserve = DecodeReserve()
         self._prefill = PrefillScheduler(
-            self._memory, make_policy(config.schedule_policy, cache), self._reserve, config.chunked_prefill_size
+            self._memory,
+            make_policy(config.schedule_policy, cache),
+            self._reserve,
+            chunk_size=config.chunked_prefill_size,
+            max_running=config.max_running_requests,
         )
         self._decode = DecodeScheduler(self._memory)
+        self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
+        self._parked = ParkedChildren()
         self._waiting: list[Request] = []
         self._live: dict[str, list[Request]] = {}
         self._in_flight: list[ScheduleBatch] = []
@@ -82,10 +113,10 @@ class Scheduler:
         self._queried_tokens = 0
         self._hit_tokens = 0
 
-    # -- arrivals and ends ------------------------------------------------------------------------------------------
+    # -- arrivals -----------------------------------------------------------------------------------------------------
 
     def add(self, spec: RequestSpec, now: float) -> list[Request]:
-        """Queue ``spec.sampling.n`` sequences. Raises RequestRefused for what can never be served."""
+        """Take ``spec.sampling.n`` sequences. Raises RequestRefused for what can never be served."""
         if spec.rid in self._live:
             raise RequestRefused(
                 f"rid {spec.rid!r} is still running; use another rid or abort it first",
@@ -93,92 +124,228 @@ class Scheduler:
                 code="duplicate_rid",
                 param="rid",
             )
-        max_new_tokens = self._max_new_tokens(spec)
-        seed = spec.sampling.seed
-        if seed is None:
-            seed = int(self._seeds.integers(2**62))
-        requests = []
-        for index in range(spec.sampling.n):
-            request = Request(
-                spec,
-                index=index,
-                seed=seed + index,
-                max_new_tokens=max_new_tokens,
-                arrival=now,
-                sequence_number=self._num_requests,
-            )
-            self._num_requests += 1
-            requests.append(request)
-        self._live[spec.rid] = list(requests)
-        self._waiting.extend(requests)
-        return requests
+        requests = self._make_requests(spec, now)
+        if spec.continuation is None:
+            self._begin(requests, TokenBuffer(spec.prompt_ids))
+        else:
+            self._add_children(requests, spec.continuation, now)
+        self._records.discard(spec.rid, self.leases)
+        self._live[spec.rid] = requests
+        return list(requests)
 
-    def _max_new_tokens(self, spec: RequestSpec) -> int:
-        prompt_len, context, pool = len(spec.prompt_ids), self._config.context_length, self._memory.total_tokens
-        if prompt_len == 0:
-            raise RequestRefused("the prompt is empty; send at least one token", param="input_ids")
-        if prompt_len >= context:
-            raise RequestRefused(
-                f"the prompt has {prompt_len} tokens, the context holds {context} with at least one new token; "
-                "shorten it or raise --context-length",
-                code="context_length_exceeded",
-                param="input_ids",
-            )
-        wanted = spec.sampling.max_new_tokens
-        if wanted is not None and prompt_len + wanted > context:
-            raise RequestRefused(
-                f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) = {prompt_len + wanted} exceeds the context "
-                f"of {context} tokens; ask for at most {context - prompt_len}",
-                code="context_length_exceeded",
-                param="max_new_tokens",
-            )
-        most = min(context - prompt_len, pool - prompt_len + 1)  # the last token's KV is never computed
-        if most < 1 or (wanted is not None and wanted > most):
-            raise RequestRefused(
-                f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) can never fit the KV pool of {pool} tokens; "
-                "shorten the request or start the server with a larger --max-total-tokens",
-                code="kv_pool_exceeded",
-                param="max_new_tokens",
-            )
-        return most if wanted is None else wanted
+    def _make_requests(self, spec: RequestSpec, now: float) -> list[Request]:
+        seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))
+        first = self._num_requests
+        self._num_requests += spec.sampling.n
+        return [
+            Request(spec, index=index, seed=seed + index, arrival=now, sequence_number=first + index)
+            for index in range(spec.sampling.n)
+        ]
 
-    def abort(self, rid: str, message: str = "aborted by the client") -> list[RequestEvent]:
+    def _begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
+        """Queue sequences whose prompt is known. Raises RequestRefused if they can never fit."""
+        spec = requests[0].spec
+        max_new_tokens = check_lengths(
+            len(prompt), spec.sampling.max_new_tokens, self._config.context_length, self._memory.total_tokens
+        )
+        for request in requests:
+            request.begin(prompt.share(), max_new_tokens)
+            self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        """Into the waiting queue, which is in order of arrival."""
+        insort(self._waiting, request, key=lambda r: r.sequence_number)
+
+    # -- continuations ------------------------------------------------------------------------------------------------
+
+    def _add_children(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
+        """Let new requests inherit from their parent, at once or, if it still runs, when it ends."""
+        parent = self._live_parent(continuation, children[0].namespace)
+        if parent is None:
+            self._inherit_record(children, continuation, now)
+        elif continuation.at == "now":
+            if parent.status is RequestStatus.PARKED:
+                raise parked_parent(parent.rid)
+            self._fork(children, parent, now)
+        else:
+            for child in children:
+                self._parked.add(parent, child)
+
+    def _live_parent(self, continuation: ContinuationSpec, namespace: str) -> Request | None:
+        """The parent if it has not ended. Raises RequestRefused if it is someone else's."""
+        siblings = self._live.get(continuation.parent_rid)
+        if siblings is None:
+            return None
+        if siblings[0].namespace != namespace:
+            raise unknown_parent(continuation.parent_rid)
+        parent = next((r for r in siblings if r.index == continuation.index), None)
+        if parent is None and continuation.index >= siblings[0].sampling.n:
+            raise unknown_index(continuation)
+        return parent
+
+    def _inherit_record(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
+        sample = self._records.find(continuation, children[0].namespace)
+        if sample is not None:
+            self._inherit(children, sample, now)
+            return
+        assert continuation.fallback_ids is not None
+        self._begin(children, TokenBuffer(continuation.fallback_ids))
+        for child in children:
+            child.inheritance = Inheritance("fallback")
+
+    def _inherit(self, children: list[Request], sample: SampleRecord, now: float) -> None:
+        """Give children the recorded ids, and the first one a claim on the lease."""
+        spec = children[0].spec
+        prompt = sample.ids.share()
+        prompt.extend(spec.prompt_ids)
+        self._begin(children, prompt)
+        assert spec.continuation is not None
+        for child in children:
+            child.inheritance = Inheritance("match", len(sample.ids), sample.trimmed_tokens)
+        first = children[0].inheritance
+        if first is not None and sample.lease is not None and self.leases.claim(sample.lease, now):
+            first.path, first.lease, first.keep_parent = "handoff", sample.lease, spec.continuation.keep_parent
+
+    def _fork(self, children: list[Request], parent: Request, now: float) -> None:
+        """Children of what the parent has right now; a claimed lease of their own holds it for the first of them."""
+        prompt = TokenBuffer(parent.token_ids.view())
+        prompt.extend(children[0].spec.prompt_ids)
+        self._begin(children, prompt)
+        for child in children:
+            child.inheritance = Inheritance("fork", len(parent.token_ids))
+        if parent.kv is None or children[0].inheritance is None:
+            return  # it waits itself: there is no KV yet, or what there was is in the tree
+        lease = self._memory.lease_copy(parent, now)
+        if lease is not None:
+            self.leases.claim(lease, now)
+            children[0].inheritance.lease = lease
+
+    def _parent_ended(self, parent: Request, sample: SampleRecord | None, now: float) -> list[RequestEvent]:
+        """Its parked children inherit, or hear that there is nothing to inherit."""
+        events: list[RequestEvent] = []
+        by_rid: dict[str, list[Request]] = {}
+        for child in self._parked.take(parent):
+            by_rid.setdefault(child.rid, []).append(child)
+        for children in by_rid.values():
+            try:
+                if sample is None:
+                    reason = parent.finish.message if parent.finish is not None else None
+                    raise failed_parent(parent.rid, reason or "aborted")
+                self._inherit(children, sample, now)
+            except RequestRefused as refusal:
+                for child in children:
+                    events += self._end(child, FinishReason(type="abort", message=str(refusal)), now, refusal=refusal)
+        return events
+
+    def release(self, rid: str) -> bool:
+        """Give up the leases of a finished request; its ids stay on record. False if it has none."""
+        record = self._records.get(rid)
+        if record is None or not record.is_leased:
+            return False
+        for sample in record.samples.values():
+            if sample.lease is not None:
+                self.leases.release(sample.lease)
+        return True
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def abort(self, rid: str, now: float, message: str = "aborted by the client") -> list[RequestEvent]:
         """End every sequence of ``rid`` now. Unknown rids give no events."""
         reason = FinishReason(type="abort", message=message)
-        return [self._end(request, reason) for request in list(self._live.get(rid, ()))]
+        events: list[RequestEvent] = []
+        while rid in self._live:
+            events += self._end(self._live[rid][0], reason, now)
+        return events
 
-    def abort_all(self, message: str) -> list[RequestEvent]:
-        return [event for rid in list(self._live) for event in self.abort(rid, message)]
+    def abort_all(self, now: float, message: str) -> list[RequestEvent]:
+        events: list[RequestEvent] = []
+        while self._live:
+            events += self.abort(next(iter(self._live)), now, message)
+        return events
 
-    def _end(self, request: Request, reason: FinishReason, row: int = -1, token_id: int = -1) -> RequestEvent:
-        if request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
-        else:
-            self._leave(request)
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        *,
+        row: int = -1,
+        token_id: int = -1,
+        kept_tokens: int | None = None,
+        refusal: RequestRefused | None = None,
+    ) -> list[RequestEvent]:
+        """A sequence is over: give its KV to the tree or a lease, leave a record, wake its children.
+
+        kept_tokens: output tokens that a child inherits; None for all.
+        """
+        sample = None
+        if reason.type != "abort":
+            sample = self._record_sample(request, kept_tokens, now)
+        elif refusal is None:
+            self._records.fail(request, reason.message or "aborted")
+        self._give_back(request, now)
         request.status = RequestStatus.FINISHED
         request.finish = reason
         siblings = self._live[request.rid]
         siblings.remove(request)
         if not siblings:
             del self._live[request.rid]
-        return RequestEvent(request, row, token_id, reason)
+        event = RequestEvent(request, row, token_id, reason, refusal)
+        return [event, *self._parent_ended(request, sample, now)]
+
+    def _record_sample(self, request: Request, kept_tokens: int | None, now: float) -> SampleRecord:
+        """What a child will inherit: the ids without the matched stop, and a lease on their KV if anybody wants one."""
+        length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
+        trimmed = len(request.token_ids) - length
+        ttl = request.spec.retain_ttl
+        lease = None
+        if ttl > 0 or self._parked.waiting_for(request):
+            self._leave(request)
+            lease = self._memory.retain(request, length, now + ttl, self._newest_step)
+            if lease is not None:
+                request.retained = Retained(tokens=lease.tokens, deadline=lease.deadline)
+            else:
+                refused = "the leases' budget is used up (--max-leased-ratio, --max-leased-requests)"
+                request.retained = Retained(refused=refused)
+                self._memory.close(request, self._newest_step)
+        sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
+        self._records.add(request, sample)
+        return sample
+
+    def _give_back(self, request: Request, now: float) -> None:
+        """Take a request out of the set it is in, and close what it still holds."""
+        if request.status is RequestStatus.PARKED:
+            self._parked.remove(request)
+        elif request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+            if request.inheritance is not None and request.inheritance.lease is not None:
+                self.leases.unclaim(request.inheritance.lease, now)
+                request.inheritance.lease = None
+        elif request.kv is not None:
+            self._leave(request)
+            self._memory.close(request, self._newest_step)
 
     def _leave(self, request: Request) -> None:
-        """Take a prefilling or running request out of its set and give back its KV."""
+        """Take a request that holds KV out of its set."""
         if request is self._prefill.prefilling:
             self._prefill.prefilling = None
         else:
             self._decode.running.remove(request)
-        self._memory.close(request, self._in_flight[-1].step_id if self._in_flight else None)
+
+    @property
+    def _newest_step(self) -> int | None:
+        """The step in flight that was formed last."""
+        return self._in_flight[-1].step_id if self._in_flight else None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def next_batch(self) -> ScheduleBatch | None:
+    def next_batch(self, now: float) -> ScheduleBatch | None:
         """The next step, prompts before decodes. None: nothing to do, or nothing until the step in flight is
         processed."""
+        self.leases.expire(now)
         batch = None
         if not self._decode_is_due():
-            batch = self._prefill.next_batch(self._waiting, self._decode.running, self._num_steps)
+            batch = self._prefill.next_batch(self._waiting, self._decode.running, self._num_steps, now)
         if batch is not None:
             self._count_admissions(batch)
         elif self._decode.running:
@@ -205,12 +372,12 @@ class Scheduler:
 
     def _retract(self, request: Request) -> None:
         self._leave(request)
+        self._memory.close(request, None)
         request.status = RequestStatus.WAITING
         request.retractions += 1
         self._retractions += 1
         self._reserve.retracted()
-        position = sum(r.sequence_number < request.sequence_number for r in self._waiting)
-        self._waiting.insert(position, request)
+        self._queue(request)
 
     def _count_admissions(self, batch: ScheduleBatch) -> None:
         for request, prefix_len in zip(batch.requests, batch.prefix_lens.tolist()):
@@ -218,10 +385,13 @@ class Scheduler:
                 continue
             request.queried = True
             request.cached_tokens = prefix_len
+            if request.inheritance is not None:
+                inherited = request.inheritance.inherited_tokens
+                request.inheritance.recomputed_tokens = max(0, inherited - prefix_len)
             self._queried_tokens += request.prompt_len
             self._hit_tokens += prefix_len
 
-    def process_result(self, result: StepResult) -> list[RequestEvent]:
+    def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the oldest step in flight; returns what its requests' clients must hear of, in batch order."""
         batch = self._in_flight.pop(0)
         events: list[RequestEvent] = []
@@ -231,7 +401,7 @@ class Scheduler:
             self._commit(request, int(batch.prefix_lens[row] + batch.extend_lens[row]))
             if batch.samples[row]:
                 token_id = int(result.next_ids[row])
-                events.append(self._take_token(request, row, token_id, result.stop_matches.get(row)))
+                events += self._take_token(request, row, token_id, result.stop_matches.get(row), now)
             if request.kv is not None and batch.is_extend:
                 self._memory.publish(request)
         self._memory.allocator.release_quarantine(batch.step_id)
@@ -239,11 +409,11 @@ class Scheduler:
             self._reserve.decoded()
         return events
 
-    def fail_step(self, message: str) -> list[RequestEvent]:
+    def fail_step(self, now: float, message: str) -> list[RequestEvent]:
         """The oldest step in flight could not be computed: end its requests, siblings included, and keep the rest."""
         batch = self._in_flight.pop(0)
         rids = dict.fromkeys(request.rid for request in batch.requests)
-        events = [event for rid in rids for event in self.abort(rid, message)]
+        events = [event for rid in rids for event in self.abort(rid, now, message)]
         self._memory.allocator.release_quarantine(batch.step_id)
         return events
 
@@ -252,25 +422,27 @@ class Scheduler:
         if request.logprob_next < request.prompt_len:
             request.logprob_next = max(request.logprob_next, min(length + 1, request.prompt_len))
 
-    def _take_token(self, request: Request, row: int, token_id: int, stop_match: StopMatch | None) -> RequestEvent:
+    def _take_token(
+        self, request: Request, row: int, token_id: int, stop_match: StopMatch | None, now: float
+    ) -> list[RequestEvent]:
         request.num_output_placeholders -= 1
         request.token_ids.append(token_id)
-        reason = self._finish_reason(request, token_id, stop_match)
-        if reason is None:
-            return RequestEvent(request, row, token_id)
-        return self._end(request, reason, row, token_id)
-
-    def _finish_reason(self, request: Request, token_id: int, stop_match: StopMatch | None) -> FinishReason | None:
         sampling = request.sampling
-        if request.num_output_tokens > sampling.min_new_tokens:
-            is_eos = token_id in self._eos_token_ids and not sampling.ignore_eos
-            if is_eos or token_id in sampling.stop_token_ids:
-                return FinishReason(type="stop", matched=token_id)
-            if stop_match is not None:
-                return FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index])
-        if request.num_output_tokens >= request.max_new_tokens:
-            return FinishReason(type="length")
-        return None
+        may_stop = request.num_output_tokens > sampling.min_new_tokens
+        is_eos = token_id in self._eos_token_ids and not sampling.ignore_eos
+        if may_stop and (is_eos or token_id in sampling.stop_token_ids):
+            reason = FinishReason(type="stop", matched=token_id)
+            kept = request.num_output_tokens - 1
+        elif may_stop and stop_match is not None:
+            reason = FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index])
+            kept = stop_match.kept_tokens
+        elif request.num_output_tokens >= request.max_new_tokens:
+            reason, kept = FinishReason(type="length"), None
+        else:
+            return [RequestEvent(request, row, token_id)]
+        if sampling.no_stop_trim:
+            kept = None
+        return self._end(request, reason, now, row=row, token_id=token_id, kept_tokens=kept)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -284,11 +456,12 @@ class Scheduler:
         return [request for siblings in self._live.values() for request in siblings]
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix. False, and nothing happens, unless the scheduler is idle."""
+        """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""
         if not self.is_idle:
             return False
-        self._memory.cache.reset()
-        return True
+        while self.leases.break_one():
+            pass
+        return self._memory.cache.reset()
 
     def stats(self) -> SchedulerStats:
         allocator, cache = self._memory.allocator, self._memory.cache
@@ -301,6 +474,11 @@ class Scheduler:
             evictable_tokens=evictable,
             protected_tokens=protected,
             private_tokens=allocator.total_tokens - free - evictable - protected - allocator.quarantined_tokens,
+            leased_tokens=self.leases.leased_tokens,
+            leases_granted=self.leases.counts.granted,
+            leases_handed_off=self.leases.counts.handed_off,
+            leases_expired=self.leases.counts.expired,
+            leases_broken=self.leases.counts.broken,
             prefix_cache_queries=self._queried_tokens,
             prefix_cache_hits=self._hit_tokens,
             evicted_tokens=cache.evicted_total,

@@ -56,6 +56,7 @@ class KVEchoModel:
     def forward(self, batch: ScheduleBatch) -> StepResult:
         updates = batch.row_updates
         self._mirror.reshape(-1)[updates.flat_index(self._mirror.shape[1])] = updates.values
+        self._kv[batch.copies.target] = self._kv[batch.copies.source]
         next_ids = np.full(len(batch), -1, dtype=np.int32)
         start = 0
         for i, (row, old, new) in enumerate(

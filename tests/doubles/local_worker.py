@@ -50,11 +50,11 @@ class LocalWorker:
             answers[rid] = Answer()
             spec = RequestSpec(rid, np.array(prompt, dtype=np.int32), params, logprobs=logprobs)
             self.scheduler.add(spec, now=float(self._count))
-        while (batch := self.scheduler.next_batch()) is not None:
+        while (batch := self.scheduler.next_batch(0.0)) is not None:
             output = self.executor.run(batch)
             for request, chunk in output.input_logprobs:
                 answers[request.rid].input_logprobs.append(chunk)
-            for event in self.scheduler.process_result(output.result):
+            for event in self.scheduler.process_result(output.result, 0.0):
                 answer = answers[event.request.rid]
                 answer.tokens.append(event.token_id)
                 answer.finish = event.finish

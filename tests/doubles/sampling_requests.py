@@ -20,7 +20,8 @@ def make_request(
 ) -> Request:
     """A running request that has generated ``output`` and holds request row ``row``."""
     spec = RequestSpec(rid, np.array(prompt or [1], dtype=np.int32), SamplingParams(**sampling))
-    request = Request(spec, index=0, seed=seed, max_new_tokens=1000, arrival=0.0, sequence_number=0)
+    request = Request(spec, index=0, seed=seed, arrival=0.0, sequence_number=0)
+    request.begin(request.token_ids, max_new_tokens=1000)
     request.kv = KVSequence(namespace="", row=row, node=None, tree_len=0, length=0)
     for token_id in output or []:
         request.token_ids.append(token_id)

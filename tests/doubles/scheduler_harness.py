@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from kv_echo import KVEchoModel
@@ -15,7 +16,8 @@ from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_tree, conservation
 from baton.scheduler.batch import RequestEvent, StepResult
 from baton.scheduler.config import PolicyName, SchedulerConfig
-from baton.scheduler.request import FinishReason, Request, RequestSpec
+from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.request import ContinuationSpec, FinishReason, Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 
@@ -39,6 +41,7 @@ class FailingAllocator(Allocator):
 class Outcome:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    refusal: RequestRefused | None = None
     request: Request | None = None
 
 
@@ -51,6 +54,9 @@ class Harness:
         num_tokens: int = 512,
         page_size: int = 1,
         rows: int = 8,
+        leases: int = 8,
+        leased_ratio: float = 0.5,
+        max_finished_requests: int = 1024,
         context: int = 256,
         chunk: int = 64,
         policy: PolicyName = "fcfs",
@@ -63,41 +69,72 @@ class Harness:
             context_length=context,
             max_total_tokens=num_tokens,
             max_running_requests=rows,
+            max_leased_requests=leases,
+            max_leased_ratio=leased_ratio,
+            max_finished_requests=max_finished_requests,
             chunked_prefill_size=chunk,
             page_size=page_size,
             schedule_policy=policy,
             disable_radix_cache=disable_radix_cache,
         )
-        self.pool = ReqToTokenPool(rows, context)
+        self.pool = ReqToTokenPool(rows + leases, context)
         self.allocator = FailingAllocator(num_tokens, page_size)
         self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disable_radix_cache)
         self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos)
-        self.model = KVEchoModel(num_tokens + page_size, rows, context)
+        self.model = KVEchoModel(num_tokens + page_size, rows + leases, context)
         self.depth = depth
         self.check = check
         self.now = 0.0
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self._results: deque[StepResult] = deque()
 
-    def add(self, rid: str, prompt: list[int], max_new_tokens: int = 8, *, namespace: str = "", **sampling) -> None:
+    def add(
+        self,
+        rid: str,
+        prompt: list[int],
+        max_new_tokens: int = 8,
+        *,
+        namespace: str = "",
+        retain_ttl: float = 0.0,
+        continuation: ContinuationSpec | None = None,
+        **sampling,
+    ) -> None:
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
-        spec = RequestSpec(rid, np.array(prompt, dtype=np.int32), params, namespace)
+        ids = np.array(prompt, dtype=np.int32)
+        spec = RequestSpec(rid, ids, params, namespace, continuation=continuation, retain_ttl=retain_ttl)
         for request in self.scheduler.add(spec, self.now):
             self.outcomes[request.key] = Outcome(request=request)
 
+    def continue_from(
+        self,
+        parent: str,
+        rid: str,
+        suffix: list[int],
+        max_new_tokens: int = 8,
+        *,
+        index: int = 0,
+        at: Literal["finish", "now"] = "finish",
+        keep_parent: bool = False,
+        fallback: list[int] | None = None,
+        **more,
+    ) -> None:
+        ids = np.array(fallback, dtype=np.int32) if fallback is not None else None
+        spec = ContinuationSpec(parent, index, at, keep_parent, ids)
+        self.add(rid, suffix, max_new_tokens, continuation=spec, **more)
+
     def abort(self, rid: str) -> None:
-        self._take(self.scheduler.abort(rid))
+        self._take(self.scheduler.abort(rid, self.now))
         self.verify()
 
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
         self.now += 1.0
-        batch = self.scheduler.next_batch()
+        batch = self.scheduler.next_batch(self.now)
         if batch is not None:
             self._results.append(self.model.forward(batch))
         self.verify()
         if self._results and (batch is None or len(self._results) >= self.depth):
-            self._take(self.scheduler.process_result(self._results.popleft()))
+            self._take(self.scheduler.process_result(self._results.popleft(), self.now))
             self.verify()
             return True
         return batch is not None
@@ -116,6 +153,7 @@ class Harness:
             return
         check_tree(self.cache)
         sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
+        sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]
         conservation(self.cache, self.allocator, sequences).check()
         for request in self.scheduler.live_requests:
             known = len(request.token_ids) + request.num_output_placeholders
@@ -127,4 +165,4 @@ class Harness:
             assert outcome.finish is None, f"{event.request} got an event after its end"
             if event.token_id >= 0:
                 outcome.tokens.append(event.token_id)
-            outcome.finish = event.finish
+            outcome.finish, outcome.refusal = event.finish, event.refusal

@@ -68,7 +68,7 @@ def assert_same_tokens(tokens: list[int], reference: Reference, allowed_gap: flo
     assert len(tokens) == len(reference.tokens)
 
 
-# -- the toy model -----------------------------------------------------------------------------------------------------
+# -- the toy model ------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def assert_logprobs(answer, reference: Reference) -> None:
         assert chunk.top_ids[0, 0] == chunk.ids[0] and chunk.top_values[0, 0] >= chunk.top_values[0, 1]
 
 
-# -- random models of every architecture --------------------------------------------------------------------------------
+# -- random models of every architecture ------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=MODELS.keys())
@@ -194,7 +194,7 @@ def test_random_models_logprobs(random_model: tuple[Path, list[Reference]]) -> N
         assert_logprobs(answer, reference)
 
 
-# -- many prompts at once -----------------------------------------------------------------------------------------------
+# -- many prompts at once ------------------------------------------------------
 
 
 def random_prefix_tree(rng: random.Random, count: int) -> list[list[int]]:

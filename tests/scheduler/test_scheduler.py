@@ -189,9 +189,9 @@ def test_stop_match_ends_the_request_with_its_string() -> None:
     harness = Harness()
     spec = RequestSpec("a", np.array(prompt_of(10), dtype=np.int32), SamplingParams(stop=("x", "y")))
     harness.scheduler.add(spec, 0.0)
-    batch = harness.scheduler.next_batch()
+    batch = harness.scheduler.next_batch(0.0)
     assert batch is not None
-    (event,) = harness.scheduler.process_result(StepResult(np.array([5], dtype=np.int32), {0: StopMatch(1, 0)}))
+    (event,) = harness.scheduler.process_result(StepResult(np.array([5], dtype=np.int32), {0: StopMatch(1, 0)}), 0.0)
     assert event.finish is not None and event.finish.matched == "y"
     assert harness.scheduler.is_idle
 
@@ -245,7 +245,7 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
     prompt_ids = np.array(prompt_of(50), dtype=np.int32)
     spec = RequestSpec("b", prompt_ids, SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=20))
     harness.scheduler.add(spec, 0.0)
-    batch = harness.scheduler.next_batch()
+    batch = harness.scheduler.next_batch(0.0)
     assert batch is not None
     # The KV of 19 tokens is reused; new token 0 (position 19) predicts position 20, the first one asked for.
     assert (batch.prefix_lens[0], batch.logprob_starts[0]) == (19, 0)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 from kv_echo import VOCAB, expected_output
 from scheduler_harness import Harness
+
+from baton.scheduler.refusal import RequestRefused
 
 SEED = int(os.environ.get("BATON_SIM_SEED", "20"))
 
@@ -21,63 +25,144 @@ def random_prompt(rng: random.Random, stems: list[list[int]], longest: int) -> l
     return prompt[:longest]
 
 
-def simulate(seed: int, *, steps: int, **options) -> None:
-    rng = random.Random(seed)
-    eos = (3,)
-    context = 256
-    harness = Harness(
-        num_tokens=rng.choice([320, 384, 640]),
-        rows=rng.choice([3, 8]),
-        chunk=rng.choice([1, 7, 32, 64, 500]),
-        context=context,
-        eos=eos,
-        **options,
-    )
-    failure_rate = rng.choice([0.0, 0.0, 0.1])
-    harness.allocator.should_fail = lambda call: rng.random() < failure_rate
-    stems = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
-    prompts: dict[str, tuple[list[int], int, int, bool]] = {}
-    aborted: set[str] = set()
-    for number in range(steps):
-        if rng.random() < 0.3 and len(harness.scheduler.live_requests) < 24:
-            rid = f"r{number}"
-            prompt = random_prompt(rng, stems, 200)
-            new, n, ignore = rng.randrange(1, 40), rng.choice([1, 1, 1, 3]), rng.random() < 0.5
-            prompts[rid] = (prompt, new, n, ignore)
-            harness.add(rid, prompt, new, n=n, ignore_eos=ignore, namespace=rng.choice(["", "", "salt"]))
-        if rng.random() < 0.03 and prompts:
-            rid = rng.choice(list(prompts))
-            if any(r.rid == rid for r in harness.scheduler.live_requests):
-                aborted.add(rid)
-            harness.abort(rid)
-        if rng.random() < 0.01:
-            harness.scheduler.flush_cache()
-        harness.step()
-    failure_rate = 0.0
-    harness.run()
-    for (rid, _), outcome in harness.outcomes.items():
-        prompt, new, _, ignore = prompts[rid]
-        expected = expected_output(prompt, new, frozenset() if ignore else frozenset(eos))
-        assert outcome.finish is not None
-        if outcome.finish.type == "abort":
-            assert rid in aborted
-            assert outcome.tokens == expected[: len(outcome.tokens)]
+@dataclass
+class Sent:
+    """What a request asked for. ``prompt``: only the suffix, for a continuation of ``parent``."""
+
+    prompt: list[int]
+    new: int
+    ignore_eos: bool
+    parent: tuple[str, int] | None = None
+
+
+class Simulation:
+    """One run from one seed. Time advances by one second per step; everything else is drawn."""
+
+    def __init__(self, seed: int, **options) -> None:
+        self.rng = rng = random.Random(seed)
+        self.eos = (3, 4, 5, 6)
+        self.harness = Harness(
+            num_tokens=rng.choice([320, 384, 640]),
+            rows=rng.choice([3, 8]),
+            leases=rng.choice([2, 8]),
+            leased_ratio=rng.choice([0.3, 0.9]),
+            chunk=rng.choice([1, 7, 32, 64, 500]),
+            max_finished_requests=rng.choice([4, 1000]),
+            context=256,
+            eos=self.eos,
+            **options,
+        )
+        self.failure_rate = rng.choice([0.0, 0.0, 0.1])
+        self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
+        self.stems = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
+        self.sent: dict[str, Sent] = {}
+        self.namespaces: dict[str, str] = {}
+        self.aborted: set[str] = set()
+        self.paths: set[str] = set()
+
+    def run(self, steps: int) -> None:
+        rng, harness = self.rng, self.harness
+        for number in range(steps):
+            if rng.random() < 0.3 and len(harness.scheduler.live_requests) < 24:
+                self.send(f"r{number}")
+            if rng.random() < 0.03 and self.sent:
+                self.abort(rng.choice(list(self.sent)))
+            if rng.random() < 0.02 and self.sent:
+                harness.scheduler.release(rng.choice(list(self.sent)))
+            if rng.random() < 0.01:
+                harness.scheduler.flush_cache()
+            harness.step()
+        self.failure_rate = 0.0
+        harness.run()
+        harness.now += 1000.0
+        harness.step()  # the last leases expire
+        self.check()
+
+    def send(self, rid: str) -> None:
+        rng = self.rng
+        new, n, ignore = rng.randrange(1, 40), rng.choice([1, 1, 1, 3]), rng.random() < 0.5
+        ttl = rng.choice([0.0, 5.0, 60.0])
+        common = {"n": n, "ignore_eos": ignore, "retain_ttl": ttl, "no_stop_trim": rng.random() < 0.2}
+        if self.sent and rng.random() < 0.5:
+            parent = rng.choice(list(self.sent)[-12:])
+            suffix = [rng.randrange(20) for _ in range(rng.choice([0, 1, 3, 20]))]
+            namespace = self.namespaces[parent]
+            index = rng.choice([0, 0, 1])
+            at: Literal["finish", "now"] = "now" if rng.random() < 0.3 else "finish"
+            keep = rng.random() < 0.3
+            try:
+                self.harness.continue_from(
+                    parent, rid, suffix, new, index=index, at=at, keep_parent=keep, namespace=namespace, **common
+                )
+            except RequestRefused as refusal:
+                assert refusal.status in (400, 404, 409, 410), refusal
+                return
+            self.sent[rid] = Sent(suffix, new, ignore, (parent, index))
         else:
-            assert outcome.tokens == expected, (rid, prompt)
-    stats = harness.scheduler.stats()
-    assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
-    assert stats.protected_tokens == stats.private_tokens == 0
-    assert harness.pool.num_free == harness.config.max_running_requests
+            namespace = rng.choice(["", "", "salt"])
+            prompt = random_prompt(rng, self.stems, 200)
+            self.harness.add(rid, prompt, new, namespace=namespace, **common)
+            self.sent[rid] = Sent(prompt, new, ignore)
+        self.namespaces[rid] = namespace
+
+    def abort(self, rid: str) -> None:
+        if any(r.rid == rid for r in self.harness.scheduler.live_requests):
+            self.aborted.add(rid)
+        self.harness.abort(rid)
+
+    def prompt_of(self, rid: str, index: int) -> list[int]:
+        """The whole prompt of a sample, from what its ancestors really said."""
+        sent = self.sent[rid]
+        if sent.parent is None:
+            return sent.prompt
+        request = self.harness.outcomes[rid, index].request
+        assert request is not None and request.inheritance is not None
+        self.paths.add(request.inheritance.path)
+        sequence = self.prompt_of(*sent.parent) + self.harness.outcomes[sent.parent].tokens
+        return sequence[: request.inheritance.inherited_tokens] + sent.prompt
+
+    def check(self) -> None:
+        for (rid, index), outcome in self.harness.outcomes.items():
+            sent = self.sent[rid]
+            assert outcome.finish is not None
+            if outcome.refusal is not None:
+                assert sent.parent is not None and outcome.refusal.status in (400, 409)
+                continue
+            if outcome.finish.type == "abort":
+                assert rid in self.aborted
+                if not outcome.tokens:
+                    continue
+            end_ids = frozenset() if sent.ignore_eos else frozenset(self.eos)
+            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids)
+            if outcome.finish.type == "abort":
+                expected = expected[: len(outcome.tokens)]
+            assert outcome.tokens == expected, (rid, index)
+        stats = self.harness.scheduler.stats()
+        assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
+        assert stats.protected_tokens == stats.private_tokens == stats.leased_tokens == 0
+        assert self.harness.pool.num_free == self.harness.pool.num_rows
+
+
+def simulate(seed: int, *, steps: int, **options) -> Simulation:
+    print(f"BATON_SIM_SEED={seed}")
+    simulation = Simulation(seed, **options)
+    simulation.run(steps)
+    return simulation
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("offset", range(4))
 def test_simulation(page_size: int, depth: int, offset: int) -> None:
-    seed = SEED + offset
-    print(f"BATON_SIM_SEED={seed}")
     policy = "lpm" if offset % 2 else "fcfs"
-    simulate(seed, steps=400, page_size=page_size, depth=depth, policy=policy)
+    simulate(SEED + offset, steps=300, page_size=page_size, depth=depth, policy=policy)
+
+
+def test_simulation_takes_every_path() -> None:
+    paths: set[str] = set()
+    for offset in range(3):
+        paths |= simulate(SEED + 50 + offset, steps=200, page_size=16).paths
+    assert paths >= {"handoff", "fork", "match"}
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -1,0 +1,203 @@
+"""Leases: locks with a deadline, over a whole sequence, so that a later request can go on where an earlier one ended.
+
+    grant ──▶ granted ──claim──▶ claimed ──hand_off──▶ handed off        the child has row, lock and partial page
+                 │  ▲               │  │
+                 │  └───unclaim─────┘  └──break──▶ broken                 memory was needed more
+                 ├──deadline──▶ expired
+                 ├──break────▶ broken
+                 └──release──▶ released
+
+A lease owns its `KVSequence` from grant to end; every arrow moves that one object or closes it, so the lock on the
+node never passes through 0 on the way to a child. A claim stops the clock; giving it back restores the time that was
+left. Time is an argument. Any lease can be broken at any moment: its whole pages stay in the tree, evictable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .cache import KVSequence, RadixCache
+
+
+class LeaseState(Enum):
+    GRANTED = "granted"
+    CLAIMED = "claimed"
+    HANDED_OFF = "handed off"
+    EXPIRED = "expired"
+    BROKEN = "broken"
+    RELEASED = "released"
+
+
+_LIVE = (LeaseState.GRANTED, LeaseState.CLAIMED)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One leased sequence. ``deadline`` in the caller's clock; while claimed, ``remaining`` holds the time left."""
+
+    kv: KVSequence | None
+    """None once the lease has ended."""
+    deadline: float
+    serial: int
+    state: LeaseState = LeaseState.GRANTED
+    remaining: float = 0.0
+    claims: int = 0
+    """Children that wait to take it over or to copy it."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose KV it keeps."""
+        return self.kv.length if self.kv is not None else 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in _LIVE
+
+
+@dataclass(slots=True)
+class LeaseCounts:
+    """Since start."""
+
+    granted: int = 0
+    handed_off: int = 0
+    expired: int = 0
+    broken: int = 0
+    released: int = 0
+
+
+class LeaseTable:
+    """Owns all live leases. Budgets: ``max_tokens`` of the pool, shared ones counted once, and ``max_leases`` rows."""
+
+    def __init__(self, cache: RadixCache, *, max_tokens: int, max_leases: int) -> None:
+        self._cache = cache
+        self._leases: dict[int, Lease] = {}
+        self._next_serial = 0
+        self.max_tokens = max_tokens
+        self.max_leases = max_leases
+        self.leased_tokens = 0
+        """Pool tokens that some live lease holds, in whole pages."""
+        self.counts = LeaseCounts()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def live(self) -> list[Lease]:
+        return list(self._leases.values())
+
+    def grant(self, kv: KVSequence, deadline: float) -> Lease | None:
+        """Take ``kv`` over until ``deadline``; None, and the caller keeps it, if that would exceed a budget."""
+        if len(self._leases) >= self.max_leases:
+            return None
+        added = self._hold(kv)
+        if self.leased_tokens + added > self.max_tokens:
+            self._unhold(kv)
+            return None
+        self.leased_tokens += added
+        lease = Lease(kv, deadline, self._next_serial)
+        self._next_serial += 1
+        self._leases[lease.serial] = lease
+        self.counts.granted += 1
+        return lease
+
+    def claim(self, lease: Lease, now: float) -> bool:
+        """A child has come for it: no deadline any more. False if the lease is over, or overdue. Several children may
+        claim one lease; the first that takes it over has it."""
+        if not lease.is_live or (lease.state is LeaseState.GRANTED and lease.deadline < now):
+            return False
+        if lease.state is LeaseState.GRANTED:
+            lease.state = LeaseState.CLAIMED
+            lease.remaining = lease.deadline - now
+        lease.claims += 1
+        return True
+
+    def unclaim(self, lease: Lease, now: float) -> None:
+        """A child went away, or copied what it needed; after the last one the clock goes on where it stopped. Ended
+        leases stay ended."""
+        if lease.state is LeaseState.CLAIMED:
+            lease.claims -= 1
+            if lease.claims == 0:
+                lease.state = LeaseState.GRANTED
+                lease.deadline = now + lease.remaining
+
+    def extend(self, lease: Lease, deadline: float) -> bool:
+        """Move the deadline of a granted lease, in either direction."""
+        if lease.state is not LeaseState.GRANTED:
+            return False
+        lease.deadline = deadline
+        return True
+
+    def hand_off(self, lease: Lease) -> KVSequence:
+        """End the lease and give its sequence, lock and all, to the caller. Costs the same for any length."""
+        kv = self._end(lease, LeaseState.HANDED_OFF)
+        self.counts.handed_off += 1
+        return kv
+
+    def release(self, lease: Lease) -> None:
+        """Its owner does not need it any more. Ended leases stay as they ended."""
+        if lease.is_live:
+            self._cache.release(self._end(lease, LeaseState.RELEASED))
+            self.counts.released += 1
+
+    def expire(self, now: float) -> int:
+        """End every granted lease whose deadline has come; returns how many."""
+        due = [lease for lease in self._leases.values() if lease.state is LeaseState.GRANTED and lease.deadline <= now]
+        for lease in due:
+            self._cache.release(self._end(lease, LeaseState.EXPIRED))
+        self.counts.expired += len(due)
+        return len(due)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do, at the earliest."""
+        return min((x.deadline for x in self._leases.values() if x.state is LeaseState.GRANTED), default=None)
+
+    def break_one(self, spare: Lease | None = None) -> bool:
+        """End the least valuable lease to free memory: the one that would expire first; claimed ones only when no
+        other is left, the youngest first. False if there is none but ``spare``."""
+        lease = min((lease for lease in self._leases.values() if lease is not spare), key=_value, default=None)
+        if lease is None:
+            return False
+        self._cache.release(self._end(lease, LeaseState.BROKEN))
+        self.counts.broken += 1
+        return True
+
+    def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
+        if not lease.is_live:
+            raise ValueError(f"the lease is {lease.state.value} already")
+        assert lease.kv is not None
+        kv, lease.kv, lease.state = lease.kv, None, state
+        del self._leases[lease.serial]
+        self.leased_tokens -= self._unhold(kv)
+        return kv
+
+    # -- the budget: lease_ref counts leases on a node as lock_ref counts locks --------------------------------------
+
+    def _hold(self, kv: KVSequence) -> int:
+        """Count ``kv`` as leased; returns the tokens that no other lease held."""
+        assert kv.node is not None
+        node = kv.node
+        while node.lease_ref == 0 and node.parent is not None:
+            node.lease_ref = 1
+            node = node.parent
+        node.lease_ref += 1
+        return kv.node.prefix_len - node.prefix_len + self._tail(kv)
+
+    def _unhold(self, kv: KVSequence) -> int:
+        """Undo `_hold`; returns the tokens that no lease holds now."""
+        assert kv.node is not None
+        node = kv.node
+        node.lease_ref -= 1
+        while node.lease_ref == 0 and node.parent is not None:
+            node = node.parent
+            node.lease_ref -= 1
+        return kv.node.prefix_len - node.prefix_len + self._tail(kv)
+
+    def _tail(self, kv: KVSequence) -> int:
+        page = self._cache.page_size
+        return -(-kv.length // page) * page - kv.tree_len
+
+
+def _value(lease: Lease) -> tuple[int, float]:
+    if lease.state is LeaseState.CLAIMED:
+        return 1, -lease.serial
+    return 0, lease.deadline
