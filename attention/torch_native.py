@@ -76,6 +76,8 @@ class TorchNativeBackend:
         self._batch: AttentionBatch | None = None
         self._tiles: dict[tuple[int | None, int], list[_Tile]] = {}
         self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._key_buffer = kv_pool.k[0].new_empty(0)
+        self._value_buffer = kv_pool.v[0].new_empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
         """Forget the last step; tiles are made when the first layer with a given window asks for them."""
@@ -93,12 +95,20 @@ class TorchNativeBackend:
         if tiles is None:
             tiles = self._tiles[spec.sliding_window, group] = self._plan_tiles(batch, spec.sliding_window, group)
         pool_k, pool_v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
+        self._reserve(max(tile.sequences * tile.length for tile in tiles))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for tile in tiles:
-            keys, values = _gather(pool_k, tile), _gather(pool_v, tile)
+            keys, values = _gather(pool_k, tile, self._key_buffer), _gather(pool_v, tile, self._value_buffer)
             for block in tile.blocks:
                 _attend(spec, group, tile.sequences, block, q, keys, values, out)
         return out
+
+    def _reserve(self, keys: int) -> None:
+        """Buffers for the gathered keys and values of one tile: kept, for fresh memory costs more than the gather."""
+        if len(self._key_buffer) < keys:
+            shape = (keys, *self._pool.k[0].shape[1:])
+            self._key_buffer = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
+            self._value_buffer = torch.empty_like(self._key_buffer)
 
     def _plan_tiles(self, batch: AttentionBatch, window: int | None, group: int) -> list[_Tile]:
         extend_lens = batch.extend_lens.astype(np.int64)
@@ -147,7 +157,7 @@ class TorchNativeBackend:
         if n == 1:
             start = int(rows.key_starts[members[0]])
             slots = batch.req_to_token[int(batch.host_rows[members[0]]), start : start + keys]
-            slots = _run_or_index(slots)
+            slots = _run_or_index(slots, any_order=length == 1)
             position = start + torch.arange(keys, device=device).unsqueeze(0)
             is_key = None
         else:
@@ -238,26 +248,31 @@ def _groups(rows: _Rows, members: np.ndarray) -> list[np.ndarray]:
     return [np.sort(np.array(group)) for group in groups]
 
 
-def _run_or_index(slots: torch.Tensor) -> slice | torch.Tensor:
+def _run_or_index(slots: torch.Tensor, *, any_order: bool = False) -> slice | torch.Tensor:
     """int32 [keys] -> a slice of the pool where the slots are one ascending run (no copy needed), else themselves.
 
-    Looked at on the CPU only: on a GPU it would wait for the device.
+    any_order: the run may be shuffled; a query that sees all keys does not care. Looked at on the CPU only: on a GPU
+    it would wait for the device.
     """
     if slots.device.type != "cpu":
         return slots
     host = slots.numpy()
-    first, count = int(host[0]), len(host)
-    if int(host[-1]) - first == count - 1 and bool((np.diff(host) == 1).all()):
-        return slice(first, first + count)
-    return slots
+    count = len(host)
+    if any_order:  # no slot occurs twice, so the extremes tell
+        first = int(host.min())
+        is_run = int(host.max()) - first == count - 1
+    else:
+        first = int(host[0])
+        is_run = int(host[-1]) - first == count - 1 and bool((np.diff(host) == 1).all())
+    return slice(first, first + count) if is_run else slots
 
 
-def _gather(pool: torch.Tensor, tile: _Tile) -> torch.Tensor:
-    """[slots, kv_heads, head_dim] -> [sequences, kv_heads, keys, head_dim], a strided view."""
+def _gather(pool: torch.Tensor, tile: _Tile, buffer: torch.Tensor) -> torch.Tensor:
+    """pool [slots, kv_heads, head_dim] -> [sequences, kv_heads, keys, head_dim], a strided view of pool or buffer."""
     if isinstance(tile.slots, slice):
         found = pool[tile.slots]
     else:
-        found = pool.index_select(0, tile.slots)
+        found = torch.index_select(pool, 0, tile.slots, out=buffer[: len(tile.slots)])
     return found.view(tile.sequences, tile.length, *pool.shape[1:]).transpose(1, 2)
 
 

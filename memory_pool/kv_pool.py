@@ -59,6 +59,12 @@ class MHAKVPool:
         self.k[layer].index_copy_(0, slots, k)
         self.v[layer].index_copy_(0, slots, v)
 
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """In all layers copy slots source to slots target (int64 [n]; no target twice). All sources are read before
+        any target is written, so the two may overlap."""
+        for tensor in (*self.k, *self.v):
+            tensor.index_copy_(0, target, tensor.index_select(0, source))
+
 
 def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Bytes that K and V of one token take over all layers."""

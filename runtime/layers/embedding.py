@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .linear import project
+
 
 class Embedding:
     """One row per token id."""
@@ -37,7 +39,7 @@ class LMHead:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] -> float32 [rows, vocab_size], contiguous: sampling reads whole rows."""
-        return F.linear(hidden, self.weight).to(torch.float32)
+        return project(hidden, self.weight).to(torch.float32)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return {} if self.is_tied else {f"{prefix}.weight": self.weight}

@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 
 # Row counts for which mm(W, xT) beats F.linear on a CPU (docs/design/model_and_attention.md has the measurements).
-_TRANSPOSED_ROWS = range(8, 65)
+_TRANSPOSED_ROWS = range(8, 33)
 
 
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [rows, in], weight [out, in], bias [out] -> [rows, out]; the same numbers as F.linear up to rounding.
 
-    On a CPU, batches of a few rows go through mm(W, xT): it streams the weight, which is what such batches wait for.
-    The result is then a transposed view (strides 1, rows).
+    On a CPU, batches of 8 to 32 rows go through mm(W, xT): its kernel streams the weight, which is what such batches
+    wait for. The result is copied back to rows: what follows (attention above all) is slow on transposed memory.
     """
     if x.is_cuda or x.shape[0] not in _TRANSPOSED_ROWS or x.dtype != torch.float32:
         return F.linear(x, weight, bias)
     if bias is None:
-        return torch.mm(weight, x.t()).t()
-    return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
+        return torch.mm(weight, x.t()).t().contiguous()
+    return torch.addmm(bias.unsqueeze(1), weight, x.t()).t().contiguous()
 
 
 class Linear:
