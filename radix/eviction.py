@@ -1,9 +1,11 @@
 """The order in which leaves are evicted: least recently used first.
 
-A heap of (last_access, serial, node) with lazily corrected entries. Each node has at most one entry, pushed when it
-becomes an unlocked leaf. A later access or lock does not touch the heap: an entry that turns out to be out of date when
-it reaches the top is put back with the right time, or dropped if its node is locked or no leaf any more. So an access
-is free, and evicting k of n leaves costs O(k log n).
+Entries (last_access, serial, node) with lazily corrected times. Each node has at most one entry, made when it becomes
+an unlocked leaf. A later access or lock does not touch the order: an entry that turns out to be out of date when it
+comes first is put back with the right time, or dropped if its node is locked or no leaf any more. So an access is free.
+
+Most entries are made for new leaves, in order of time: they stand in a queue, O(1). Those that come late (an old leaf
+was unlocked, a time was corrected, a parent became a leaf) stand in a heap beside it, O(log n) of these few.
 
 An access marks only the last node of its path. A removed leaf hands its time to its parent, so a node's time is right
 at the moment it becomes a leaf, which is the only time it matters.
@@ -11,43 +13,55 @@ at the moment it becomes a leaf, which is the only time it matters.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
+from itertools import chain
 
 from .node import TreeNode
 
 
 class EvictionOrder:
-    """Owns the heap. Every unlocked leaf has an entry whose time is not later than its last_access."""
+    """Owns the entries. Every unlocked leaf has one, with a time not later than its last_access."""
 
     def __init__(self) -> None:
+        self._queue: deque[tuple[int, int, TreeNode]] = deque()
         self._heap: list[tuple[int, int, TreeNode]] = []
 
     def add(self, leaf: TreeNode) -> None:
         """Call when a node becomes an unlocked leaf."""
         if not leaf.in_order:
             leaf.in_order = True
-            heappush(self._heap, (leaf.last_access, leaf.serial, leaf))
+            self._push(leaf)
+
+    def _push(self, leaf: TreeNode) -> None:
+        entry = (leaf.last_access, leaf.serial, leaf)
+        if not self._queue or entry > self._queue[-1]:
+            self._queue.append(entry)
+        else:
+            heappush(self._heap, entry)
 
     def pop(self) -> TreeNode | None:
         """The least recently used unlocked leaf, without its entry; None if there is none."""
-        heap = self._heap
-        while heap:
-            time, _, node = heap[0]
+        queue, heap = self._queue, self._heap
+        while queue or heap:
+            if not heap or (queue and queue[0] < heap[0]):
+                time, _, node = queue.popleft()
+            else:
+                time, _, node = heappop(heap)
             if node.lock_ref or node.children or node.parent is None:
-                heappop(heap)
                 node.in_order = False
             elif node.last_access != time:
-                heapreplace(heap, (node.last_access, node.serial, node))
+                self._push(node)
             else:
-                heappop(heap)
                 node.in_order = False
                 return node
         return None
 
     def clear(self) -> None:
+        self._queue.clear()
         self._heap.clear()
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(time, node) of every entry in no particular order, for invariants."""
-        return ((time, node) for time, _, node in self._heap)
+        return ((time, node) for time, _, node in chain(self._queue, self._heap))
