@@ -1,7 +1,7 @@
 """A ScheduleBatch on the device.
 
 All integers of a step cross to the device here, in one packed copy: token ids, positions, slots, rows, the row
-changes for the mirror, and which hidden states are wanted.
+changes for the mirror, KV copies, and which hidden states are wanted.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class ForwardBatch:
     """Device int64 [num_sampling_rows]: the last new token of each row that samples."""
     logprob_indices: torch.Tensor | None
     """Device int64 [n]: new tokens whose input logprob is wanted; None for none."""
+    copies: tuple[torch.Tensor, torch.Tensor] | None
+    """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
 
 
 def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> ForwardBatch:
@@ -39,7 +41,7 @@ def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> For
     first_positions = prefix_lens - (ends - extend_lens)
     positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
     updates = batch.row_updates
-    input_ids, positions, out_cache_loc, rows, samples, logprobs, update_index, update_values = upload(
+    input_ids, positions, out_cache_loc, rows, samples, logprobs, update_index, update_values, source, target = upload(
         [
             batch.input_ids,
             positions,
@@ -49,6 +51,8 @@ def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> For
             logprob_tokens(batch, ends),
             updates.flat_index(req_to_token.shape[1]),
             updates.values,
+            batch.copies.source,
+            batch.copies.target,
         ],
         req_to_token.device,
     )
@@ -63,7 +67,14 @@ def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> For
         extend_lens=extend_lens,
         is_decode=batch.mode is ForwardMode.DECODE,
     )
-    return ForwardBatch(input_ids, positions, attention, samples, logprobs if len(logprobs) else None)
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=positions,
+        attention=attention,
+        sample_indices=samples,
+        logprob_indices=logprobs if len(logprobs) else None,
+        copies=(source, target) if len(source) else None,
+    )
 
 
 def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:

@@ -107,7 +107,7 @@ def parse_model_config(
     traits = ARCHITECTURES[architecture](raw)
     if len(traits.layer_windows) != raw["num_hidden_layers"]:
         raise ModelLoadError(
-            f"{source}: layer_types names {len(traits.layer_windows)} of {raw['num_hidden_layers']} layers"
+            f"{source}: layer_types has {len(traits.layer_windows)} entries for {raw['num_hidden_layers']} layers"
         )
     eos = (generation or {}).get("eos_token_id")
     return ModelConfig(

@@ -65,7 +65,7 @@ def _checkpoint_files(folder: Path) -> list[Path]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelLoadError(f"{index} is no safetensors index: {error!r}; download it again") from error
         files = [folder / name for name in names]
         if absent := [file.name for file in files if not file.exists()]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.model_runner import ForwardOutput, ModelRunner
-from baton.scheduler.batch import ForwardMode, ScheduleBatch
+from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
 
 
 @dataclass
@@ -48,6 +48,7 @@ class ModelDriver:
         *,
         samples: list[bool] | None = None,
         logprob_starts: list[int] | None = None,
+        copies: list[KVCopies] | None = None,
     ) -> ForwardOutput:
         """Compute the next n tokens of each (sequence, n). By default every row samples and none wants logprobs."""
         slots = [self._slots(sequence, count) for sequence, count in spans]
@@ -67,6 +68,7 @@ class ModelDriver:
                 samples=np.array(samples if samples is not None else [True] * len(spans)),
                 logprob_starts=np.array(logprob_starts, dtype=np.int32) if logprob_starts is not None else counts,
                 row_updates=self.pool.take_updates(),
+                copies=KVCopies.join(copies or []),
             )
         )
         self._step += 1

@@ -1,0 +1,245 @@
+"""Plain serving on this machine, ours and transformers side by side: decode and prefill throughput of one static batch.
+
+    python benchmarks/offline.py [--model FOLDER] [--batch-sizes 1 8 32] [--prompt-lens 128 1024] [--rounds 5]
+
+Without --model: a 40.0 M-parameter Llama with random weights (hidden 512, 8 layers, 8 heads, 4 KV heads, intermediate
+1408, vocabulary 32000, tied), float32. Both sides get the same weights, prompts and greedy steps. Every round runs all
+cases, ours first in one round and last in the next; a case's figure is the median step of the median round. Ours goes
+through the model runner with the real row pool and allocator, argmax for sampling; no HTTP, no scheduler. Prints a
+table, writes benchmarks/results/offline.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.runtime.config import ModelArgs
+from baton.runtime.model_runner import ModelRunner
+from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
+
+RESULTS = Path(__file__).parent / "results" / "offline.json"
+GOALS = {("decode", 1, 128): 85, ("decode", 8, 128): 300, ("decode", 32, 128): 600, ("prefill", 1, 1024): 3000}
+"""tokens/s of the 40 M model on two cores."""
+
+
+class Ours:
+    """One static batch through the model runner."""
+
+    def __init__(self, folder: str, num_rows: int, context: int) -> None:
+        self.runner = ModelRunner(
+            ModelArgs(model_path=folder, dtype="float32", device="cpu"),
+            context_length=context,
+            num_rows=num_rows,
+            page_size=1,
+            max_total_tokens=num_rows * context,
+        )
+
+    def start(self, prompts: np.ndarray) -> np.ndarray:
+        """Prefill int32 [bs, length] -> next ids int32 [bs]"""
+        bs, length = prompts.shape
+        self.rows = ReqToTokenPool(*self.runner.req_to_token.shape)
+        self.allocator = Allocator(self.runner.max_total_tokens, 1)
+        self.row = np.array([self.rows.alloc() for _ in range(bs)], dtype=np.int32)
+        self.length = np.zeros(bs, dtype=np.int32)
+        self.last_slot = np.zeros(bs, dtype=np.int32)
+        return self._forward(prompts.ravel(), np.full(bs, length, dtype=np.int32))
+
+    def decode(self, ids: np.ndarray) -> np.ndarray:
+        return self._forward(ids, np.ones(len(ids), dtype=np.int32))
+
+    def _forward(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        slots = self.allocator.alloc_extend(self.length, self.length + counts, self.last_slot)
+        assert slots is not None
+        if (counts == 1).all():
+            self.rows.write_many(self.row, self.length, slots)
+        else:
+            for row, own in zip(self.row.tolist(), slots.reshape(len(counts), -1), strict=True):
+                self.rows.write(row, 0, own)
+        output = self.runner.forward(
+            ScheduleBatch(
+                step_id=0,
+                mode=ForwardMode.DECODE if (counts == 1).all() else ForwardMode.EXTEND,
+                requests=[],
+                input_ids=ids,
+                out_cache_loc=slots,
+                req_pool_indices=self.row,
+                prefix_lens=self.length,
+                extend_lens=counts,
+                samples=np.ones(len(counts), dtype=bool),
+                logprob_starts=counts,
+                row_updates=self.rows.take_updates(),
+                copies=KVCopies.join([]),
+            )
+        )
+        self.length = self.length + counts
+        self.last_slot = slots[np.cumsum(counts) - 1]
+        return output.logits.argmax(-1).numpy().astype(np.int32)
+
+
+class Transformers:
+    """The same steps through transformers, with its KV cache and sdpa attention."""
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def start(self, prompts: np.ndarray) -> np.ndarray:
+        self.cache = None
+        return self._forward(prompts)
+
+    def decode(self, ids: np.ndarray) -> np.ndarray:
+        return self._forward(ids[:, None])
+
+    @torch.inference_mode()
+    def _forward(self, ids: np.ndarray) -> np.ndarray:
+        output = self.model(
+            torch.from_numpy(ids.astype(np.int64)), past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )
+        self.cache = output.past_key_values
+        return output.logits[:, -1].argmax(-1).numpy().astype(np.int32)
+
+
+@dataclass
+class Case:
+    """One line of the table. Figures in tokens/s, one per round."""
+
+    kind: str
+    batch_size: int
+    prompt_len: int
+    ours: list[float] = field(default_factory=list)
+    transformers: list[float] = field(default_factory=list)
+    agree: float = 1.0
+    """Share of generated tokens that are equal on both sides, up to each sequence's first difference."""
+
+    @property
+    def goal(self) -> int | None:
+        return GOALS.get((self.kind, self.batch_size, self.prompt_len))
+
+
+def run_decode(engine: Ours | Transformers, prompts: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
+    """-> (median seconds per step, generated ids [bs, steps + 1])"""
+    ids, times = [engine.start(prompts)], []
+    for _ in range(steps):
+        began = time.perf_counter()
+        ids.append(engine.decode(ids[-1]))
+        times.append(time.perf_counter() - began)
+    return median(times), np.stack(ids, axis=1)
+
+
+def run_prefill(engine: Ours | Transformers, prompts: np.ndarray, repeats: int) -> tuple[float, np.ndarray]:
+    times, ids = [], engine.start(prompts)
+    for _ in range(repeats):
+        began = time.perf_counter()
+        ids = engine.start(prompts)
+        times.append(time.perf_counter() - began)
+    return median(times), ids[:, None]
+
+
+def agreement(a: np.ndarray, b: np.ndarray) -> float:
+    """Random weights leave ties that rounding decides; after the first difference two sequences are different texts."""
+    equal = np.logical_and.accumulate(a == b, axis=1)
+    return float(equal.mean())
+
+
+def make_model(folder: str) -> None:
+    """The 40 M Llama, seeded."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def measure(cases: list[Case], engines: dict[str, Any], args: argparse.Namespace, vocab_size: int) -> None:
+    rng = np.random.default_rng(0)
+    for round_number in range(args.rounds):
+        names = list(engines) if round_number % 2 == 0 else list(engines)[::-1]
+        for case in cases:
+            prompts = rng.integers(0, vocab_size, (case.batch_size, case.prompt_len)).astype(np.int32)
+            generated = {}
+            for name in names:
+                run: Callable[..., tuple[float, np.ndarray]] = run_decode if case.kind == "decode" else run_prefill
+                seconds, generated[name] = run(engines[name], prompts, args.steps if case.kind == "decode" else 3)
+                tokens = case.batch_size * (1 if case.kind == "decode" else case.prompt_len)
+                getattr(case, name).append(tokens / seconds)
+            if len(generated) == 2:
+                case.agree = min(case.agree, agreement(generated["ours"], generated["transformers"]))
+
+
+def print_table(cases: list[Case]) -> None:
+    print(f"\n{'tokens/s':<22}{'ours':>9}{'transformers':>14}{'ratio':>8}{'goal':>8}{'equal':>8}")
+    for case in cases:
+        ours, theirs = median(case.ours), median(case.transformers) if case.transformers else None
+        print(
+            f"{case.kind:<8}{case.batch_size:>4} × {case.prompt_len:<7}{ours:>9.0f}"
+            + (f"{theirs:>14.0f}{ours / theirs:>8.2f}" if theirs else f"{'-':>14}{'-':>8}")
+            + (f"{case.goal:>8}" if case.goal else f"{'-':>8}")
+            + (f"{case.agree:>8.0%}" if theirs else f"{'-':>8}")
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="", help="folder of a Llama, Mistral or Qwen model")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt-lens", type=int, nargs="+", default=[128, 1024], help="for decode")
+    parser.add_argument("--prefill-lens", type=int, nargs="*", default=[1024])
+    parser.add_argument("--steps", type=int, default=32, help="decode steps per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", choices=["ours", "transformers"], help="leave the other side out")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+
+    cases = [Case("decode", size, length) for length in args.prompt_lens for size in args.batch_sizes]
+    cases += [Case("prefill", 1, length) for length in args.prefill_lens]
+    context = max(case.prompt_len for case in cases) + args.steps + 1
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.model or made
+        if not args.model:
+            make_model(made)
+        makers: dict[str, Callable[[], Ours | Transformers]] = {
+            "ours": lambda: Ours(folder, max(args.batch_sizes), context),
+            "transformers": lambda: Transformers(folder),
+        }
+        engines = {name: make() for name, make in makers.items() if args.only in (None, name)}
+        vocab_size = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+        measure(cases, engines, args, vocab_size)
+    print_table(cases)
+    RESULTS.parent.mkdir(exist_ok=True)
+    machine = {
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+    }
+    report = {**machine, **vars(args), "cases": [asdict(case) | {"goal": case.goal} for case in cases]}
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baton.runtime.layers.linear import Linear, project
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 32, 33, 64, 100])
+def test_every_form_equals_f_linear(rows, with_bias):
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 48), torch.randn(70, 48)
+    bias = torch.randn(70) if with_bias else None
+    found = project(x, weight, bias)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, F.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_half_precision_keeps_its_dtype(rows):
+    x, weight = torch.randn(rows, 8, dtype=torch.bfloat16), torch.randn(6, 8, dtype=torch.bfloat16)
+    assert torch.equal(project(x, weight), F.linear(x, weight))
+
+
+def test_fused_parts_lie_side_by_side_and_are_filled_by_name():
+    layer = Linear(8, {"q_proj": 6, "k_proj": 2}, bias=True, dtype=torch.float32, device=CPU)
+    views = layer.checkpoint_views("attn")
+    assert {name: tuple(view.shape) for name, view in views.items()} == {
+        "attn.q_proj.weight": (6, 8),
+        "attn.q_proj.bias": (6,),
+        "attn.k_proj.weight": (2, 8),
+        "attn.k_proj.bias": (2,),
+    }
+    for view in views.values():
+        view.copy_(torch.randn_like(view))
+    x = torch.randn(3, 8)
+    parts = [F.linear(x, views[f"attn.{name}.weight"], views[f"attn.{name}.bias"]) for name in ("q_proj", "k_proj")]
+    torch.testing.assert_close(layer(x), torch.cat(parts, dim=1))
+
+
+def test_without_bias_there_is_no_bias_to_fill():
+    layer = Linear(8, {"o_proj": 4}, bias=False, dtype=torch.float32, device=CPU)
+    assert list(layer.checkpoint_views("attn")) == ["attn.o_proj.weight"]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.runtime.forward_batch import build_forward_batch, upload
+from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def make_batch(rows: ReqToTokenPool, **changes) -> ScheduleBatch:
+    """Rows 2 and 0: three new tokens over four, one new token over nothing."""
+    batch = {
+        "step_id": 7,
+        "mode": ForwardMode.EXTEND,
+        "requests": [],
+        "input_ids": int32(11, 12, 13, 21),
+        "out_cache_loc": int32(5, 6, 7, 9),
+        "req_pool_indices": int32(2, 0),
+        "prefix_lens": int32(4, 0),
+        "extend_lens": int32(3, 1),
+        "samples": np.array([True, True]),
+        "logprob_starts": int32(3, 1),
+        "row_updates": rows.take_updates(),
+        "copies": KVCopies.join([]),
+    }
+    return ScheduleBatch(**(batch | changes))
+
+
+def make_rows() -> tuple[ReqToTokenPool, torch.Tensor]:
+    return ReqToTokenPool(3, 16), torch.zeros(3, 16, dtype=torch.int32)
+
+
+def test_positions_slots_and_last_tokens():
+    rows, mirror = make_rows()
+    forward = build_forward_batch(make_batch(rows), mirror)
+    assert forward.input_ids.tolist() == [11, 12, 13, 21]
+    assert forward.positions.tolist() == [4, 5, 6, 0]
+    assert forward.attention.out_cache_loc.tolist() == [5, 6, 7, 9]
+    assert forward.attention.req_pool_indices.tolist() == [2, 0]
+    assert forward.sample_indices.tolist() == [2, 3]
+    assert forward.logprob_indices is None and forward.copies is None
+    assert forward.input_ids.dtype == forward.attention.out_cache_loc.dtype == torch.int64
+    assert not forward.attention.is_decode
+
+
+def test_only_rows_that_sample_are_selected():
+    rows, mirror = make_rows()
+    forward = build_forward_batch(make_batch(rows, samples=np.array([False, True])), mirror)
+    assert forward.sample_indices.tolist() == [3]
+    forward = build_forward_batch(make_batch(rows, samples=np.array([False, False])), mirror)
+    assert forward.sample_indices.tolist() == []
+
+
+def test_logprob_tokens_from_each_rows_start():
+    rows, mirror = make_rows()
+    for starts, expected in (((1, 1), [1, 2]), ((3, 0), [3]), ((0, 0), [0, 1, 2, 3])):
+        forward = build_forward_batch(make_batch(rows, logprob_starts=int32(*starts)), mirror)
+        assert forward.logprob_indices is not None and forward.logprob_indices.tolist() == expected
+
+
+def test_the_mirror_follows_the_host_rows():
+    rng = np.random.default_rng(0)
+    rows, mirror = make_rows()
+    for _ in range(50):
+        for _ in range(int(rng.integers(0, 4))):
+            start, length = int(rng.integers(0, 10)), int(rng.integers(1, 6))
+            rows.write(int(rng.integers(0, 3)), start, rng.integers(1, 99, length).astype(np.int32))
+        if rng.random() < 0.5:
+            rows.write_many(int32(0, 2), int32(3, 15), rng.integers(1, 99, 2).astype(np.int32))
+        build_forward_batch(make_batch(rows), mirror)
+        assert np.array_equal(mirror.numpy(), rows.rows)
+
+
+def test_copies_are_uploaded():
+    rows, mirror = make_rows()
+    copies = KVCopies(source=int32(3, 4), target=int32(8, 3))
+    forward = build_forward_batch(make_batch(rows, copies=copies), mirror)
+    assert forward.copies is not None
+    assert [slots.tolist() for slots in forward.copies] == [[3, 4], [8, 3]]
+
+
+def test_upload_splits_one_buffer():
+    first, none, second = upload([int32(1, 2), int32(), np.array([2**40])], torch.device("cpu"))
+    assert (first.tolist(), none.tolist(), second.tolist()) == ([1, 2], [], [2**40])
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
