@@ -5,23 +5,28 @@ Read `EventLoop.run` top to bottom; everything else in this file is one of its v
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
-from ..scheduler.batch import RequestEvent
-from ..scheduler.request import LogprobOptions, RequestSpec
-from ..scheduler.scheduler import RequestRefused, Scheduler
+from ..scheduler.batch import RequestEvent, ScheduleBatch
+from ..scheduler.refusal import RequestRefused
+from ..scheduler.request import ContinuationSpec, LogprobOptions, RequestSpec
+from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
+from .continuation_suffixes import ContinuationSuffixes
 from .executor import Executor, StepOutput
 from .messages import (
     AbortRequest,
     ControlReply,
     ControlRequest,
     GenerateRequest,
+    ReleaseRequest,
     RequestError,
     ToWorker,
     WorkerStats,
@@ -47,14 +52,18 @@ class EventLoop:
         executor: Executor,
         inbox: Receiver[ToWorker],
         outbox: Sender,
+        suffixes: ContinuationSuffixes,
         info: dict,
+        default_retain_ttl: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
         self._outbox = outbox
+        self._suffixes = suffixes
         self._info = info
+        self._default_retain_ttl = default_retain_ttl
         self._clock = clock
         self._outputs = OutputBuilder()
         self._next_heartbeat = 0.0
@@ -73,14 +82,19 @@ class EventLoop:
                 self.fail_step(error)
                 continue
             self._failed_steps = 0
+            self.complete_suffixes(batch, output)
             events = self._scheduler.process_result(output.result, self._clock())
             self.send_events(events, output)
 
     def receive(self) -> None:
-        """Handle every waiting message; sleeps until one comes, or the next heartbeat is due, if there is no work."""
+        """Handle every waiting message. Without work it sleeps until one comes, or a heartbeat or lease is due."""
         if self._clock() >= self._next_heartbeat:
             self.send_stats()
-        timeout = max(0.0, self._next_heartbeat - self._clock()) if self._scheduler.is_idle else 0.0
+        timeout = 0.0
+        if self._scheduler.is_idle:
+            deadline = self._scheduler.leases.next_deadline()
+            due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
+            timeout = max(0.0, due - self._clock())
         for message in self._inbox.poll(timeout):
             match message:
                 case GenerateRequest():
@@ -89,43 +103,75 @@ class EventLoop:
                     self.send_events(self._scheduler.abort_all(self._clock(), "aborted: all requests were"))
                 case AbortRequest(rid=str(rid)):
                     self.send_events(self._scheduler.abort(rid, self._clock()))
+                case ReleaseRequest():
+                    released = self._scheduler.release(message.rid)
+                    self._outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(released)))
                 case ControlRequest():
                     self.control(message)
 
     def add(self, message: GenerateRequest) -> None:
-        spec = RequestSpec(
-            rid=message.rid,
-            prompt_ids=unpack_ids(message.input_ids),
-            sampling=message.sampling,
-            namespace=message.namespace,
-            logprobs=LogprobOptions(message.logprob_start_len, message.top_logprobs_num)
-            if message.return_logprob
-            else None,
-        )
+        prompt_ids = unpack_ids(message.input_ids)
+        if message.continuation is not None:
+            prompt_ids = self._suffixes.open(message.rid, message.continuation, prompt_ids)
         try:
-            requests = self._scheduler.add(spec, self._clock())
+            requests = self._scheduler.add(self.spec(message, prompt_ids), self._clock())
         except RequestRefused as refusal:
-            self._outbox.send(
-                RequestError(
-                    rid=message.rid,
-                    status=refusal.status,
-                    message=str(refusal),
-                    code=refusal.code,
-                    param=refusal.param,
-                )
-            )
+            self._suffixes.close(message.rid)
+            self.refuse(message.rid, refusal)
             return
+        self._suffixes.take_name(message.rid)
         for request in requests:
             self._outputs.open(request, message)
 
+    def spec(self, message: GenerateRequest, prompt_ids: np.ndarray) -> RequestSpec:
+        """The scheduler's view of a message."""
+        came = message.continuation
+        continuation = None
+        if came is not None:
+            fallback = unpack_ids(came.fallback_ids) if came.fallback_ids is not None else None
+            continuation = ContinuationSpec(came.parent_rid, came.index, came.at, came.keep_parent, fallback)
+        options = LogprobOptions(message.logprob_start_len, message.top_logprobs_num)
+        return RequestSpec(
+            rid=message.rid,
+            prompt_ids=prompt_ids,
+            sampling=message.sampling,
+            namespace=message.namespace,
+            logprobs=options if message.return_logprob else None,
+            continuation=continuation,
+            retain_ttl=message.retain_ttl if message.retain_ttl is not None else self._default_retain_ttl,
+        )
+
+    def complete_suffixes(self, batch: ScheduleBatch, output: StepOutput) -> None:
+        """Where a stop string begins inside a token, what the client saw of that token goes before the suffixes of the
+        children, also of those that wait already."""
+        for row, rest in output.stop_rests.items():
+            parent = batch.requests[row]
+            if parent.finish is None and not parent.sampling.no_stop_trim:
+                self._suffixes.remember(parent.key, rest)
+                for child in self._scheduler.children_waiting_for(parent):
+                    child.spec = dataclasses.replace(child.spec, prompt_ids=self._suffixes.ids(child.rid))
+
+    def refuse(self, rid: str, refusal: RequestRefused) -> None:
+        self._outbox.send(
+            RequestError(
+                rid=rid, status=refusal.status, message=refusal.message, code=refusal.code, param=refusal.param
+            )
+        )
+
     def send_events(self, events: list[RequestEvent], output: StepOutput | None = None) -> None:
         """Tell the clients; requests that ended are forgotten by everything that kept state for them."""
-        message = self._outputs.build(events, output)
+        message = self._outputs.build([event for event in events if event.refusal is None], output, self._clock())
         if message is not None:
             self._outbox.send(message)
+        refused = [event for event in events if event.refusal is not None]
+        self._outputs.discard(refused)
+        for rid, refusal in {event.request.rid: event.refusal for event in refused}.items():
+            assert refusal is not None
+            self.refuse(rid, refusal)
         for event in events:
             if event.finish is not None:
                 self._executor.forget(event.request)
+                self._suffixes.close(event.request.rid)
 
     def fail_step(self, error: Exception) -> None:
         """A forward raised: its requests end with the reason, the others go on."""
@@ -138,6 +184,7 @@ class EventLoop:
         self._outputs.discard(events)
         for event in events:
             self._executor.forget(event.request)
+            self._suffixes.close(event.request.rid)
         for rid in dict.fromkeys(event.request.rid for event in events):
             self._outbox.send(RequestError(rid=rid, status=500, message=reason, code="forward_failed"))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..scheduler.batch import ScheduleBatch, StepResult
+from ..scheduler.batch import ScheduleBatch, StepResult, StopMatch
 from ..scheduler.request import Request
 from .logprobs import TokenLogprobs, input_logprobs, output_logprobs
 from .model_runner import ModelRunner
@@ -29,6 +29,8 @@ class StepOutput:
     """Batch row -> logprobs of its new token, for requests that want them."""
     input_logprobs: list[tuple[Request, TokenLogprobs]] = field(default_factory=list)
     """Logprobs of prompt tokens this step computed, in prompt order per request."""
+    stop_rests: dict[int, str] = field(default_factory=dict)
+    """Batch row -> visible text between the last whole token before a matched stop string and the match."""
 
 
 class Executor:
@@ -57,7 +59,10 @@ class Executor:
         if any(request.sampling.stop for request in requests):
             if self._stop_strings is None:
                 self._stop_strings = StopStringChecker(self._load_token_bytes())
-            output.result.stop_matches = self._stop_strings.check(batch.requests, next_ids)
+            for row, found in self._stop_strings.check(batch.requests, next_ids).items():
+                output.result.stop_matches[row] = StopMatch(found.stop_index, found.kept_tokens)
+                if found.rest:
+                    output.stop_rests[row] = found.rest
         return output
 
     def forget(self, request: Request) -> None:

@@ -10,6 +10,8 @@ RequestError.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
@@ -31,8 +33,26 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """Base of all messages; the tag is the class name."""
 
 
+class Continuation(Message, frozen=True):
+    """Which request is continued; GenerateRequest.input_ids then holds only the suffix.
+
+    suffix_text: the text the suffix was tokenised from, None if it came as ids. fallback_ids: the whole prompt, for the
+    case that the parent has been forgotten.
+    """
+
+    parent_rid: str
+    index: int = 0
+    at: Literal["finish", "now"] = "finish"
+    keep_parent: bool = False
+    suffix_text: str | None = None
+    fallback_ids: bytes | None = None
+
+
 class GenerateRequest(Message, frozen=True):
-    """One prompt to continue, ``sampling.n`` times. ``stream``: send tokens as they come, not only at the end."""
+    """One prompt to continue, ``sampling.n`` times. ``stream``: send tokens as they come, not only at the end.
+
+    retain_ttl: seconds for which the finished sequences stay leased; None takes the server's default.
+    """
 
     rid: str
     input_ids: bytes
@@ -43,6 +63,15 @@ class GenerateRequest(Message, frozen=True):
     logprob_start_len: int = -1
     """First prompt position whose logprob is returned; -1: only output tokens."""
     top_logprobs_num: int = 0
+    continuation: Continuation | None = None
+    retain_ttl: float | None = None
+
+
+class ReleaseRequest(Message, frozen=True):
+    """Give up the leases of a finished request; answered by a ControlReply whose payload is true if there were any."""
+
+    call_id: int
+    rid: str
 
 
 class AbortRequest(Message, frozen=True):
@@ -80,6 +109,23 @@ class DetokenizeParams(Message, frozen=True):
     stream: bool = False
 
 
+class ContinuationOutput(Message, frozen=True):
+    """What a continuation got from its parent, in tokens; see scheduler.request.Inheritance."""
+
+    path: str
+    inherited_tokens: int
+    recomputed_tokens: int
+    trimmed_tokens: int
+
+
+class RetainedOutput(Message, frozen=True):
+    """What became of retain_ttl: so many tokens for so many seconds, or why not."""
+
+    tokens: int = 0
+    ttl: float = 0.0
+    refused: str | None = None
+
+
 class TokenOutput(Message, frozen=True):
     """New tokens of one sample. The last one of a sample carries ``finish``."""
 
@@ -93,6 +139,9 @@ class TokenOutput(Message, frozen=True):
     params: DetokenizeParams | None = None
     input_logprobs: LogprobChunk | None = None
     output_logprobs: LogprobChunk | None = None
+    continuation: ContinuationOutput | None = None
+    """Sent with the last output, like ``retained``."""
+    retained: RetainedOutput | None = None
 
 
 class TokenOutputs(Message, frozen=True):
@@ -165,6 +214,6 @@ class WorkerStats(Message, frozen=True):
     leaked_tokens: int = 0
 
 
-ToWorker = GenerateRequest | AbortRequest | ControlRequest
+ToWorker = GenerateRequest | AbortRequest | ReleaseRequest | ControlRequest
 FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
 ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady

@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..scheduler.batch import RequestEvent
-from ..scheduler.request import Request
+from ..scheduler.request import Inheritance, Request, Retained
 from .executor import StepOutput, TokenLogprobs
-from .messages import DetokenizeParams, GenerateRequest, LogprobChunk, TokenOutput, TokenOutputs, pack_ids
+from .messages import (
+    ContinuationOutput,
+    DetokenizeParams,
+    GenerateRequest,
+    LogprobChunk,
+    RetainedOutput,
+    TokenOutput,
+    TokenOutputs,
+    pack_ids,
+)
 
 
 @dataclass(slots=True)
@@ -46,8 +55,9 @@ class OutputBuilder:
             ),
         )
 
-    def build(self, events: list[RequestEvent], output: StepOutput | None) -> TokenOutputs | None:
-        """One message for all that is due, or None. ``output``: the step the events came from."""
+    def build(self, events: list[RequestEvent], output: StepOutput | None, now: float) -> TokenOutputs | None:
+        """One message for all that is due, or None. ``output``: the step the events came from; ``now``: the
+        scheduler's clock."""
         if output is not None:
             for request, chunk in output.input_logprobs:
                 self._pending[request.key].input_logprobs.append(chunk)
@@ -61,7 +71,7 @@ class OutputBuilder:
             if event.finish is not None:
                 del self._pending[event.request.key]
             if pending.stream or event.finish is not None:
-                items.append(_flush(event, pending))
+                items.append(_flush(event, pending, now))
         return TokenOutputs(items=items) if items else None
 
     def discard(self, events: list[RequestEvent]) -> None:
@@ -70,8 +80,9 @@ class OutputBuilder:
             del self._pending[event.request.key]
 
 
-def _flush(event: RequestEvent, pending: _Pending) -> TokenOutput:
+def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
     request = event.request
+    ended = event.finish is not None
     message = TokenOutput(
         rid=request.rid,
         index=request.index,
@@ -83,10 +94,26 @@ def _flush(event: RequestEvent, pending: _Pending) -> TokenOutput:
         params=pending.params,
         input_logprobs=_chunk(pending.input_logprobs),
         output_logprobs=_chunk(pending.output_logprobs),
+        continuation=_continuation(request.inheritance) if ended and request.inheritance is not None else None,
+        retained=_retained(request.retained, now) if ended and request.retained is not None else None,
     )
     pending.params = None
     pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []
     return message
+
+
+def _continuation(inheritance: Inheritance) -> ContinuationOutput:
+    return ContinuationOutput(
+        path=inheritance.path,
+        inherited_tokens=inheritance.inherited_tokens,
+        recomputed_tokens=inheritance.recomputed_tokens,
+        trimmed_tokens=inheritance.trimmed_tokens,
+    )
+
+
+def _retained(retained: Retained, now: float) -> RetainedOutput:
+    ttl = max(0.0, retained.deadline - now) if retained.refused is None else 0.0
+    return RetainedOutput(tokens=retained.tokens, ttl=ttl, refused=retained.refused)
 
 
 def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..scheduler.batch import StopMatch
 from ..scheduler.request import Request
 from .incremental_decode import IncrementalDecoder
 from .token_bytes import TokenBytes
@@ -99,17 +98,17 @@ class StopStringChecker:
         self._token_bytes = token_bytes
         self._matchers: dict[tuple[str, int], StopStringMatcher] = {}
 
-    def check(self, requests: Sequence[Request], next_ids: np.ndarray) -> dict[int, StopMatch]:
+    def check(self, requests: Sequence[Request], next_ids: np.ndarray) -> dict[int, FoundStop]:
         """Batch row -> match, for the rows whose new token completes a stop string.
 
         next_ids: int [bs], parallel to ``requests``, -1 where none was sampled; not yet part of `Request.token_ids`.
         """
-        matches: dict[int, StopMatch] = {}
+        matches: dict[int, FoundStop] = {}
         for row, request in enumerate(requests):
             if request.sampling.stop and next_ids[row] >= 0:
                 found = self._matcher(request).push(int(next_ids[row]))
                 if found is not None:
-                    matches[row] = StopMatch(found.stop_index, found.kept_tokens)
+                    matches[row] = found
         return matches
 
     def _matcher(self, request: Request) -> StopStringMatcher:

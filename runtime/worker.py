@@ -6,9 +6,11 @@ The one place where the parts of a worker are put together.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import sys
 import threading
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -23,6 +25,7 @@ from ..scheduler.scheduler import Scheduler
 from .channels import Endpoints, Receiver, Sender
 from .child_process import WorkerProcess, run_child
 from .config import WorkerConfig
+from .continuation_suffixes import ContinuationSuffixes
 from .event_loop import EventLoop
 from .executor import Executor
 from .messages import ToWorker, WorkerReady
@@ -58,8 +61,8 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
     eos_token_ids = runner.config.eos_token_ids
     scheduler = build_scheduler(resolved, eos_token_ids)
     sampler = Sampler(runner.config.vocab_size, eos_token_ids, runner.device, resolved.num_rows)
-    tokenizer_folder = resolve_model_folder(config.model.tokenizer_path or config.model.model_path)
-    executor = Executor(runner, sampler, lambda: Tokenizer.load(tokenizer_folder).token_bytes)
+    tokenizer = load_tokenizer(config)
+    executor = Executor(runner, sampler, lambda: tokenizer().token_bytes)
     info = {
         "model_path": config.model.model_path,
         "vocab_size": runner.config.vocab_size,
@@ -70,6 +73,12 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
     return scheduler, executor, info
+
+
+def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
+    """Loads at the first call: most workers never need text, and tests run models that have no tokenizer."""
+    folder = config.model.tokenizer_path or config.model.model_path
+    return functools.cache(lambda: Tokenizer.load(resolve_model_folder(folder)))
 
 
 def warm_up(scheduler: Scheduler, executor: Executor) -> None:
@@ -91,7 +100,9 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         scheduler, executor, info = build_worker(config)
         warm_up(scheduler, executor)
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
-        EventLoop(scheduler, executor, inbox, outbox, info).run(stop)
+        suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
+        ttl = config.scheduler.default_retain_ttl
+        EventLoop(scheduler, executor, inbox, outbox, suffixes, info, ttl).run(stop)
     finally:
         inbox.close()
         outbox.close()

@@ -237,6 +237,10 @@ class Scheduler:
                     events += self._end(child, FinishReason(type="abort", message=str(refusal)), now, refusal=refusal)
         return events
 
+    def children_waiting_for(self, parent: Request) -> list[Request]:
+        """Children that are parked until ``parent`` ends; their spec may still be replaced."""
+        return self._parked.waiting_for(parent)
+
     def release(self, rid: str) -> bool:
         """Give up the leases of a finished request; its ids stay on record. False if it has none."""
         record = self._records.get(rid)

@@ -189,6 +189,7 @@ def example(kind: type) -> msgspec.Struct:
         "GenerateRequest": {"rid": "r", "input_ids": ids, "sampling": sampling, "namespace": "n", "stream": True},
         "AbortRequest": {"rid": None},
         "ControlRequest": {"call_id": 1, "verb": "info"},
+        "ReleaseRequest": {"call_id": 1, "rid": "a"},
         "TokenOutputs": {"items": [output]},
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é", output_logprob_texts=["a"])]},
         "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},

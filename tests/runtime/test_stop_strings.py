@@ -18,7 +18,6 @@ from baton.runtime.stop_strings import (
     held_back,
 )
 from baton.runtime.token_bytes import TokenBytes
-from baton.scheduler.batch import StopMatch
 
 BACKEND = trained_tokenizers.byte_level()
 TOKENS = TokenBytes(BACKEND)
@@ -126,7 +125,7 @@ class TestChecker:
         ]
         assert checker.check(requests, np.array([b, a, -1])) == {}
         requests[1].token_ids.append(a)
-        assert checker.check(requests, np.array([b, b, -1])) == {1: StopMatch(stop_index=1, kept_tokens=1)}
+        assert checker.check(requests, np.array([b, b, -1])) == {1: FoundStop(stop_index=1, kept_tokens=1, rest="")}
 
     def test_only_generated_text_is_searched(self):
         a, b = VOCABULARY[:2]
@@ -138,7 +137,7 @@ class TestChecker:
         checker = StopStringChecker(TOKENS)
         request = make_request(output=[a, a], stop=("aab",))
         assert checker.check([request], np.array([a])) == {}  # a token that is then lost: its step failed
-        assert checker.check([request], np.array([b])) == {0: StopMatch(0, 0)}
+        assert checker.check([request], np.array([b])) == {0: FoundStop(0, 0, "")}
 
     def test_drop(self):
         checker = StopStringChecker(TOKENS)

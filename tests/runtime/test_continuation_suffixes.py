@@ -1,0 +1,80 @@
+"""Suffixes at the border: what was visible of a cut token goes before the suffix, and only then."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from baton.runtime.continuation_suffixes import ContinuationSuffixes
+from baton.runtime.messages import Continuation
+
+
+class Letters:
+    """One token per letter; counts how often it was loaded."""
+
+    loads = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [ord(letter) for letter in text]
+
+
+def make(max_rests: int = 10) -> ContinuationSuffixes:
+    def load() -> Any:
+        Letters.loads += 1
+        return cast(Any, Letters())
+
+    Letters.loads = 0
+    return ContinuationSuffixes(load, max_rests)
+
+
+def ids(text: str) -> np.ndarray:
+    return np.array([ord(letter) for letter in text], dtype=np.int32)
+
+
+def test_without_a_rest_the_ids_stay_and_no_tokenizer_is_loaded() -> None:
+    suffixes = make()
+    came = np.array([7, 8], dtype=np.int32)
+    assert suffixes.open("child", Continuation(parent_rid="p", suffix_text="ab"), came) is came
+    assert Letters.loads == 0
+
+
+def test_rest_and_text_are_tokenised_as_one() -> None:
+    suffixes = make()
+    suffixes.remember(("p", 0), "done.")
+    got = suffixes.open("child", Continuation(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
+    assert got.dtype == np.int32 and got.tolist() == ids("done.ab").tolist()
+
+
+def test_rest_goes_before_ids() -> None:
+    suffixes = make()
+    suffixes.remember(("p", 1), "x")
+    continuation = Continuation(parent_rid="p", index=1)
+    assert suffixes.open("child", continuation, np.array([7], dtype=np.int32)).tolist() == [ord("x"), 7]
+    other = suffixes.open("other", Continuation(parent_rid="p", index=0), np.array([7], dtype=np.int32))
+    assert other.tolist() == [7]
+
+
+def test_rest_that_comes_while_the_child_waits() -> None:
+    suffixes = make()
+    suffixes.open("child", Continuation(parent_rid="p", suffix_text="b"), ids("b"))
+    suffixes.remember(("p", 0), "a")
+    assert suffixes.ids("child").tolist() == ids("ab").tolist()
+    suffixes.close("child")
+    suffixes.close("child")
+
+
+def test_only_the_newest_rests_are_kept() -> None:
+    suffixes = make(max_rests=2)
+    for parent in "pqr":
+        suffixes.remember((parent, 0), parent)
+    assert suffixes.open("a", Continuation(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
+    assert suffixes.open("b", Continuation(parent_rid="r"), ids("z")).tolist() == ids("rz").tolist()
+
+
+def test_a_new_request_of_the_same_name_has_no_rest() -> None:
+    suffixes = make()
+    suffixes.remember(("p", 0), "a")
+    suffixes.take_name("p")
+    assert suffixes.open("child", Continuation(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
