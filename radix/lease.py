@@ -161,6 +161,14 @@ class LeaseTable:
         self.counts.broken += 1
         return True
 
+    def abandon(self) -> None:
+        """Every lease is broken, and nothing is given back; goes with `RadixCache.abandon`."""
+        for lease in self._leases.values():
+            lease.kv, lease.state = None, LeaseState.BROKEN
+        self.counts.broken += len(self._leases)
+        self._leases.clear()
+        self.leased_tokens = 0
+
     def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
         if not lease.is_live:
             raise ValueError(f"the lease is {lease.state.value} already")

@@ -180,13 +180,16 @@ class EventLoop:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
         reason = f"the forward step failed: {type(error).__name__}: {error}"
-        events = self._scheduler.fail_step(self._clock(), reason)
+        self.fail(self._scheduler.fail_step(self._clock(), reason), reason, "forward_failed")
+
+    def fail(self, events: list[RequestEvent], reason: str, code: str) -> None:
+        """Answer ended requests with a 500."""
         self._outputs.discard(events)
         for event in events:
             self._executor.forget(event.request)
             self._suffixes.close(event.request.rid)
         for rid in dict.fromkeys(event.request.rid for event in events):
-            self._outbox.send(RequestError(rid=rid, status=500, message=reason, code="forward_failed"))
+            self._outbox.send(RequestError(rid=rid, status=500, message=reason, code=code))
 
     def control(self, message: ControlRequest) -> None:
         if message.verb == "flush_cache":
@@ -203,4 +206,7 @@ class EventLoop:
 
     def send_stats(self) -> None:
         self._next_heartbeat = self._clock() + HEARTBEAT_S
+        damaged = self._scheduler.self_check(self._clock())
+        if damaged:
+            self.fail(damaged, "the KV cache was found damaged and has been reset; send it again", "kv_cache_damaged")
         self._outbox.send(msgspec.convert(msgspec.to_builtins(self._scheduler.stats()), WorkerStats))

@@ -11,7 +11,6 @@ placeholders for tokens not known yet, and `process_result` is called one step l
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,29 +45,8 @@ from .request import (
     Retained,
     TokenBuffer,
 )
-
-
-@dataclass(slots=True, frozen=True)
-class SchedulerStats:
-    """A snapshot; token counts exclude the padding page, counters run since start."""
-
-    num_running_reqs: int
-    num_queue_reqs: int
-    total_tokens: int
-    free_tokens: int
-    evictable_tokens: int
-    protected_tokens: int
-    private_tokens: int
-    leased_tokens: int
-    leases_granted: int
-    leases_handed_off: int
-    leases_expired: int
-    leases_broken: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    evicted_tokens: int
-    retractions: int
-    steps: int
+from .self_check import audit_pages, unaccounted_tokens
+from .stats import SchedulerStats
 
 
 class Scheduler:
@@ -110,6 +88,7 @@ class Scheduler:
         self._num_steps = 0
         self._last_was_extend = False
         self._retractions = 0
+        self._leaked_tokens = 0
         self._queried_tokens = 0
         self._hit_tokens = 0
 
@@ -325,7 +304,7 @@ class Scheduler:
             if request.inheritance is not None and request.inheritance.lease is not None:
                 self.leases.unclaim(request.inheritance.lease, now)
                 request.inheritance.lease = None
-        elif request.kv is not None:
+        elif request.kv is not None:  # what has been retained is in a lease by now
             self._leave(request)
             self._memory.close(request, self._newest_step)
 
@@ -459,6 +438,29 @@ class Scheduler:
     def live_requests(self) -> list[Request]:
         return [request for siblings in self._live.values() for request in siblings]
 
+    def self_check(self, now: float) -> list[RequestEvent]:
+        """Compare the owners' sums with the pool and contain what is wrong; see self_check.py. Returns the ends of the
+        requests that had to fail. Call it between steps, with none in flight."""
+        cache = self._memory.cache
+        holders = [request for request in self.live_requests if request.kv is not None]
+        sequences = [request.held_kv for request in holders]
+        sequences += [lease.kv for lease in self.leases.live() if lease.kv is not None]
+        if unaccounted_tokens(cache, sequences) == 0:
+            return []
+        audit = audit_pages(cache, sequences)
+        self._leaked_tokens += len(audit.missing) * cache.page_size
+        if len(audit.doubled) == 0:
+            cache.allocator.free(audit.missing * cache.page_size)
+            return []
+        for request in holders:
+            self._leave(request)
+            request.kv = None
+        self.leases.abandon()
+        cache.abandon()
+        rids = dict.fromkeys(request.rid for request in holders)
+        message = "the KV cache was found damaged and has been reset; send the request again"
+        return [event for rid in rids for event in self.abort(rid, now, message)]
+
     def flush_cache(self) -> bool:
         """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""
         if not self.is_idle:
@@ -487,5 +489,6 @@ class Scheduler:
             prefix_cache_hits=self._hit_tokens,
             evicted_tokens=cache.evicted_total,
             retractions=self._retractions,
+            leaked_tokens=self._leaked_tokens,
             steps=self._num_steps,
         )
