@@ -56,7 +56,7 @@ class TokenBuffer:
 
     def __init__(self, ids: np.ndarray) -> None:
         self._length = len(ids)
-        self._memory = _Memory(ids, self._length + 32)
+        self._memory = _Memory(ids, self._length + self._length // 4 + 64)
 
     def __len__(self) -> int:
         return self._length
