@@ -2,8 +2,8 @@
 
     python benchmarks/handoff.py
 
-Three rows: the handoff itself (claim, admission, row and lock change hands); the whole of `add` + `next_batch` for the child;
-and the same two calls for an ordinary request that brings the whole prompt again and finds all of it in the tree.
+Three rows: the handoff itself (claim, admission, row and lock change hands); the whole of `add` + `next_batch` for the
+child; and the same two calls for an ordinary request that brings the whole prompt again and finds it in the tree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -57,25 +59,19 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"handoff": [], "add + next_batch, handoff": [], "add + next_batch, tree": []}
     scheduler = make_scheduler(length + 64, page_size)
     opened: list[float] = []
-    memory = scheduler._memory
-    open_lease = memory._open_lease
 
-    def timed_open(*args):
-        start = time.perf_counter()
-        kv = open_lease(*args)
-        opened.append(time.perf_counter() - start)
-        return kv
+    def timed(function: Callable) -> Callable:
+        def call(*args):
+            start = time.perf_counter()
+            result = function(*args)
+            opened.append(time.perf_counter() - start)
+            return result
 
-    memory._open_lease = timed_open
-    claim = scheduler.leases.claim
+        return call
 
-    def timed_claim(*args):
-        start = time.perf_counter()
-        result = claim(*args)
-        opened.append(time.perf_counter() - start)
-        return result
-
-    scheduler.leases.claim = timed_claim
+    memory, leases = scheduler._memory, scheduler.leases
+    mock.patch.object(memory, "_open_lease", timed(memory._open_lease)).start()
+    mock.patch.object(leases, "claim", timed(leases.claim)).start()
     for round_number in range(rounds):
         prompt = rng.integers(0, 30000, length).astype(np.int32)
         scheduler.add(RequestSpec(f"p{round_number}", prompt, sampling, retain_ttl=1e9), 0.0)
