@@ -12,7 +12,7 @@ from baton.runtime.config import ModelArgs, WorkerConfig
 from baton.runtime.logprobs import TokenLogprobs
 from baton.runtime.worker import build_worker
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.request import FinishReason, LogprobOptions, RequestSpec
+from baton.scheduler.request import FinishReason, Inheritance, LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 
@@ -21,6 +21,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    inheritance: Inheritance | None = None
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -42,14 +43,18 @@ class LocalWorker:
         logprobs: LogprobOptions | None = None,
     ) -> list[Answer]:
         """One answer per prompt (n = 1), all prompts added at once."""
-        answers: dict[str, Answer] = {}
         every = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+        specs = []
         for prompt, params in zip(prompts, every, strict=True):
-            rid = f"r{self._count}"
+            specs.append(RequestSpec(f"r{self._count}", np.array(prompt, dtype=np.int32), params, logprobs=logprobs))
             self._count += 1
-            answers[rid] = Answer()
-            spec = RequestSpec(rid, np.array(prompt, dtype=np.int32), params, logprobs=logprobs)
-            self.scheduler.add(spec, now=float(self._count))
+        return self.run(specs)
+
+    def run(self, specs: list[RequestSpec]) -> list[Answer]:
+        """One answer per spec (n = 1), all added at once, in order."""
+        answers = {spec.rid: Answer() for spec in specs}
+        for spec in specs:
+            self.scheduler.add(spec, 0.0)
         while (batch := self.scheduler.next_batch(0.0)) is not None:
             output = self.executor.run(batch)
             for request, chunk in output.input_logprobs:
@@ -59,6 +64,7 @@ class LocalWorker:
                 answer.tokens.append(event.token_id)
                 answer.finish = event.finish
                 answer.cached_tokens = event.request.cached_tokens
+                answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])
                 if event.finish is not None:
