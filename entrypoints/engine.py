@@ -23,13 +23,14 @@ import uvloop
 from ..runtime.channels import Endpoints, Sender
 from ..runtime.config import WorkerConfig
 from ..runtime.detokenizer import run_detokenizer
-from ..runtime.generation import RequestRefused
 from ..runtime.metrics import ServerMetrics
 from ..runtime.model_files import resolve_model_folder
 from ..runtime.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
+from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .native_api import GenerateCall, parse_generate
+from .request_fields import read_rid
 from .server_args import ServerArgs, compose
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """Continue a prompt, or a list of them. ``fields``: ``input_ids``, ``rid``, ``return_logprob``, …
+        """Continue a prompt, or a list of them. ``fields``: ``input_ids``, ``rid``, ``return_logprob``, …; and
+        ``continuation_of``, with ``continuation_suffix`` or ``continuation_ids``, to go on from an earlier request.
 
         Returns a dict {text, output_ids, meta_info}; a list of them for a batch or n > 1; with ``stream`` an iterator
         of dicts with the output so far, which carry their ``index`` for a batch or n > 1.
@@ -121,6 +123,14 @@ class Engine:
     def abort(self, rid: str | None = None) -> list[str]:
         """End request ``rid`` (all of them: None); returns the rids that were open."""
         return self._run(self._abort(rid))
+
+    def release(self, rid: str) -> bool:
+        """Give up what finished request ``rid`` keeps leased (``retain_ttl``). False if it keeps nothing (any more)."""
+        return self._run(self._manager.release(read_rid(rid, "rid")))
+
+    async def async_release(self, rid: str) -> bool:
+        """`release` for asyncio."""
+        return await asyncio.wrap_future(self._submit(self._manager.release(read_rid(rid, "rid"))))
 
     # -- the rest of the API ---------------------------------------------------------------------------------------
 
@@ -195,7 +205,7 @@ class Engine:
             self._submit(outputs.aclose())
 
     async def _abort(self, rid: str | None) -> list[str]:
-        return self._manager.abort(rid)
+        return self._manager.abort(None if rid is None else read_rid(rid, "rid"))
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._loop.is_closed():

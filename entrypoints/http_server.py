@@ -19,11 +19,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from ..runtime import metrics
-from ..runtime.generation import Prompt, RequestRefused
+from ..runtime.generation import Prompt
 from ..runtime.tokenizer_manager import TokenizerManager
+from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .http_transport import ApiKeyCheck, EventStream, JSONAnswer, answer_error, read_json_object, until_disconnect
-from .native_api import parse_generate, refuse_unserved
+from .native_api import parse_generate
+from .request_fields import read_rid, refuse_unserved
 from .server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class HttpApi:
             ("/detokenize", self.detokenize, post),
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
             ("/abort_request", self.abort_request, post),
+            ("/release", self.release, post),
             ("/metrics", self.metrics, get),
             ("/v1/models", self.models, get),
         ]
@@ -107,12 +110,19 @@ class HttpApi:
             raise RequestRefused("rid takes a string and abort_all true or false", param="rid")
         if bool(rid) == abort_all:
             raise RequestRefused('say what to abort: {"rid": "..."} or {"abort_all": true}', param="rid")
-        aborted = self._manager.abort(None if abort_all else rid)
+        aborted = self._manager.abort(None if abort_all else read_rid(rid, "rid"))
         if rid and not aborted:
             raise RequestRefused(
                 f"no open request has rid {rid!r}; it may have finished", status=404, code="not_found", param="rid"
             )
         return JSONAnswer({"aborted": aborted})
+
+    async def release(self, request: Request) -> Response:
+        """Give up the lease of a finished request. Not an error where there is none: it may have just expired."""
+        fields = await read_json_object(request, self._max_body)
+        refuse_unserved(fields, ("rid",), {}, (), where="")
+        released = await self._manager.release(read_rid(fields.get("rid"), "rid"))
+        return JSONAnswer({"released": released})
 
     # -- health ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..runtime.call import Call
-from ..runtime.generation import RequestRefused
+from ..scheduler.refusal import RequestRefused
 
 T = TypeVar("T")
 

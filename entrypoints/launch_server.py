@@ -22,12 +22,13 @@ import uvicorn
 import uvloop
 
 from ..runtime.child_process import configure_logging
-from ..runtime.generation import Prompt, RequestRefused
+from ..runtime.generation import Prompt
 from ..runtime.launch import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
+from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .http_server import HttpApi, ServerState
 from .server_args import ServerArgs, UsageError, parse_command_line

@@ -15,9 +15,12 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
+from ..scheduler.refusal import RequestRefused
 from ..scheduler.request import FinishReason
-from .generation import Prompt, RequestRefused
-from .messages import LogprobChunk, TextOutput, unpack_ids
+from .generation import Prompt
+from .messages import LogprobChunk, RetainedOutput, TextOutput, unpack_ids
 
 
 @dataclass(slots=True)
@@ -89,6 +92,10 @@ class Sample:
             self.finished = True
             self._meta["finish_reason"] = _finish_reason(output.finish, output.completion_tokens)
             self._meta["e2e_latency"] = now - self.started
+            if output.continuation is not None:
+                self._meta["continuation"] = msgspec.structs.asdict(output.continuation)
+            if output.retained is not None and (retained := _retained(output.retained)):
+                self._meta["retained"] = retained
 
     def snapshot(self) -> dict:
         """The whole output so far."""
@@ -196,6 +203,13 @@ def _finish_reason(finish: FinishReason, completion_tokens: int) -> dict:
     else:
         reason["message"] = finish.message or "aborted"
     return reason
+
+
+def _retained(retained: RetainedOutput) -> dict:
+    """Empty where the request did not ask for it: then its end was leased for nobody but children that waited."""
+    if retained.refused is not None:
+        return {"refused": retained.refused}
+    return {"tokens": retained.tokens, "ttl": retained.ttl} if retained.ttl > 0 else {}
 
 
 def _floats(data: bytes) -> list[float | None]:

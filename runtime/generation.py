@@ -1,21 +1,42 @@
-"""What a caller asks for, whichever door it came through (HTTP, Engine), and how a call is refused. Plain data."""
+"""What a caller asks for, whichever door it came through (HTTP, Engine), and what is refused of it. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 
 _INT32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
+class ContinuationPrompt:
+    """A prompt that begins with all tokens of an earlier request: only what follows them, the suffix, is given.
+
+    index: which of the parent's samples. at: wait for the parent's end, or go on from what it has now. keep_parent:
+    leave the parent's lease for further children. At most one of ``suffix_text`` and ``suffix_ids`` is given; neither
+    is the empty suffix.
+    """
+
+    parent_rid: str
+    index: int = 0
+    at: Literal["finish", "now"] = "finish"
+    keep_parent: bool = False
+    suffix_text: str | None = None
+    suffix_ids: list[int] | None = None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
 class Prompt:
-    """One prompt, continued ``sampling.n`` times. Exactly one of ``text`` and ``input_ids`` is given.
+    """One prompt, continued ``sampling.n`` times. Exactly one of ``text`` and ``input_ids`` is given; with
+    ``continuation`` they are the whole prompt for the case that the parent has been forgotten, and may be missing.
 
     group: the name the caller gave the call this prompt belongs to; aborting it aborts every prompt of the call.
     namespace: prompts of different namespaces share no cache.
     logprob_start_len: first prompt position whose logprob is wanted; -1 means only output tokens.
+    retain_ttl: seconds for which the finished output stays leased for continuations; None takes the server's default.
     """
 
     rid: str
@@ -28,6 +49,15 @@ class Prompt:
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     return_text_in_logprobs: bool = False
+    continuation: ContinuationPrompt | None = None
+    retain_ttl: float | None = None
+
+    @property
+    def source(self) -> str:
+        """The field its tokens come from."""
+        if self.continuation is not None:
+            return "continuation_suffix" if self.continuation.suffix_ids is None else "continuation_ids"
+        return "text" if self.input_ids is None else "input_ids"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -38,47 +68,64 @@ class ModelLimits:
     vocab_size: int
 
 
-class RequestRefused(Exception):
-    """A call that cannot be served. status: HTTP status; code: a word for programs; param: the field at fault."""
-
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None):
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.code = code
-        self.param = param
-
-
 def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> None:
     """Refuse what the model cannot serve. ``input_ids``: the prompt, tokenised. Raises RequestRefused."""
-    context, vocab = limits.context_length, limits.vocab_size
-    source = "text" if prompt.input_ids is None else "input_ids"
-    sampling = prompt.sampling
     if not input_ids:
-        raise RequestRefused(f"the prompt is empty; {source} must hold at least one token", param=source)
-    if prompt.input_ids is not None and (bad := _outside(input_ids, vocab)) is not None:
-        raise RequestRefused(f"input_ids holds {bad}; token ids go from 0 to {vocab - 1}", param="input_ids")
-    if len(input_ids) >= context:
+        raise RequestRefused(f"the prompt is empty; {prompt.source} must hold at least one token", param=prompt.source)
+    _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
+    _check_length(len(input_ids), "the prompt has", prompt, limits.context_length)
+    if prompt.logprob_start_len >= len(input_ids):
         raise RequestRefused(
-            f"the prompt has {len(input_ids)} tokens; the context holds {context}, the output included. Shorten it",
+            f"logprob_start_len is {prompt.logprob_start_len}; the prompt has {len(input_ids)} tokens. Use -1 for the "
+            "logprobs of output tokens only",
+            param="logprob_start_len",
+        )
+    _check_vocabulary(prompt, limits.vocab_size)
+
+
+def check_continuation(prompt: Prompt, suffix_ids: list[int], limits: ModelLimits) -> None:
+    """`check_prompt` for a continuation. How long the parent is, only the worker knows; it refuses what is too long in
+    the end. Here the parent counts as one token. Raises RequestRefused."""
+    assert prompt.continuation is not None
+    _check_ids(prompt.continuation.suffix_ids, "continuation_ids", limits.vocab_size)
+    _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
+    _check_length(len(suffix_ids) + 1, "the parent's tokens and the suffix are at least", prompt, limits.context_length)
+    _check_vocabulary(prompt, limits.vocab_size)
+
+
+def _check_ids(ids: list[int] | None, name: str, vocab: int) -> None:
+    if ids is not None and (bad := _outside(ids, vocab)) is not None:
+        raise RequestRefused(f"{name} holds {bad}; token ids go from 0 to {vocab - 1}", param=name)
+
+
+def _check_length(length: int, who: str, prompt: Prompt, context: int) -> None:
+    """``who`` begins the sentence that ends with "`length` tokens"."""
+    sampling = prompt.sampling
+    if length >= context:
+        raise RequestRefused(
+            f"{who} {length} tokens; the context holds {context}, the output included. Shorten it",
             code="context_length_exceeded",
-            param=source,
+            param=prompt.source,
         )
     wanted = sampling.max_new_tokens
-    if wanted is not None and len(input_ids) + wanted > context:
+    if wanted is not None and length + wanted > context:
         raise RequestRefused(
-            f"the prompt has {len(input_ids)} tokens and max_new_tokens is {wanted}, together "
-            f"{len(input_ids) + wanted}; the context holds {context}. Use max_new_tokens <= {context - len(input_ids)}",
+            f"{who} {length} tokens and max_new_tokens is {wanted}, together "
+            f"{length + wanted}; the context holds {context}. Use max_new_tokens <= {context - length}",
             code="context_length_exceeded",
             param="max_new_tokens",
         )
-    if len(input_ids) + sampling.min_new_tokens > context:
+    if length + sampling.min_new_tokens > context:
         raise RequestRefused(
-            f"the prompt has {len(input_ids)} tokens and min_new_tokens is {sampling.min_new_tokens}; the context "
-            f"holds {context}. Use min_new_tokens <= {context - len(input_ids)}",
+            f"{who} {length} tokens and min_new_tokens is {sampling.min_new_tokens}; the context "
+            f"holds {context}. Use min_new_tokens <= {context - length}",
             code="context_length_exceeded",
             param="min_new_tokens",
         )
+
+
+def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
+    sampling = prompt.sampling
     if sampling.top_k > _INT32_MAX:
         raise RequestRefused(
             f"top_k is {sampling.top_k}; use -1 for the whole vocabulary ({vocab} tokens)", param="top_k"
@@ -90,12 +137,6 @@ def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> N
         raise RequestRefused(
             f"top_logprobs_num is {prompt.top_logprobs_num}; the vocabulary has {vocab} tokens",
             param="top_logprobs_num",
-        )
-    if prompt.logprob_start_len >= len(input_ids):
-        raise RequestRefused(
-            f"logprob_start_len is {prompt.logprob_start_len}; the prompt has {len(input_ids)} tokens. Use -1 for the "
-            "logprobs of output tokens only",
-            param="logprob_start_len",
         )
 
 

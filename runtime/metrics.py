@@ -24,6 +24,10 @@ _WORKER_COUNTERS = {
     "evicted_tokens": ("evicted_tokens", "Tokens evicted from the prefix cache."),
     "num_retractions": ("retractions", "Running requests sent back to the queue because the KV pool was full."),
     "num_steps": ("steps", "Forward steps."),
+    "leases_granted": ("leases_granted", "Leases on the KV of finished requests."),
+    "leases_handed_off": ("leases_handed_off", "Leases that a continuation took over."),
+    "leases_expired": ("leases_expired", "Leases that nobody came for in time."),
+    "leases_broken": ("leases_broken", "Leases ended early because memory was needed more."),
     "leaked_tokens": ("leaked_tokens", "KV slots that nothing named and that were reclaimed."),
 }
 _WORKER_GAUGES = {
@@ -33,6 +37,7 @@ _WORKER_GAUGES = {
     "kv_cache_free_tokens": ("free_tokens", "KV slots on the free list."),
     "kv_cache_evictable_tokens": ("evictable_tokens", "KV slots of cached prefixes that no request uses."),
     "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),
+    "leased_tokens": ("leased_tokens", "KV slots that leases keep for continuations."),
     "kv_cache_private_tokens": ("private_tokens", "KV slots that belong to one request."),
 }
 

@@ -12,18 +12,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from ..scheduler.refusal import RequestRefused
 from .call import Call
 from .channels import AsyncReceiver, Endpoints, Sender
-from .generation import ModelLimits, Prompt, RequestRefused, check_prompt
+from .generation import ModelLimits, Prompt, check_continuation, check_prompt
 from .messages import (
     AbortRequest,
+    Continuation,
     ControlReply,
     ControlRequest,
     GenerateRequest,
+    ReleaseRequest,
     RequestError,
     TextOutput,
     TextOutputs,
@@ -55,6 +59,15 @@ class _OpenRequest:
     """Sample -> when its last token came; streamed requests only."""
 
 
+@dataclass(slots=True, frozen=True)
+class _TokenizedPrompt:
+    """ids: the whole prompt; None for a continuation that brings no prompt of its own. suffix_ids: of a continuation
+    only."""
+
+    ids: list[int] | None
+    suffix_ids: list[int] | None
+
+
 class TokenizerManager:
     """One per server. `run` must be running for anything to be answered."""
 
@@ -66,6 +79,8 @@ class TokenizerManager:
         self._receiver: AsyncReceiver[ToManager] = AsyncReceiver(endpoints.to_manager, ToManager)
         self._sender = Sender(endpoints.to_worker)
         self._open: dict[str, _OpenRequest] = {}
+        self._tokenizing: dict[str, asyncio.Future[None]] = {}
+        """Rids on their way to `_open`; done when they are there, or refused."""
         self._controls: dict[int, asyncio.Future[ControlReply]] = {}
         self._next_call_id = 0
         self._ready = asyncio.Event()
@@ -101,13 +116,27 @@ class TokenizerManager:
         await self._ready.wait()
 
     async def open(self, prompts: list[Prompt], *, stream: bool) -> Call:
-        """Start a call. All its prompts are checked before the first is sent. Raises RequestRefused."""
+        """Start a call. All its prompts are checked before the first is sent. Raises RequestRefused.
+
+        A continuation never overtakes a parent whose call was opened before it, however long that one's text is.
+        """
         started = time.monotonic()
+        parents = {prompt.continuation.parent_rid for prompt in prompts if prompt.continuation is not None}
+        on_their_way = [self._tokenizing[rid] for rid in parents & self._tokenizing.keys()]
+        registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        mine = [prompt.rid for prompt in prompts if self._tokenizing.setdefault(prompt.rid, registered) is registered]
         try:
-            return self._register(prompts, await self._tokenize(prompts), stream, started)
+            tokenized = await self._tokenize(prompts)
+            if on_their_way:
+                await asyncio.wait(on_their_way)
+            return self._register(prompts, tokenized, stream, started)
         except RequestRefused as error:
             self.metrics.call_refused(error.status)
             raise
+        finally:
+            registered.set_result(None)
+            for rid in mine:
+                self._tokenizing.pop(rid, None)
 
     def abort(self, rid: str | None) -> list[str]:
         """End the request ``rid``, every prompt of the call ``rid``, or everything (None); the rids that were open.
@@ -122,14 +151,22 @@ class TokenizerManager:
             self._send_abort(name)
         return found
 
-    async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that no UTF-8 can say (lone surrogates)."""
+    async def release(self, rid: str, timeout_s: float = 10.0) -> bool:
+        """Give up what the finished request ``rid`` keeps leased. False if it keeps nothing (any more)."""
+        reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=rid), "release", timeout_s)
+        return msgspec.json.decode(reply.payload)
+
+    async def tokenize(
+        self, texts: list[str], *, add_special_tokens: bool = True, param: str = "text"
+    ) -> list[list[int]]:
+        """Token ids of each text. Raises RequestRefused, blaming ``param``, for text that no UTF-8 can say (lone
+        surrogates)."""
         try:
             if sum(map(len, texts)) > _TOKENIZE_INLINE_CHARS:
                 return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
             return [self.tokenizer.encode(text, add_special_tokens) for text in texts]
         except (UnicodeEncodeError, TypeError) as error:
-            raise RequestRefused(f"the text is not valid Unicode: {error}", param="text") from None
+            raise RequestRefused(f"the text is not valid Unicode: {error}", param=param) from None
 
     async def flush_cache(self, timeout_s: float = 30.0) -> None:
         """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
@@ -173,19 +210,32 @@ class TokenizerManager:
 
     # -- towards the worker ----------------------------------------------------------------------------------------
 
-    async def _tokenize(self, prompts: list[Prompt]) -> list[list[int]]:
-        encoded = iter(await self.tokenize([prompt.text for prompt in prompts if prompt.text is not None]))
-        return [next(encoded) if prompt.input_ids is None else prompt.input_ids for prompt in prompts]
+    async def _tokenize(self, prompts: list[Prompt]) -> list[_TokenizedPrompt]:
+        texts = iter(await self.tokenize([prompt.text for prompt in prompts if prompt.text is not None]))
+        suffixes = [prompt.continuation.suffix_text for prompt in prompts if prompt.continuation is not None]
+        suffix_texts = iter(
+            await self.tokenize(
+                [text for text in suffixes if text is not None], add_special_tokens=False, param="continuation_suffix"
+            )
+        )
+        tokenized = []
+        for prompt in prompts:
+            ids = next(texts) if prompt.text is not None else prompt.input_ids
+            suffix_ids = None
+            if (came := prompt.continuation) is not None:
+                suffix_ids = next(suffix_texts) if came.suffix_text is not None else came.suffix_ids or []
+            tokenized.append(_TokenizedPrompt(ids, suffix_ids))
+        return tokenized
 
-    def _register(self, prompts: list[Prompt], all_ids: list[list[int]], stream: bool, started: float) -> Call:
+    def _register(self, prompts: list[Prompt], tokenized: list[_TokenizedPrompt], stream: bool, started: float) -> Call:
         # No await in here: between the checks and the registration nothing else may run.
         if self._closed_because is not None:
             raise self._closed_because
         if self._limits is None:
             raise RequestRefused("the model is still loading; try again soon", status=503, code="not_ready")
         rids = set()
-        for prompt, input_ids in zip(prompts, all_ids, strict=True):
-            check_prompt(prompt, input_ids, self._limits)
+        for prompt, tokens in zip(prompts, tokenized, strict=True):
+            _check(prompt, tokens, self._limits)
             if prompt.rid in self._open:
                 raise RequestRefused(
                     f"a request with rid {prompt.rid!r} is still open; use another rid or wait for its end",
@@ -198,24 +248,14 @@ class TokenizerManager:
             rids.add(prompt.rid)
         call = Call(prompts, started, self._abandon)
         first = 0
-        for prompt, input_ids in zip(prompts, all_ids, strict=True):
+        for prompt, tokens in zip(prompts, tokenized, strict=True):
             n = prompt.sampling.n
             self._open[prompt.rid] = _OpenRequest(call, prompt, first, stream, unfinished=n)
             first += n
             self.metrics.num_requests.inc()
-            self.metrics.prompt_tokens.inc(len(input_ids))
-            self._sender.send(
-                GenerateRequest(
-                    rid=prompt.rid,
-                    input_ids=pack_ids(input_ids),
-                    sampling=prompt.sampling,
-                    stream=stream,
-                    namespace=prompt.namespace,
-                    return_logprob=prompt.return_logprob,
-                    logprob_start_len=prompt.logprob_start_len,
-                    top_logprobs_num=prompt.top_logprobs_num,
-                )
-            )
+            if prompt.continuation is None:
+                self.metrics.prompt_tokens.inc(len(tokens.ids or ()))
+            self._sender.send(_message(prompt, tokens, stream))
         self._emptied.clear()
         return call
 
@@ -238,18 +278,24 @@ class TokenizerManager:
             self._sender.send(AbortRequest(rid=rid))
 
     async def _control(self, verb: str, timeout_s: float) -> ControlReply:
+        return await self._ask(lambda call_id: ControlRequest(call_id=call_id, verb=verb), verb, timeout_s)
+
+    async def _ask(
+        self, question: Callable[[int], ControlRequest | ReleaseRequest], what: str, timeout_s: float
+    ) -> ControlReply:
+        """Send a question, made from its call id, and wait for the reply."""
         if self._closed_because is not None:
             raise self._closed_because
         if self._limits is None:
             raise RequestRefused("the model is still loading; try again soon", status=503, code="not_ready")
         call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
         future = self._controls[call_id] = asyncio.get_running_loop().create_future()
-        self._sender.send(ControlRequest(call_id=call_id, verb=verb))
+        self._sender.send(question(call_id))
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise RequestRefused(
-                f"the worker did not answer {verb} within {timeout_s:g} s", status=504, code="timeout"
+                f"the worker did not answer {what} within {timeout_s:g} s", status=504, code="timeout"
             ) from None
         finally:
             self._controls.pop(call_id, None)
@@ -316,6 +362,8 @@ class TokenizerManager:
         if output.finish is not None:
             metrics.output_finished(output.finish.type)
             metrics.cached_tokens.inc(output.cached_tokens)
+            if request.prompt.continuation is not None and output.index == 0:
+                metrics.prompt_tokens.inc(output.prompt_tokens)  # nobody here knew the parent's length before
             if started is not None:
                 metrics.e2e_request_latency.observe(now - started)
 
@@ -326,12 +374,47 @@ class TokenizerManager:
         self._forget(error.rid)
         self.metrics.call_refused(error.status)
         if request.call is not None:
-            request.call.fail(RequestRefused(error.message, status=error.status, code=error.code, param=error.param))
+            # The worker knows ids only; the caller is told the field they came from.
+            param = request.prompt.source if error.param == "input_ids" else error.param
+            request.call.fail(RequestRefused(error.message, status=error.status, code=error.code, param=param))
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]
         if not self._open:
             self._emptied.set()
+
+
+def _check(prompt: Prompt, tokens: _TokenizedPrompt, limits: ModelLimits) -> None:
+    """Refuse what the model cannot serve. Raises RequestRefused."""
+    if tokens.suffix_ids is None:
+        check_prompt(prompt, tokens.ids or [], limits)
+    else:
+        check_continuation(prompt, tokens.suffix_ids, limits)
+
+
+def _message(prompt: Prompt, tokens: _TokenizedPrompt, stream: bool) -> GenerateRequest:
+    continuation = None
+    if (asked := prompt.continuation) is not None:
+        continuation = Continuation(
+            parent_rid=asked.parent_rid,
+            index=asked.index,
+            at=asked.at,
+            keep_parent=asked.keep_parent,
+            suffix_text=asked.suffix_text,
+            fallback_ids=None if tokens.ids is None else pack_ids(tokens.ids),
+        )
+    return GenerateRequest(
+        rid=prompt.rid,
+        input_ids=pack_ids(tokens.suffix_ids if continuation is not None else tokens.ids),
+        sampling=prompt.sampling,
+        stream=stream,
+        namespace=prompt.namespace,
+        return_logprob=prompt.return_logprob,
+        logprob_start_len=prompt.logprob_start_len,
+        top_logprobs_num=prompt.top_logprobs_num,
+        continuation=continuation,
+        retain_ttl=prompt.retain_ttl,
+    )
 
 
 def _reason(reply: ControlReply) -> str:

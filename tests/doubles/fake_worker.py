@@ -30,6 +30,7 @@ from baton.runtime.messages import (
     DetokenizeParams,
     GenerateRequest,
     LogprobChunk,
+    ReleaseRequest,
     RequestError,
     TokenOutput,
     TokenOutputs,
@@ -173,6 +174,8 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
             items = [samples.pop(key).flush(FinishReason("abort", message="aborted by request")) for key in ended]
             if items:
                 outbox.send(TokenOutputs(items=items))
+        case ReleaseRequest():
+            outbox.send(ControlReply(call_id=message.call_id, payload=b"false"))
         case ControlRequest(verb="flush_cache"):
             payload = "requests are running" if samples else None
             outbox.send(ControlReply(call_id=message.call_id, ok=not samples, payload=msgspec.json.encode(payload)))

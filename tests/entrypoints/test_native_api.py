@@ -9,12 +9,11 @@ import pytest
 from baton.entrypoints.native_api import (
     FIELDS,
     UNSUPPORTED,
-    UNSUPPORTED_SAMPLING,
     WITHOUT_EFFECT,
     parse_generate,
-    parse_sampling_params,
 )
-from baton.runtime.generation import RequestRefused
+from baton.entrypoints.sampling_fields import UNSUPPORTED_SAMPLING, parse_sampling_params
+from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
 

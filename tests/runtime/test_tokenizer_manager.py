@@ -13,7 +13,7 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
-from baton.runtime.generation import Prompt, RequestRefused
+from baton.runtime.generation import Prompt
 from baton.runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -33,6 +33,7 @@ from baton.runtime.messages import (
 from baton.runtime.metrics import ServerMetrics
 from baton.runtime.tokenizer import Tokenizer
 from baton.runtime.tokenizer_manager import TokenizerManager
+from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.request import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
