@@ -29,7 +29,7 @@ from ..runtime.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
-from .native_api import GenerateCall, parse_generate
+from .native_api import GenerateCall, parse_generate, stream_events
 from .request_fields import read_rid
 from .server_args import ServerArgs, compose
 
@@ -180,9 +180,7 @@ class Engine:
     async def _stream(self, parsed: GenerateCall) -> AsyncGenerator[dict, None]:
         incremental = self.args.server.incremental_streaming_output
         with await self._manager.open(parsed.prompts, stream=True) as call:
-            async for position, output in call.updates(incremental=incremental):
-                if parsed.is_list:
-                    output["index"] = position
+            async for output in stream_events(call, parsed, incremental=incremental):
                 yield output
 
     def _iterate(self, outputs: AsyncGenerator[dict, None]) -> Iterator[dict]:

@@ -24,7 +24,8 @@ from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .http_transport import ApiKeyCheck, EventStream, JSONAnswer, answer_error, read_json_object, until_disconnect
-from .native_api import parse_generate
+from .native_api import GenerateCall, parse_generate, stream_events
+from .openai_completions import CompletionAnswer, in_openai_words, parse_completion
 from .request_fields import read_rid, refuse_unserved
 from .server_args import ServerArgs
 
@@ -70,6 +71,7 @@ class HttpApi:
             ("/release", self.release, post),
             ("/metrics", self.metrics, get),
             ("/v1/models", self.models, get),
+            ("/v1/completions", self.completions, post),
         ]
         for path, handler, methods in routes:
             app.add_api_route(path, handler, methods=methods, response_model=None)
@@ -92,15 +94,31 @@ class HttpApi:
         fields = await read_json_object(request, self._max_body)
         parsed = parse_generate(fields, rid=request.headers.get("x-request-id"))
         call = await self._manager.open(parsed.prompts, stream=parsed.stream)
-        headers = {"X-Request-Id": parsed.rid} if parsed.rid.isascii() and parsed.rid.isprintable() else {}
+        headers = _request_id(parsed)
         if parsed.stream:
             incremental = self._args.server.incremental_streaming_output
-            return EventStream(call, incremental=incremental, with_index=parsed.is_list, headers=headers)
+            return EventStream(call, stream_events(call, parsed, incremental=incremental), headers)
         with call:
             outputs = await until_disconnect(request.receive, call.results())
         if outputs is None:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         return JSONAnswer(outputs if parsed.is_list else outputs[0], headers=headers)
+
+    async def completions(self, request: Request) -> Response:
+        fields = await read_json_object(request, self._max_body)
+        parsed = parse_completion(fields, rid=request.headers.get("x-request-id"))
+        self._check_model(parsed.model)
+        headers = _request_id(parsed.generate)
+        answer = CompletionAnswer(parsed, self._args.served_model_name, self._manager.tokenizer)
+        with in_openai_words():
+            call = await self._manager.open(parsed.generate.prompts, stream=parsed.generate.stream)
+            if parsed.generate.stream:
+                return EventStream(call, answer.chunks(call.updates(incremental=True)), headers)
+            with call:
+                outputs = await until_disconnect(request.receive, call.results())
+        if outputs is None:
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return JSONAnswer(answer.whole(outputs), headers=headers)
 
     async def abort_request(self, request: Request) -> Response:
         fields = await read_json_object(request, self._max_body)
@@ -247,6 +265,11 @@ class HttpApi:
                 code="model_not_found",
                 param="model",
             )
+
+
+def _request_id(call: GenerateCall) -> dict[str, str]:
+    """The header that says the call's name, where a header can."""
+    return {"X-Request-Id": call.rid} if call.rid.isascii() and call.rid.isprintable() else {}
 
 
 def _boolean(fields: dict[str, Any], name: str, *, default: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -133,19 +133,18 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A call's outputs as server-sent events, in SGLang's form: ``data: {...}`` per event, ``data: [DONE]`` at the end.
+    """A call's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
 
     The status line waits for the first event, so that a call refused by the worker still gets its proper status; an
     error after that is an event. A client that reads slowly gets fewer, larger events. One that goes away aborts.
     """
 
-    def __init__(self, call: Call, *, incremental: bool, with_index: bool, headers: dict[str, str]) -> None:
+    def __init__(self, call: Call, events: AsyncIterator[dict], headers: dict[str, str]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
         # The length is not known; Response has counted its empty body.
         del self.headers["content-length"]
         self._call = call
-        self._incremental = incremental
-        self._with_index = with_index
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._call:
@@ -163,10 +162,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
 
         try:
-            async for position, output in self._call.updates(incremental=self._incremental):
-                if self._with_index:
-                    output["index"] = position
-                await send_event(msgspec.json.encode(output))
+            async for event in self._events:
+                await send_event(msgspec.json.encode(event))
         except RequestRefused as error:
             if not started:
                 await answer_error(error)(scope, receive, send)

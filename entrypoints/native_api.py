@@ -6,11 +6,13 @@ refused with the nearest name. Nothing is accepted and ignored, but for ``WITHOU
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from ..runtime.call import Call
 from ..runtime.generation import Prompt
 from ..scheduler.refusal import RequestRefused
 from .continuation_fields import (
@@ -100,6 +102,14 @@ def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> Generat
         )
     is_list = is_batch or any(sampling.n > 1 for sampling in samplings)
     return GenerateCall(prompts, stream, is_list, group)
+
+
+async def stream_events(call: Call, parsed: GenerateCall, *, incremental: bool) -> AsyncGenerator[dict, None]:
+    """The events of a streamed call: each the whole output so far, or only what is new where ``incremental``."""
+    async for position, output in call.updates(incremental=incremental):
+        if parsed.is_list:
+            output["index"] = position
+        yield output
 
 
 def _inputs(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool, int]:

@@ -71,7 +71,7 @@ class ModelLimits:
 def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> None:
     """Refuse what the model cannot serve. ``input_ids``: the prompt, tokenised. Raises RequestRefused."""
     if not input_ids:
-        raise RequestRefused(f"the prompt is empty; {prompt.source} must hold at least one token", param=prompt.source)
+        raise RequestRefused("the prompt is empty; give at least one token", param=prompt.source)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
     _check_length(len(input_ids), "the prompt has", prompt, limits.context_length)
     if prompt.logprob_start_len >= len(input_ids):
