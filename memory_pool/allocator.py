@@ -76,13 +76,15 @@ class Allocator:
         shift = self._shift
         if shift == 0:
             return self._take(_total(new_lens - old_lens))
+        counts = new_lens - old_lens
+        if (counts == 1).all():
+            return self._extend_by_one(old_lens, last_slots)
         up = self.page_size - 1
         pages_before = (old_lens + up) >> shift
         page_counts = ((new_lens + up) >> shift) - pages_before
         pages = self._take(_total(page_counts))
         if pages is None:
             return None
-        counts = new_lens - old_lens
         starts = np.cumsum(counts) - counts
         # Tokens that still fit the partial last page; all others come, in order, from the new pages.
         heads = np.minimum(counts, (pages_before << shift) - old_lens)
@@ -98,6 +100,16 @@ class Allocator:
             within = np.arange(num_heads) - np.repeat(np.cumsum(heads) - heads, heads)
             out[np.repeat(starts, heads) + within] = np.repeat(last_slots + 1, heads) + within
         return out
+
+    def _extend_by_one(self, old_lens: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
+        """The decode step: the same result in a few operations on [bs]."""
+        needs_page = (old_lens & (self.page_size - 1)) == 0
+        pages = self._take(int(np.count_nonzero(needs_page)))
+        if pages is None:
+            return None
+        slots = last_slots + 1
+        slots[needs_page] = pages << self._shift
+        return slots
 
     def _take(self, count: int) -> np.ndarray | None:
         top = self._top - count

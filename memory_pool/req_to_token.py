@@ -114,6 +114,9 @@ class ReqToTokenPool:
         """What was written since the last call; values are those of now, so the last write to a position wins."""
         spans, points = self._spans, self._points
         self._spans, self._points = [], []
+        if len(points) == 1 and not spans:  # a decode step
+            rows, positions = points[0]
+            return RowUpdates(rows, positions, np.ones(len(rows), dtype=np.int32), self.rows[rows, positions])
         table = np.array(spans, dtype=np.int32).reshape(-1, 3).T
         values = [self.rows[row, start : start + count] for row, start, count in spans]
         if not points:

@@ -85,6 +85,26 @@ def test_alloc_extend_equals_token_by_token(page: int, lens: list[tuple[int, int
     assert slots.tolist() == slow_extend(taken, page, old_lens, new_lens, last_slots)
 
 
+@settings(max_examples=100, deadline=None)
+@given(page=st.sampled_from([2, 4, 16]), old_lens=st.lists(st.integers(0, 70), max_size=80), seed=st.integers(0, 99))
+def test_a_decode_step_equals_token_by_token(page: int, old_lens: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    allocator = Allocator(20 * page, page, check=True)
+    last_slots = [(1000 + rng.randrange(100)) * page + (old - 1) % page for old in old_lens]
+    new_lens = [old + 1 for old in old_lens]
+    stack = allocator.free_pages().tolist()
+    slots = allocator.alloc_extend(int32(*old_lens), int32(*new_lens), int32(*last_slots))
+    needed = sum(old % page == 0 for old in old_lens)
+    if needed > 20:
+        assert slots is None
+        assert allocator.free_pages().tolist() == stack
+        return
+    assert slots is not None
+    assert slots.dtype == np.int32
+    assert slots.tolist() == slow_extend(stack[20 - needed :], page, old_lens, new_lens, last_slots)
+    assert allocator.free_tokens == (20 - needed) * page
+
+
 def test_last_slots_are_ignored_at_page_borders() -> None:
     allocator = Allocator(64, 16, check=True)
     slots = allocator.alloc_extend(int32(16, 0), int32(18, 3), int32(-5, -5))
