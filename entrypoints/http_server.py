@@ -182,7 +182,9 @@ class HttpApi:
     # -- information -----------------------------------------------------------------------------------------------
 
     async def model_info(self) -> Response:
+        """What is served; with the chat template, so that a client can write roles piece by piece."""
         info = self._manager.worker_info
+        template = self._manager.tokenizer.chat_template
         return JSONAnswer(
             {
                 "model_path": self._args.model.model_path,
@@ -190,6 +192,8 @@ class HttpApi:
                 "served_model_name": self._args.served_model_name,
                 "is_generation": True,
                 **{name: info.get(name) for name in ("context_length", "vocab_size", "dtype", "device")},
+                "chat_template": None if template is None else template.source,
+                "special_tokens": self._manager.tokenizer.special_tokens,
             }
         )
 

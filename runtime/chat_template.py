@@ -54,6 +54,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = source
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)

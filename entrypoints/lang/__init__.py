@@ -1,0 +1,47 @@
+"""Programs of several steps, in the shape of SGLang's frontend language: every step continues the one before it, so
+that each token of a program is computed once. See docs/dsl.md."""
+
+from .backends import Backend, EngineBackend, HttpBackend
+from .errors import BackendError, ProgramError
+from .ir import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    role_message,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from .options import set_default_backend
+from .program import Program, function
+from .state import ForkedStates, ProgramState
+
+__all__ = [
+    "Backend",
+    "BackendError",
+    "EngineBackend",
+    "ForkedStates",
+    "HttpBackend",
+    "Program",
+    "ProgramError",
+    "ProgramState",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "function",
+    "gen",
+    "role_message",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "user",
+    "user_begin",
+    "user_end",
+]

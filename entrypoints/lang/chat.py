@@ -1,0 +1,79 @@
+"""The text that a model's chat template writes around a message, cut out of what it renders.
+
+A template renders whole conversations; a program writes them piece by piece and must never rewrite what it has sent.
+So the template is rendered with a marker for each message's content, and the text between two markers is what
+stands between the two contents:
+
+    <|im_start|>user\\n MARK0 <|im_end|>\\n<|im_start|>assistant\\n MARK1 <|im_end|>\\n
+    |-- before 0 ---|       |- after 0 -||------- before 1 ------|      |-- after 1 -|
+
+Templates that drop or rewrite earlier messages (such as those that strip old reasoning) therefore keep them here: what
+the model wrote stays as it wrote it, as everywhere in a continuation.
+"""
+
+from __future__ import annotations
+
+from ...runtime.chat_template import ChatTemplate, ChatTemplateError
+
+
+class RoleTexts:
+    """Where a conversation stands: the roles so far, and the text that has to follow the last content."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._roles: list[str] = []
+        self._after = ""
+        self.is_open = False
+        """Between `begin` and `end`."""
+
+    def copy(self) -> RoleTexts:
+        """An independent conversation that begins like this one."""
+        other = RoleTexts(self._template)
+        other._roles, other._after, other.is_open = list(self._roles), self._after, self.is_open
+        return other
+
+    def begin(self, role: str) -> str:
+        """The text before the content of a new message. Raises ChatTemplateError where the template refuses the
+        message, or does not leave a content in one piece."""
+        roles = [*self._roles, role]
+        whole = self._render(roles)
+        start = self._find(whole, len(roles) - 1)
+        # An assistant's content starts where the model would: at the end of the generation prompt.
+        prompt = self._render(self._roles, add_generation_prompt=True) if role == "assistant" else whole[:start]
+        between = prompt
+        if self._roles:
+            last = len(self._roles) - 1
+            between = prompt[self._find(prompt, last) + len(_marker(last)) :]
+            if not between.startswith(self._after):
+                raise ChatTemplateError(
+                    f"the chat template writes other text after a {self._roles[-1]} message when a {role} message "
+                    "follows, so it cannot be written piece by piece; write the text yourself instead of using roles"
+                )
+        self._roles = roles
+        self.is_open = True
+        before = between[len(self._after) :]
+        self._after = whole[start + len(_marker(len(roles) - 1)) :]
+        return before
+
+    def end(self) -> str:
+        """The text after the content of the message begun last."""
+        self.is_open = False
+        return self._after
+
+    def _render(self, roles: list[str], *, add_generation_prompt: bool = False) -> str:
+        messages = [{"role": role, "content": _marker(position)} for position, role in enumerate(roles)]
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def _find(self, text: str, position: int) -> int:
+        marker = _marker(position)
+        if text.count(marker) != 1:
+            raise ChatTemplateError(
+                f"the chat template writes the content of a message {text.count(marker)} times, so its text cannot be "
+                "cut into before and after; write the text yourself instead of using roles"
+            )
+        return text.index(marker)
+
+
+def _marker(position: int) -> str:
+    # Letters only: templates strip, split and escape.
+    return f"BatonContent{position}Ends"

@@ -1,0 +1,233 @@
+"""Executes the steps of one state, in order, in a thread of its own.
+
+    program's thread   s += gen("a")      s += "text"     s["a"]   (waits)
+                            │ submit           │             ▲
+    state's thread      [queue] ──▶ roles ──▶ chain ──▶ text, variables
+
+The program's thread declares and waits. After a failed step the rest are skipped, and whoever waits for what they would
+have brought gets the error.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...runtime.chat_template import ChatTemplateError
+from .chain import Chain
+from .chat import RoleTexts
+from .errors import BackendError, ProgramError
+from .ir import Gen, RoleBegin, RoleEnd, Select, Step
+from .options import RunOptions
+from .text_stream import TextStream
+from .variable import Variable
+
+_ABORT_AGAIN_S = 0.2
+"""An abort can overtake the request it is meant for, so it is repeated until the step has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    label: str
+    action: Callable[[], None]
+    variable: Variable | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Interpreter:
+    """Owns the thread, the text, the messages and the variables of a state."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+        self.text = TextStream()
+        self.messages: list[dict[str, str]] = []
+        self.variables: dict[str, Variable] = {}
+        self.error: ProgramError | None = None
+        self._chain = Chain(options.backend, options.retain_ttl)
+        self._roles: RoleTexts | None = None
+        self._open_role: str | None = None
+        """As of the last step submitted."""
+        self._thread: threading.Thread | None = None
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._stopping = False
+        self._idle = threading.Event()
+        self._idle.set()
+        self._declared = threading.Condition()
+
+    # -- for the program's thread --------------------------------------------------------------------------------------
+
+    def submit(self, step: Step) -> None:
+        """Queue a step. Raises ValueError for a role inside a role, ProgramError for a state that has ended."""
+        match step:
+            case str():
+                self._put(_Task("text", lambda: self._write(step)))
+            case Gen():
+                variable = self._declare(step.name)
+                self._put(_Task(f"gen({step.name!r})", lambda: self._generate(step, variable), variable))
+            case Select():
+                variable = self._declare(step.name)
+                self._put(_Task(f"select({step.name!r})", lambda: self._select(step, variable), variable))
+            case RoleBegin(role):
+                if self._open_role is not None:
+                    raise ValueError(f"a {role} message begins inside a {self._open_role} message; end that one first")
+                self._open_role = role
+                self._put(_Task(f"{role} message", lambda: self._begin_role(role)))
+            case RoleEnd(role):
+                if self._open_role != role:
+                    raise ValueError(f"a {role} message ends, but the open one is: {self._open_role or 'none'}")
+                self._open_role = None
+                self._put(_Task(f"{role} message", self._end_role))
+
+    def fork(self, count: int) -> list[Interpreter]:
+        """``count`` states that go on from here, once all steps so far are done. Raises ProgramError."""
+        forks: list[Interpreter] = []
+        self._put(_Task("fork", lambda: forks.extend(self._fork() for _ in range(count)))).wait()
+        if self.error is not None:
+            raise self.error
+        return forks
+
+    def sync(self) -> None:
+        """Until all steps so far are done, or skipped."""
+        if not self._closed:
+            self._put(_Task("sync", lambda: None)).wait()
+
+    def variable(self, name: str, *, wait: bool = False) -> Variable:
+        """The variable, done or not. Raises KeyError for a name that no step has had so far, or with ``wait`` none at
+        all."""
+        with self._declared:
+            if wait:
+                self._declared.wait_for(lambda: name in self.variables or self._closed)
+            if name not in self.variables:
+                known = ", ".join(map(repr, self.variables)) or "none"
+                raise KeyError(f"no step has the name {name!r}; named steps so far: {known}")
+            return self.variables[name]
+
+    def set_variable(self, name: str, value: object, meta: object = None) -> None:
+        self._declare(name).finish(value, meta)
+
+    def stop(self) -> None:
+        """Abort the step in flight and skip what comes after it; returns when nothing is in flight."""
+        self._stopping = True
+        while not self._idle.is_set():
+            self._chain.abort()
+            self._idle.wait(_ABORT_AGAIN_S)
+
+    def close(self, error: ProgramError | None = None) -> None:
+        """Finish the steps there are, then give up what the server keeps. ``error``: why the program itself failed."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._tasks.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        self._chain.close()
+        self.error = self.error or error
+        self.text.close(self.error)
+        with self._declared:
+            self._declared.notify_all()
+
+    def _declare(self, name: str | None) -> Variable:
+        variable = Variable()
+        if name is not None:
+            with self._declared:
+                self.variables[name] = variable
+                self._declared.notify_all()
+        return variable
+
+    def _put(self, task: _Task) -> threading.Event:
+        with self._closing:
+            if self._closed:
+                raise ProgramError("the program has ended: nothing can be appended to its state any more")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="baton-program-state", daemon=True)
+                self._thread.start()
+            self._tasks.put(task)
+        return task.done
+
+    # -- the state's thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            self._idle.clear()
+            if self._stopping and self.error is None:
+                self.error = ProgramError("the program was stopped", code="stopped")
+            if self.error is None:
+                self._attempt(task)
+            self._idle.set()
+            if self.error is not None and task.variable is not None:
+                task.variable.fail(self.error)
+            task.done.set()
+
+    def _attempt(self, task: _Task) -> None:
+        try:
+            task.action()
+        except BackendError as error:
+            self.error = ProgramError(f"{task.label}: {error.message}", status=error.status, code=error.code)
+            self.error.__cause__ = error
+        except Exception as error:  # whatever it is: the program waits, and must hear of it
+            kind = "" if isinstance(error, ChatTemplateError) else f"{type(error).__name__}: "
+            self.error = ProgramError(f"{task.label}: {kind}{error}")
+            self.error.__cause__ = error
+
+    def _write(self, text: str, *, from_template: bool = False) -> None:
+        """Text that waits to be sent."""
+        self._chain.append(text, from_template=from_template)
+        self._show(text, is_content=not from_template)
+
+    def _show(self, text: str, *, is_content: bool = True) -> None:
+        """Text that readers see; as a part of the open message unless the template wrote it."""
+        self.text.append(text)
+        if is_content and self._roles is not None and self._roles.is_open:
+            self.messages[-1]["content"] += text
+
+    def _begin_role(self, role: str) -> None:
+        if self._roles is None:
+            self._roles = RoleTexts(self.options.backend.chat_template())
+        self._write(self._roles.begin(role), from_template=True)
+        self.messages.append({"role": role, "content": ""})
+
+    def _end_role(self) -> None:
+        assert self._roles is not None
+        self._write(self._roles.end(), from_template=True)
+
+    def _generate(self, step: Gen, variable: Variable) -> None:
+        sampling = {**self.options.sampling, **step.sampling}
+        shown = ""
+        answers: list[dict] = []
+        for answers in self._chain.generate(sampling, step.options, stream=self.options.stream):
+            text = answers[0]["text"]
+            variable.stream.append(text[len(shown) :])
+            self._show(text[len(shown) :])
+            shown = text
+            if self._stopping:
+                raise BackendError("the program was stopped", code="stopped")
+        texts, metas = [answer["text"] for answer in answers], [answer["meta_info"] for answer in answers]
+        is_list = sampling.get("n", 1) > 1
+        variable.finish(texts if is_list else shown, metas if is_list else metas[0])
+
+    def _select(self, step: Select, variable: Variable) -> None:
+        choice = self._chain.choose(step.choices)
+        variable.stream.append(choice.text)
+        self._show(choice.text)
+        meta = {
+            **choice.answers[choice.index]["meta_info"],
+            "choices": list(step.choices),
+            "normalized_prompt_logprobs": choice.scores,
+            "input_token_logprobs": [answer["meta_info"]["input_token_logprobs"] for answer in choice.answers],
+        }
+        variable.finish(choice.text, meta)
+
+    def _fork(self) -> Interpreter:
+        other = Interpreter(self.options)
+        other._chain = self._chain.fork()
+        other.text.append(self.text.text)
+        other.messages = [dict(message) for message in self.messages]
+        other.variables = dict(self.variables)
+        other._roles = None if self._roles is None else self._roles.copy()
+        other._open_role = self._open_role
+        return other

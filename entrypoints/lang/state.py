@@ -1,0 +1,250 @@
+"""What a program holds in its hands: the state it appends to and reads from, and the group that `fork` makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from . import ir
+from .errors import ProgramError
+from .interpreter import Interpreter
+from .ir import Expr, steps_of
+from .text_stream import TextStream
+
+
+class ProgramState:
+    """``s += …`` queues steps and returns at once; reading waits. Steps of one state are done in order, those of forks
+    beside each other. Errors of a step are raised where its result is read, and by `run`."""
+
+    def __init__(self, interpreter: Interpreter, *, parent: ProgramState | None = None) -> None:
+        self._interpreter = interpreter
+        self._forks: list[ProgramState] = []
+        """All that came of this program's root; the same list in every state of it."""
+        self._error_was_read = False
+        self._program_thread: threading.Thread | None = None
+        self.ret_value: Any = None
+        """What the program's function returned."""
+        if parent is not None:
+            self._forks = parent._forks
+            self._forks.append(self)
+
+    # -- appending -----------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, expr: Expr | str) -> ProgramState:
+        for step in steps_of(expr):
+            self._interpreter.submit(step)
+        return self
+
+    def system(self, expr: Expr | str | None = None) -> Any:
+        """Append a system message; without an argument: ``with s.system(): s += …``."""
+        return self.role("system", expr)
+
+    def user(self, expr: Expr | str | None = None) -> Any:
+        return self.role("user", expr)
+
+    def assistant(self, expr: Expr | str | None = None) -> Any:
+        return self.role("assistant", expr)
+
+    def role(self, role: str, expr: Expr | str | None = None) -> Any:
+        """A message of any role the chat template knows."""
+        if expr is None:
+            return self._message(role)
+        self += ir.role_message(role, expr)
+        return None
+
+    @contextlib.contextmanager
+    def _message(self, role: str) -> Iterator[None]:
+        self._interpreter.submit(ir.RoleBegin(role))
+        yield
+        self._interpreter.submit(ir.RoleEnd(role))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """The text of the step ``name``, once it is there; a list for n > 1, or after `join`.
+
+        Raises KeyError for an unknown name, ProgramError if the step failed.
+        """
+        with self._reading():
+            return self._variable(name).value()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._interpreter.variables
+
+    def get_var(self, name: str) -> Any:
+        return self[name]
+
+    def meta(self, name: str) -> Any:
+        """The server's meta_info of the step ``name``: finish_reason, prompt_tokens, cached_tokens, … and, for every
+        step after the first, ``continuation`` {path, inherited_tokens, recomputed_tokens, trimmed_tokens}."""
+        with self._reading():
+            return self._variable(name).meta()
+
+    def get_meta_info(self, name: str) -> Any:
+        return self.meta(name)
+
+    def text(self) -> str:
+        """All the text so far, roles included, once the steps so far are done. Raises ProgramError if one failed."""
+        self.sync()
+        return self._interpreter.text.text
+
+    def messages(self) -> list[dict[str, str]]:
+        """The messages so far, as {role, content}; waits and raises like `text`."""
+        self.sync()
+        return [dict(message) for message in self._interpreter.messages]
+
+    def text_iter(self, name: str | None = None) -> Iterator[str]:
+        """The text, or that of the step ``name``, in pieces as they come; with ``run(…, stream=True)`` token by token.
+        Raises ProgramError after the last piece if a step failed."""
+        with self._reading():
+            yield from self._stream(name).follow()
+
+    async def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
+        """`text_iter` for asyncio."""
+        import asyncio
+
+        with self._reading():
+            # A name may be declared later: waited for in a thread, not on the loop.
+            stream = self._interpreter.text if name is None else await asyncio.to_thread(self._stream, name)
+            async for piece in stream.follow_async():
+                yield piece
+
+    def error(self) -> ProgramError | None:
+        """What failed, if anything has so far."""
+        if self._interpreter.error is not None:
+            self._error_was_read = True
+        return self._interpreter.error
+
+    def sync(self) -> None:
+        """Until all steps so far are done; called from outside of a running program, until its end. Raises ProgramError
+        if one failed."""
+        if self._is_outside():
+            for _ in self._interpreter.text.follow():
+                pass
+        self._interpreter.sync()
+        if (error := self.error()) is not None:
+            raise error
+
+    # -- forks ---------------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1) -> ForkedStates:
+        """``size`` states that go on from here, with copies of the variables. What this state has not sent yet is
+        computed once, for all of them. Raises ProgramError if a step before failed."""
+        if size < 1:
+            raise ValueError(f"fork: size is {size}; use 1 or more")
+        with self._reading():
+            forks = self._interpreter.fork(size)
+        return ForkedStates(self, [ProgramState(fork, parent=self) for fork in forks])
+
+    # -- the program's life, for program.py ----------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> bool:
+        return self._interpreter.options.stream
+
+    def _begin(self) -> None:
+        """The program runs in the current thread."""
+        self._program_thread = threading.current_thread()
+
+    def _end(self, failure: BaseException | None = None) -> None:
+        """The program's function is over: finish all steps, or after a ``failure`` stop them; release what is leased.
+        Raises the error of a step that nobody has seen."""
+        if failure is not None:
+            self.cancel()
+        error = None
+        if failure is not None:
+            error = failure if isinstance(failure, ProgramError) else ProgramError(f"the program failed: {failure!r}")
+        for fork in self._forks:
+            fork._interpreter.close()
+            if not fork._error_was_read:
+                error = error or fork._interpreter.error
+        self._interpreter.close(error)
+        if failure is None and self._interpreter.error is not None:
+            raise self._interpreter.error
+
+    def cancel(self) -> None:
+        """Abort what is in flight here and in all forks; what the program still appends is skipped. From any thread."""
+        for state in (self, *self._forks):
+            state._interpreter._stopping = True
+        for state in (self, *self._forks):
+            state._interpreter.stop()
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _is_outside(self) -> bool:
+        # A streaming program's readers may ask for a name before its step is there; in the program itself that would
+        # wait for ever.
+        is_root = self not in self._forks
+        return self.streams and is_root and threading.current_thread() is not self._program_thread
+
+    def _variable(self, name: str) -> Any:
+        return self._interpreter.variable(name, wait=self._is_outside())
+
+    def _stream(self, name: str | None) -> TextStream:
+        return self._interpreter.text if name is None else self._variable(name).stream
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except ProgramError:
+            self._error_was_read = True
+            raise
+
+
+class ForkedStates:
+    """The states that `fork` made. Also ``with s.fork(2) as forks: …``, which joins at its end."""
+
+    def __init__(self, source: ProgramState, states: list[ProgramState]) -> None:
+        self._source = source
+        self._known = set(source._interpreter.variables)
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, position: int) -> ProgramState:
+        return self.states[position]
+
+    def __setitem__(self, position: int, state: ProgramState) -> None:
+        # Python writes the result of ``forks[i] += …`` back.
+        if state is not self.states[position]:
+            raise TypeError("a fork cannot be replaced; append to it with +=")
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __iadd__(self, expr: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]) -> ForkedStates:
+        """Append to every state: the same, one of a list each, or what a function makes of its position."""
+        if callable(expr):
+            expr = [expr(position) for position in range(len(self))]
+        elif isinstance(expr, Expr | str):
+            expr = [expr] * len(self)
+        if len(expr) != len(self):
+            raise ValueError(f"{len(expr)} expressions for {len(self)} forks; give one for each")
+        for state, one in zip(self.states, expr):
+            state += one
+        return self
+
+    def __enter__(self) -> ForkedStates:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.join()
+
+    def join(self) -> None:
+        """Wait for all forks and end them. Each variable that is new in them is a list in the source state afterwards,
+        one value per fork that has it. Raises ProgramError if a step of a fork failed."""
+        for state in self.states:
+            state.sync()
+        for state in self.states:
+            state._interpreter.close()
+        names = dict.fromkeys(name for state in self.states for name in state._interpreter.variables)
+        for name in names:
+            if name not in self._known:
+                found = [state for state in self.states if name in state]
+                values, metas = [state[name] for state in found], [state.meta(name) for state in found]
+                self._source._interpreter.set_variable(name, values, metas)

@@ -1,0 +1,89 @@
+"""Text that grows in one thread and is followed by others, or by asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+
+class TextStream:
+    """Every follower gets the whole text, what is new at a time, and then the end, or the error that ended it."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+        self._closed = False
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def text(self) -> str:
+        """All there is so far."""
+        return self._text
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def append(self, piece: str) -> None:
+        with self._changed:
+            self._text += piece
+            self._notify()
+
+    def close(self, error: Exception | None = None) -> None:
+        """No more text. Later calls change nothing."""
+        with self._changed:
+            if not self._closed:
+                self._closed, self._error = True, error
+                self._notify()
+
+    def follow(self) -> Iterator[str]:
+        """Pieces of text, waiting for each. Raises the error that ended the text."""
+        position = 0
+        while True:
+            with self._changed:
+                while len(self._text) == position and not self._closed:
+                    self._changed.wait()
+                piece = self._text[position:]
+            if not piece:
+                break
+            position += len(piece)
+            yield piece
+        if self._error is not None:
+            raise self._error
+
+    async def follow_async(self) -> AsyncIterator[str]:
+        """`follow` for asyncio: the loop goes on meanwhile."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners.append(wake)
+        try:
+            position = 0
+            while True:
+                changed.clear()
+                with self._changed:
+                    piece, closed = self._text[position:], self._closed
+                if piece:
+                    position += len(piece)
+                    yield piece
+                elif closed:
+                    break
+                else:
+                    await changed.wait()
+        finally:
+            with self._changed:
+                self._listeners.remove(wake)
+        if self._error is not None:
+            raise self._error
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for wake in self._listeners:
+            wake()

@@ -1,0 +1,47 @@
+"""What a named step of a program brings."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from .errors import ProgramError
+from .text_stream import TextStream
+
+
+class Variable:
+    """Empty until its step is done: then it has a value and meta (the server's meta_info), or an error."""
+
+    def __init__(self) -> None:
+        self.stream = TextStream()
+        self._value: Any = None
+        self._meta: Any = None
+        self._error: ProgramError | None = None
+        self._done = threading.Event()
+
+    def finish(self, value: Any, meta: Any) -> None:
+        self._value, self._meta = value, meta
+        self.stream.close()
+        self._done.set()
+
+    def fail(self, error: ProgramError) -> None:
+        """Changes nothing if the step is done."""
+        if not self._done.is_set():
+            self._error = error
+            self.stream.close(error)
+            self._done.set()
+
+    def value(self) -> Any:
+        """Waits. Raises ProgramError where the step failed or was skipped."""
+        self._wait()
+        return self._value
+
+    def meta(self) -> Any:
+        """Waits, and raises, like `value`."""
+        self._wait()
+        return self._meta
+
+    def _wait(self) -> None:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
