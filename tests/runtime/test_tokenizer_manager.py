@@ -13,14 +13,18 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
-from baton.runtime.generation import Prompt
+from baton.runtime.generation import ContinuationPrompt, ModelLimits, Prompt
 from baton.runtime.messages import (
     AbortRequest,
+    Continuation,
+    ContinuationOutput,
     ControlReply,
     ControlRequest,
     GenerateRequest,
     LogprobChunk,
+    ReleaseRequest,
     RequestError,
+    RetainedOutput,
     TextOutput,
     TextOutputs,
     TokenOutput,
@@ -265,6 +269,141 @@ def test_wait_empty(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
+def child(rid: str = "c", parent: str = "p", **fields: Any) -> Prompt:
+    own = {name: fields.pop(name) for name in ("text", "input_ids", "retain_ttl", "sampling") if name in fields}
+    return Prompt(rid=rid, group=rid, continuation=ContinuationPrompt(parent_rid=parent, **fields), **own)
+
+
+def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        prompts = [
+            child("a", suffix_text="é<eos>", index=3, at="now", keep_parent=True, retain_ttl=7.0),
+            child("b", suffix_ids=[1, 2], text="ab"),
+            child("c", input_ids=[5]),
+            prompt("d"),
+        ]
+        call = await backend.manager.open(prompts, stream=True)
+        got = [message for message in backend.received() if isinstance(message, GenerateRequest)]
+        # Special tokens that the text spells out are taken; none is added.
+        assert [unpack_ids(m.input_ids).tolist() for m in got] == [[195, 169, 256], [1, 2], [], [97, 98]]
+        assert [m.continuation for m in got] == [
+            Continuation(parent_rid="p", index=3, at="now", keep_parent=True, suffix_text="é<eos>"),
+            Continuation(parent_rid="p", fallback_ids=pack_ids([97, 98])),
+            Continuation(parent_rid="p", fallback_ids=pack_ids([5])),
+            None,
+        ]
+        assert [m.retain_ttl for m in got] == [7.0, None, None, None]
+        for rid in "abcd":
+            await backend.output(rid, "x", LENGTH)
+        call.close()
+
+    check(tokenizer, body)
+
+
+def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        manager = backend.manager
+        backend.manager._limits = ModelLimits(context_length=10**7, vocab_size=257)
+        calls = await asyncio.gather(
+            manager.open([prompt("p", "word " * 200_000)], stream=False),
+            manager.open([child("c", "p")], stream=False),
+            manager.open([child("g", "c", suffix_text="x" * 30_000)], stream=False),
+            manager.open([prompt("other")], stream=False),
+        )
+        rids = [message.rid for message in backend.received() if isinstance(message, GenerateRequest)]
+        assert sorted(rids) == ["c", "g", "other", "p"]
+        assert rids.index("p") < rids.index("c") < rids.index("g")
+        assert rids[0] == "other", "nobody else waits"
+        assert not manager._tokenizing
+        for rid in rids:
+            await backend.output(rid, "x", LENGTH)
+        for call in calls:
+            call.close()
+
+    check(tokenizer, body)
+
+
+def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        manager = backend.manager
+        refused, opened = await asyncio.gather(
+            manager.open([prompt("p", "word " * 200_000)], stream=False),
+            manager.open([child("c", "p")], stream=False),
+            return_exceptions=True,
+        )
+        assert isinstance(refused, RequestRefused) and not isinstance(opened, BaseException)
+        assert [m.rid for m in backend.received() if isinstance(m, GenerateRequest)] == ["c"]
+        await backend.send(RequestError(rid="c", status=404, message="no such request", param="continuation_of"))
+        with pytest.raises(RequestRefused) as caught:
+            await opened.results()
+        assert (caught.value.status, caught.value.param) == (404, "continuation_of")
+        assert not manager._tokenizing
+
+    check(tokenizer, body)
+
+
+def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        cases = [
+            (prompt("r"), "text"),
+            (child("r", suffix_text="x"), "continuation_suffix"),
+            (child("r", suffix_ids=[1]), "continuation_ids"),
+            (Prompt(rid="r", input_ids=[1]), "input_ids"),
+        ]
+        for asked, param in cases:
+            call = await backend.manager.open([asked], stream=True)
+            await backend.send(RequestError(rid="r", status=400, message="too long", param="input_ids"))
+            with pytest.raises(RequestRefused) as caught:
+                await anext(call.updates())
+            assert caught.value.param == param
+
+    check(tokenizer, body)
+
+
+def test_what_was_inherited_and_what_is_retained_is_in_meta_info(tokenizer: Tokenizer) -> None:
+    inherited = ContinuationOutput(path="handoff", inherited_tokens=9, recomputed_tokens=1, trimmed_tokens=0)
+
+    async def meta(backend: Backend, retained: RetainedOutput | None) -> dict:
+        with await backend.manager.open([child(retain_ttl=5.0)], stream=False) as call:
+            await backend.output("c", "x", LENGTH, prompt_tokens=10, continuation=inherited, retained=retained)
+            return (await call.results())[0]["meta_info"]
+
+    async def body(backend: Backend) -> None:
+        got = await meta(backend, RetainedOutput(tokens=10, ttl=4.5))
+        assert got["continuation"] == {
+            "path": "handoff", "inherited_tokens": 9, "recomputed_tokens": 1, "trimmed_tokens": 0,
+        }  # fmt: skip
+        assert got["retained"] == {"tokens": 10, "ttl": 4.5}
+        assert (await meta(backend, RetainedOutput(refused="full")))["retained"] == {"refused": "full"}
+        # Leased only for a child that waits: nobody asked.
+        assert "retained" not in await meta(backend, RetainedOutput(tokens=10, ttl=0.0))
+        assert "retained" not in await meta(backend, None)
+
+        registry = backend.manager.metrics.registry
+        counted = registry.get_sample_value("baton:prompt_tokens_total", {"model_name": "m"})
+        assert counted == 40, "the parent's tokens count as prompt tokens too"
+
+    check(tokenizer, body)
+
+
+def test_release(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        async def reply(payload: bytes) -> None:
+            while not (requests := backend.inbox.poll()):
+                await asyncio.sleep(0.001)
+            (request,) = requests
+            assert isinstance(request, ReleaseRequest) and request.rid == "p"
+            backend.outbox.send(ControlReply(call_id=request.call_id, payload=payload))
+
+        for payload, released in ((b"true", True), (b"false", False)):
+            got, _ = await asyncio.gather(backend.manager.release("p"), reply(payload))
+            assert got is released
+        with pytest.raises(RequestRefused, match=r"did not answer release within 0.05 s"):
+            await backend.manager.release("p", timeout_s=0.05)
+
+    check(tokenizer, body)
+
+
 def test_control_calls(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         async def reply(verb: str, ok: bool, payload: bytes) -> None:
@@ -317,7 +456,9 @@ def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
         with pytest.raises(RequestRefused):
             await backend.manager.open([prompt("e", "")], stream=False)
         for total in (5, 7):
-            await backend.send(WorkerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1))
+            stats = WorkerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1, leased_tokens=3)
+            leases = {"leases_granted": total, "leases_handed_off": 3, "leases_expired": 2, "leases_broken": 1}
+            await backend.send(msgspec.structs.replace(stats, **leases))
 
         def value(name: str, **labels: str) -> float | None:
             return backend.manager.metrics.registry.get_sample_value(f"baton:{name}", {"model_name": "m", **labels})
@@ -329,6 +470,8 @@ def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
         assert value("num_aborted_requests_total") == 1
         assert value("num_errors_total", status="400") == 1
         assert value("num_steps_total") == 7
-        assert value("kv_cache_usage_perc") == 0.5
+        assert value("kv_cache_usage_perc") == 0.5 and value("leased_tokens") == 3
+        leases = [value(f"leases_{end}_total") for end in ("granted", "handed_off", "expired", "broken")]
+        assert leases == [7, 3, 2, 1]
 
     check(tokenizer, body)
