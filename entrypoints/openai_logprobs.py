@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ..runtime.incremental_decode import IncrementalDecoder, decode_all
@@ -61,7 +62,8 @@ def _alternatives(row: list, top: list[list] | None) -> dict[str, float | None] 
     first prompt token, which follows nothing."""
     if row[0] is None:
         return None
+    entries = sorted([*(top or ()), row], key=lambda entry: -math.inf if entry[0] is None else entry[0], reverse=True)
     found: dict[str, float | None] = {}
-    for value, _, text in sorted([*(top or ()), row], key=lambda entry: -1e9 if entry[0] is None else entry[0]):
-        found[text] = value
-    return dict(reversed(found.items()))
+    for value, _, text in entries:
+        found.setdefault(text, value)
+    return found
