@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import logging
 import sys
 import threading
@@ -99,6 +100,8 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     try:
         scheduler, executor, info = build_worker(config)
         warm_up(scheduler, executor)
+        gc.collect()
+        gc.freeze()  # what stands by now lives for ever: later collections need not look at it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
         ttl = config.scheduler.default_retain_ttl

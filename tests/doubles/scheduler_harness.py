@@ -26,7 +26,7 @@ class FailingAllocator(Allocator):
     """Refuses the allocations that ``should_fail`` picks (given the number of the call, from 0)."""
 
     def __init__(self, num_tokens: int, page_size: int) -> None:
-        super().__init__(num_tokens, page_size)
+        super().__init__(num_tokens, page_size, check=True)
         self.calls = 0
         self.should_fail: Callable[[int], bool] = lambda call: False
 

@@ -1,0 +1,226 @@
+"""Leases: every arrow of the state machine, what the budget counts, and that each end gives back just what it held."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig, Running
+
+from baton.radix.lease import Lease, LeaseState, LeaseTable
+
+PAGES = pytest.mark.parametrize("page", [1, 4, 16])
+
+
+def tokens(count: int, first: int = 0) -> np.ndarray:
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def leased_by_hand(rig: CacheRig, leases: LeaseTable) -> int:
+    """Distinct pages under live leases, in tokens: the slow twin of ``leased_tokens``."""
+    page = rig.cache.page_size
+    pages: set[int] = set()
+    for lease in leases.live():
+        assert lease.kv is not None
+        pages |= set((rig.pool.rows[lease.kv.row, : lease.kv.length] // page).tolist())
+    return len(pages) * page
+
+
+def lease_of(rig: CacheRig, leases: LeaseTable, ids: np.ndarray, deadline: float) -> tuple[Lease, Running]:
+    running = rig.start(ids)
+    assert rig.compute(running)
+    rig.publish(running)
+    lease = leases.grant(running.kv, deadline)
+    assert lease is not None
+    return lease, running
+
+
+@PAGES
+class TestStates:
+    def test_handed_off_whole(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        lease, running = lease_of(rig, leases, tokens(50), 10.0)
+        kv = lease.kv
+        assert leases.claim(lease, 3.0) and lease.state is LeaseState.CLAIMED
+        assert leases.expire(99.0) == 0, "a claim stops the clock"
+        assert leases.hand_off(lease) is kv
+        assert lease.state is LeaseState.HANDED_OFF and leases.leased_tokens == 0 and len(leases) == 0
+        rig.verify()
+        rig.finish(running)
+        rig.verify()
+
+    def test_unclaimed_gets_the_remaining_time_back(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        lease, running = lease_of(rig, leases, tokens(50), 10.0)
+        assert leases.claim(lease, 4.0) and leases.claim(lease, 5.0)
+        leases.unclaim(lease, 20.0)
+        assert lease.state is LeaseState.CLAIMED
+        leases.unclaim(lease, 30.0)
+        assert lease.state is LeaseState.GRANTED and lease.deadline == 36.0 == leases.next_deadline()
+        assert leases.expire(35.9) == 0
+        rig.running.remove(running)
+        assert leases.expire(36.0) == 1
+        assert lease.state is LeaseState.EXPIRED and not leases.claim(lease, 36.0)
+        assert rig.verify().request_private == 0
+
+    @pytest.mark.parametrize("end", ["release", "break", "expire"])
+    def test_every_end_gives_back_row_lock_and_tail(self, page: int, end: str) -> None:
+        rig = CacheRig(page_size=page)
+        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        lease, running = lease_of(rig, leases, tokens(53), 10.0)
+        rig.running.remove(running)
+        if end == "release":
+            leases.release(lease)
+            leases.release(lease)
+        elif end == "break":
+            assert leases.break_one() and not leases.break_one()
+        else:
+            assert leases.expire(10.0) == 1
+        account = rig.verify()
+        assert account.protected == account.request_private == 0
+        assert account.evictable == 53 - 53 % page, "whole pages stay findable"
+        assert leases.leased_tokens == 0
+        with pytest.raises(ValueError, match="already"):
+            leases.hand_off(lease)
+
+    def test_extend_moves_only_granted_leases(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        lease, _ = lease_of(rig, leases, tokens(20), 10.0)
+        assert leases.extend(lease, 50.0) and leases.expire(49.0) == 0
+        leases.claim(lease, 1.0)
+        assert not leases.extend(lease, 90.0)
+
+
+def test_the_least_valuable_breaks_first_and_claimed_ones_last() -> None:
+    rig = CacheRig()
+    leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+    made = [lease_of(rig, leases, tokens(10, 100 * i), 10.0 + i)[0] for i in range(4)]
+    rig.running.clear()
+    leases.claim(made[0], 0.0)
+    order = []
+    while leases.break_one():
+        order.append(next(i for i, lease in enumerate(made) if lease.kv is None and i not in order))
+    assert order == [1, 2, 3, 0]
+    assert rig.verify().protected == 0
+
+
+def test_a_spared_lease_is_not_broken() -> None:
+    rig = CacheRig()
+    leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+    lease, _ = lease_of(rig, leases, tokens(10), 10.0)
+    assert not leases.break_one(spare=lease) and lease.is_live
+
+
+def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
+    rig = CacheRig()
+    leases = LeaseTable(rig.cache, max_tokens=60, max_leases=2)
+    lease_of(rig, leases, tokens(40), 10.0)
+    running = rig.start(tokens(30, 500))
+    assert rig.compute(running)
+    rig.publish(running)
+    assert leases.grant(running.kv, 10.0) is None
+    assert leases.leased_tokens == 40
+    rig.verify()
+    # What it shares with a lease counts once, so this one fits.
+    shared = np.concatenate([tokens(38), tokens(10, 700)])
+    lease_of(rig, leases, shared, 10.0)
+    assert leases.leased_tokens == 50
+    third = rig.start(tokens(5, 900))
+    assert rig.compute(third)
+    assert leases.grant(third.kv, 10.0) is None, "as many leases as there may be"
+
+
+@PAGES
+def test_leased_tokens_count_shared_pages_once_whatever_happens(page: int) -> None:
+    rng = random.Random(page)
+    print("seed", page)
+    rig = CacheRig(num_tokens=2048, page_size=page, rows=16)
+    leases = LeaseTable(rig.cache, max_tokens=2048, max_leases=16)
+    stem = tokens(80)
+    for _ in range(400):
+        live = leases.live()
+        action = rng.random()
+        if action < 0.5 and len(live) < 12:
+            ids = np.concatenate([stem[: rng.randrange(80)], tokens(rng.randrange(1, 40), 1000 * rng.randrange(5))])
+            lease_of(rig, leases, ids, rng.random() * 100)
+        elif live:
+            lease = rng.choice(live)
+            running = next(r for r in rig.running if r.kv is lease.kv)
+            rig.running.remove(running)
+            if action < 0.7:
+                leases.release(lease)
+            elif action < 0.85:
+                rig.running.append(running)
+                leases.hand_off(lease)
+                rig.finish(running)
+            else:
+                rig.running.append(running)
+                leases.claim(lease, 0.0)
+        assert leases.leased_tokens == leased_by_hand(rig, leases)
+        rig.verify()
+
+
+@PAGES
+class TestCutsAndForks:
+    @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 30, 31, 49, 50])
+    def test_truncate_keeps_a_prefix_that_can_go_on(self, page: int, length: int) -> None:
+        rig = CacheRig(page_size=page)
+        running = rig.start(tokens(50))
+        assert rig.compute(running, 31)
+        rig.publish(running)
+        assert rig.compute(running, 50)
+        rig.cache.truncate(running.kv, running.ids, length)
+        kept = running.kv.length
+        assert kept == (length if length >= running.kv.tree_len and length > 31 - 31 % page else length - length % page)
+        running.ids = np.concatenate([running.ids[:kept], tokens(20, 300)])
+        running.committed = kept
+        assert rig.compute(running)
+        rig.verify()
+        rig.finish(running)
+        rig.verify()
+
+    def test_truncate_can_quarantine(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        running = rig.start(tokens(50))
+        assert rig.compute(running)
+        rig.cache.truncate(running.kv, running.ids, 20, quarantine_step=7)
+        running.committed = 20
+        assert rig.verify().quarantined == -(-50 // page) * page - -(-20 // page) * page
+        rig.allocator.release_quarantine(7)
+        assert rig.verify().quarantined == 0
+
+    def test_fork_shares_the_path_and_copies_the_tail(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        running = rig.start(tokens(50))
+        assert rig.compute(running, 33)
+        rig.publish(running)
+        row = rig.pool.alloc()
+        assert row is not None
+        forked = rig.cache.fork_sequence(running.kv, 33, row)
+        assert forked is not None
+        kv, source, target = forked
+        assert len(source) == len(target) == 33 % page
+        for s, t in zip(source.tolist(), target.tolist()):
+            rig.kv[t] = rig.kv[s]
+        other = Running(kv, np.concatenate([tokens(33), tokens(9, 900)]), 33)
+        rig.running.append(other)
+        assert rig.compute(other) and rig.compute(running)
+        rig.verify()
+        rig.finish(running)
+        rig.verify()
+        rig.finish(other)
+        rig.verify()
+
+    def test_fork_without_a_free_page_changes_nothing(self, page: int) -> None:
+        rig = CacheRig(num_tokens=64, page_size=page)
+        running = rig.start(tokens(64))
+        assert rig.compute(running)
+        row = rig.pool.alloc()
+        assert row is not None
+        assert rig.cache.fork_sequence(running.kv, 63, row) is None
+        rig.pool.free(row)
+        rig.verify()
