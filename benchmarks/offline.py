@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from models import LLAMA_40M, save_random_model
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -132,22 +133,28 @@ class Case:
         return GOALS.get((self.kind, self.batch_size, self.prompt_len))
 
 
-def run_decode(engine: Ours | Transformers, prompts: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
+Clock = Callable[[], float]
+
+
+def run_decode(engine: Ours | Transformers, prompts: np.ndarray, steps: int, clock: Clock) -> tuple[float, np.ndarray]:
     """-> (median seconds per step, generated ids [bs, steps + 1])"""
     ids, times = [engine.start(prompts)], []
     for _ in range(steps):
-        began = time.perf_counter()
+        began = clock()
         ids.append(engine.decode(ids[-1]))
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return median(times), np.stack(ids, axis=1)
 
 
-def run_prefill(engine: Ours | Transformers, prompts: np.ndarray, repeats: int) -> tuple[float, np.ndarray]:
+def run_prefill(
+    engine: Ours | Transformers, prompts: np.ndarray, repeats: int, clock: Clock
+) -> tuple[float, np.ndarray]:
+    """-> (median seconds, next ids [1, 1])"""
     times, ids = [], engine.start(prompts)
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = clock()
         ids = engine.start(prompts)
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return median(times), ids[:, None]
 
 
@@ -157,25 +164,8 @@ def agreement(a: np.ndarray, b: np.ndarray) -> float:
     return float(equal.mean())
 
 
-def make_model(folder: str) -> None:
-    """The 40 M Llama, seeded."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
 def measure(cases: list[Case], engines: dict[str, Any], args: argparse.Namespace, vocab_size: int) -> None:
+    clock = time.thread_time if args.cpu_time else time.perf_counter
     rng = np.random.default_rng(0)
     for round_number in range(args.rounds):
         names = list(engines) if round_number % 2 == 0 else list(engines)[::-1]
@@ -184,7 +174,8 @@ def measure(cases: list[Case], engines: dict[str, Any], args: argparse.Namespace
             generated = {}
             for name in names:
                 run: Callable[..., tuple[float, np.ndarray]] = run_decode if case.kind == "decode" else run_prefill
-                seconds, generated[name] = run(engines[name], prompts, args.steps if case.kind == "decode" else 3)
+                repeats = args.steps if case.kind == "decode" else 3
+                seconds, generated[name] = run(engines[name], prompts, repeats, clock)
                 tokens = case.batch_size * (1 if case.kind == "decode" else case.prompt_len)
                 getattr(case, name).append(tokens / seconds)
             if len(generated) == 2:
@@ -213,7 +204,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=["ours", "transformers"], help="leave the other side out")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the thread's CPU time instead of wall time: for a machine that has other work; needs --threads 1",
+    )
     args = parser.parse_args()
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time sees one thread only; add --threads 1")
     torch.set_num_threads(args.threads)
 
     cases = [Case("decode", size, length) for length in args.prompt_lens for size in args.batch_sizes]
@@ -222,7 +220,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = args.model or made
         if not args.model:
-            make_model(made)
+            save_random_model(Path(made), LLAMA_40M)
         makers: dict[str, Callable[[], Ours | Transformers]] = {
             "ours": lambda: Ours(folder, max(args.batch_sizes), context),
             "transformers": lambda: Transformers(folder),
