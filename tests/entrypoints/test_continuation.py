@@ -1,0 +1,401 @@
+"""Continuations through the Engine, on the toy model: every path says what a replay of the same ids says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.engine import Engine
+from baton.scheduler.refusal import RequestRefused
+
+TOY = Path(__file__).parents[2] / "examples" / "toy_model"
+PROMPT = "<|im_start|>user\nPlease count the lines of manual.md<|im_end|>\n<|im_start|>assistant\n"
+SUFFIX = "<|im_end|>\n<|im_start|>tool\n12 manual.md<|im_end|>\n<|im_start|>assistant\n"
+GREEDY = {"temperature": 0, "max_new_tokens": 24}
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 5, "max_new_tokens": 24}
+ONE = {"temperature": 0, "max_new_tokens": 1}
+POOL = 2048
+TIE = 1e-3
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module", params=[1, 16], ids=["page1", "page16"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine(
+        model_path=TOY, device="cpu", dtype="float32", max_total_tokens=POOL, page_size=request.param
+    ) as running:
+        yield running
+
+
+def name(kind: str) -> str:
+    return f"{kind}-{next(_names)}"
+
+
+def evict_everything(engine: Engine) -> None:
+    """Other traffic takes all the memory that nothing locks."""
+    rng = random.Random(next(_names))
+    before = stats(engine)["evicted_tokens"]
+    while stats(engine)["evicted_tokens"] - before < POOL:
+        ids = [[rng.randrange(5, 1000) for _ in range(400)] for _ in range(3)]
+        engine.generate(input_ids=ids, sampling_params=ONE)
+
+
+def stats(engine: Engine) -> dict:
+    return engine.get_server_info()["stats"]
+
+
+def replay(engine: Engine, ids: list[int], sampling: dict) -> dict:
+    """The same prompt as plain ids, in a namespace of its own: nothing of it is cached."""
+    return engine.generate(
+        input_ids=ids, sampling_params=sampling, cache_salt=name("replay"), return_logprob=True, top_logprobs_num=2
+    )
+
+
+def assert_same(child: dict, replayed: dict) -> None:
+    """Equal token for token. Greedy outputs may part where the two best logits are all but equal."""
+    tops = replayed["meta_info"]["output_top_logprobs"]
+    for position, (mine, theirs) in enumerate(zip(child["output_ids"], replayed["output_ids"])):
+        if mine != theirs:
+            (best, *_), (second, *_) = tops[position]
+            assert best - second < TIE, f"token {position}: {mine} instead of {theirs}, by {best - second}"
+            return
+    assert child["output_ids"] == replayed["output_ids"] and child["text"] == replayed["text"]
+
+
+def inherited_ids(prompt_ids: list[int], parent: dict) -> list[int]:
+    """What the parent's client saw, as ids; its stop, where it matched one, was a token."""
+    matched = parent["meta_info"]["finish_reason"].get("matched")
+    assert matched is None or isinstance(matched, int)
+    return prompt_ids + parent["output_ids"][: -1 if matched is not None else None]
+
+
+def start(engine: Engine, sampling: dict | None = None, **fields: Any) -> tuple[str, list[int], dict]:
+    """A finished parent: its rid, its prompt's ids, its answer."""
+    rid = name("parent")
+    fields = {"retain_ttl": 60, **fields}
+    return rid, engine.encode(PROMPT), engine.generate(PROMPT, sampling or GREEDY, rid=rid, **fields)
+
+
+def suffix_ids(engine: Engine, text: str = SUFFIX) -> list[int]:
+    return engine.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("form", ["text", "ids", "empty"])
+def test_a_handoff_after_eviction_says_what_a_replay_says(engine: Engine, sampling: dict, form: str) -> None:
+    rid, prompt_ids, parent = start(engine, sampling)
+    retained = parent["meta_info"]["retained"]
+    assert retained["tokens"] >= len(prompt_ids) and 0 < retained["ttl"] <= 60
+    evict_everything(engine)
+    suffix = {"text": {"continuation_suffix": SUFFIX}, "ids": {"continuation_ids": suffix_ids(engine)}, "empty": {}}
+    child = engine.generate(None, sampling, continuation_of=rid, **suffix[form])
+    ids = inherited_ids(prompt_ids, parent)
+    got = child["meta_info"]["continuation"]
+    assert (got["path"], got["inherited_tokens"]) == ("handoff", len(ids))
+    assert got["recomputed_tokens"] <= 1
+    ids += suffix_ids(engine) if form != "empty" else []
+    assert child["meta_info"]["prompt_tokens"] == len(ids)
+    assert_same(child, replay(engine, ids, sampling))
+
+
+def test_what_nobody_leased_is_gone_after_eviction(engine: Engine) -> None:
+    rid, _, _ = start(engine, retain_ttl=0)
+    evict_everything(engine)
+    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    got = child["meta_info"]["continuation"]
+    assert got["path"] == "match" and got["recomputed_tokens"] == got["inherited_tokens"]
+
+
+def test_a_chain_of_stages(engine: Engine) -> None:
+    rid, ids, answer = start(engine)
+    for stage in range(4):
+        evict_everything(engine)
+        ids = inherited_ids(ids, answer) + suffix_ids(engine)
+        child = name("stage")
+        answer = engine.generate(
+            None, GREEDY, rid=child, continuation_of=rid, continuation_suffix=SUFFIX, retain_ttl=60
+        )
+        assert answer["meta_info"]["continuation"]["path"] == "handoff", stage
+        assert answer["meta_info"]["continuation"]["recomputed_tokens"] <= 1
+        assert_same(answer, replay(engine, ids, GREEDY))
+        rid = child
+    assert engine.release(rid) and stats(engine)["leased_tokens"] == 0
+
+
+def test_a_streamed_child(engine: Engine) -> None:
+    rid, prompt_ids, parent = start(engine)
+    outputs = list(engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, stream=True))
+    assert all("continuation" not in output["meta_info"] for output in outputs[:-1])
+    assert outputs[-1]["meta_info"]["continuation"]["path"] == "handoff"
+    ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
+    assert_same(outputs[-1], replay(engine, ids, GREEDY))
+
+
+def test_a_child_that_comes_while_its_parent_runs(engine: Engine) -> None:
+    rid = name("parent")
+    long = {"temperature": 0, "max_new_tokens": 150, "ignore_eos": True}
+    running = engine.generate(PROMPT, long, stream=True, rid=rid)
+    next(running)
+    answers: dict[str, dict] = {}
+
+    def call(at: str) -> None:
+        answers[at] = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, continuation_at=at)
+
+    threads = [threading.Thread(target=call, args=(at,)) for at in ("finish", "now")]
+    for thread in threads:
+        thread.start()
+    *_, parent = running
+    for thread in threads:
+        thread.join(30)
+    ids = engine.encode(PROMPT) + parent["output_ids"]
+    finish, now = answers["finish"], answers["now"]
+    got = finish["meta_info"]["continuation"]
+    assert (got["path"], got["inherited_tokens"]) == ("handoff", len(ids)) and got["recomputed_tokens"] <= 1
+    assert_same(finish, replay(engine, ids + suffix_ids(engine), GREEDY))
+    got = now["meta_info"]["continuation"]
+    assert got["path"] == "fork" and len(engine.encode(PROMPT)) < got["inherited_tokens"] < len(ids)
+    assert_same(now, replay(engine, ids[: got["inherited_tokens"]] + suffix_ids(engine), GREEDY))
+    assert "retained" not in parent["meta_info"], "nobody asked for it"
+
+
+def test_parent_and_child_sent_together(engine: Engine) -> None:
+    rid = name("parent")
+
+    async def run() -> tuple[Any, Any]:
+        parent = engine.async_generate(PROMPT, GREEDY, rid=rid)
+        return await asyncio.gather(parent, engine.async_generate(None, GREEDY, continuation_of=rid))
+
+    parent, child = asyncio.run(run())
+    assert child["meta_info"]["continuation"]["path"] == "handoff"
+    assert_same(child, replay(engine, inherited_ids(engine.encode(PROMPT), parent), GREEDY))
+
+
+def test_several_children_of_one_parent(engine: Engine) -> None:
+    rid, prompt_ids, parent = start(engine)
+    evict_everything(engine)
+    suffixes = [SUFFIX, SUFFIX.replace("12", "7"), ""]
+    children = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=suffixes, keep_parent=True)
+    for suffix, child in zip(suffixes, children, strict=True):
+        assert child["meta_info"]["continuation"]["path"] == "handoff"
+        ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine, suffix)
+        assert_same(child, replay(engine, ids, GREEDY))
+    assert engine.release(rid), "the parent was kept"
+    assert not engine.release(rid) and not engine.release("nobody")
+    evict_everything(engine)
+    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    assert child["meta_info"]["continuation"]["path"] == "match"
+    assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
+
+
+def test_samples_of_parent_and_child(engine: Engine) -> None:
+    rid = name("parent")
+    sampling = {**SAMPLED, "temperature": 1.2, "n": 3}
+    parents = engine.generate(PROMPT, sampling, rid=rid, retain_ttl=60)
+    assert {parent["meta_info"]["id"] for parent in parents} == {rid}
+    prompt_ids = engine.encode(PROMPT)
+    children = engine.generate(
+        None, {**SAMPLED, "n": 2}, continuation_of=rid, continuation_index=2, continuation_suffix=SUFFIX
+    )
+    ids = inherited_ids(prompt_ids, parents[2]) + suffix_ids(engine)
+    assert children[0]["meta_info"]["continuation"]["path"] == "handoff"
+    for sample, child in enumerate(children):
+        assert_same(child, replay(engine, ids, {**SAMPLED, "seed": SAMPLED["seed"] + sample}))
+    for index in (0, 1):
+        child = engine.generate(None, GREEDY, continuation_of=rid, continuation_index=index)
+        assert child["meta_info"]["continuation"]["path"] == "handoff"
+        assert_same(child, replay(engine, inherited_ids(prompt_ids, parents[index]), GREEDY))
+    with pytest.raises(RequestRefused, match="continuation_index is 3") as caught:
+        engine.generate(None, GREEDY, continuation_of=rid, continuation_index=3)
+    assert (caught.value.status, caught.value.param) == (400, "continuation_index")
+
+
+def test_each_prompt_of_a_batch_is_a_parent(engine: Engine) -> None:
+    prompts = [PROMPT, PROMPT.replace("manual.md", "notes.txt")]
+    parents = engine.generate(prompts, GREEDY, rid=name("batch"), retain_ttl=60)
+    rids = [parent["meta_info"]["id"] for parent in parents]
+    fallback = engine.encode(PROMPT)
+    children = engine.generate(
+        input_ids=[fallback, fallback, fallback], sampling_params=GREEDY, continuation_of=[rids[1], None, rids[0]]
+    )
+    paths = [child["meta_info"].get("continuation", {}).get("path") for child in children]
+    assert paths == ["handoff", None, "handoff"]
+    for child, prompt, parent in ((children[0], prompts[1], parents[1]), (children[2], prompts[0], parents[0])):
+        assert_same(child, replay(engine, inherited_ids(engine.encode(prompt), parent), GREEDY))
+
+
+def test_what_is_left_of_a_cut_token_goes_before_the_suffix(engine: Engine) -> None:
+    """The stop string begins inside a token: the child inherits the tokens before it, and the text up to it."""
+    _, prompt_ids, whole = start(engine, retain_ttl=0)
+    texts = [engine.tokenizer.token_text(token_id) for token_id in whole["output_ids"]]
+    cut = next(k for k, text in enumerate(texts) if k > 1 and len(text) > 2 and texts[k + 1])
+    stop = texts[cut][2:] + texts[cut + 1][0]
+    assert "".join(texts).index(stop) == len("".join(texts[:cut])) + 2
+    rid = name("parent")
+    parent = engine.generate(PROMPT, {**GREEDY, "stop": stop}, rid=rid, retain_ttl=60)
+    assert parent["text"] == "".join(texts[:cut]) + texts[cut][:2]
+    forms: list[dict[str, Any]] = [{"continuation_suffix": SUFFIX}, {"continuation_ids": suffix_ids(engine)}]
+    for form in forms:
+        child = engine.generate(None, GREEDY, continuation_of=rid, keep_parent=True, **form)
+        got = child["meta_info"]["continuation"]
+        assert (got["path"], got["trimmed_tokens"]) == ("handoff", 2)
+        assert got["inherited_tokens"] == len(prompt_ids) + cut
+        rest = texts[cut][:2]
+        ids = suffix_ids(engine, rest + SUFFIX if "continuation_suffix" in form else rest)
+        ids += suffix_ids(engine) if "continuation_ids" in form else []
+        assert_same(child, replay(engine, prompt_ids + whole["output_ids"][:cut] + ids, GREEDY))
+
+
+def test_no_stop_trim_keeps_the_stop(engine: Engine) -> None:
+    rid, prompt_ids, parent = start(engine, no_stop_trim=True)
+    assert isinstance(parent["meta_info"]["finish_reason"]["matched"], int)
+    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix="\n<|im_start|>assistant\n")
+    assert child["meta_info"]["continuation"]["trimmed_tokens"] == 0
+    ids = prompt_ids + parent["output_ids"] + suffix_ids(engine, "\n<|im_start|>assistant\n")
+    assert_same(child, replay(engine, ids, GREEDY))
+
+
+def test_logprobs_of_inherited_tokens(engine: Engine) -> None:
+    rid, prompt_ids, parent = start(engine)
+    ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
+    wanted = {"return_logprob": True, "logprob_start_len": len(prompt_ids)}
+    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, **wanted)
+    plain = engine.generate(input_ids=ids, sampling_params=GREEDY, cache_salt=name("replay"), **wanted)
+    for kind in ("input_token_logprobs", "output_token_logprobs"):
+        mine, theirs = child["meta_info"][kind], plain["meta_info"][kind]
+        assert [row[1] for row in mine] == [row[1] for row in theirs]
+        assert [row[0] for row in mine] == pytest.approx([row[0] for row in theirs], abs=1e-4)
+    assert [row[1] for row in child["meta_info"]["input_token_logprobs"]] == ids[len(prompt_ids) :]
+
+
+def test_a_salt_is_needed_again(engine: Engine) -> None:
+    rid, prompt_ids, parent = start(engine, cache_salt="mine")
+    messages = []
+    for salt in (None, "theirs"):
+        with pytest.raises(RequestRefused) as caught:
+            engine.generate(None, GREEDY, continuation_of=rid, cache_salt=salt)
+        assert (caught.value.status, caught.value.code) == (404, "parent_not_found")
+        messages.append(caught.value.message)
+    with pytest.raises(RequestRefused) as caught:
+        engine.generate(None, GREEDY, continuation_of="nobody")
+    assert {*messages, caught.value.message.replace("nobody", rid)} == {messages[0]}, "nobody learns that it exists"
+    child = engine.generate(None, GREEDY, continuation_of=rid, cache_salt="mine")
+    assert child["meta_info"]["continuation"]["path"] == "handoff"
+    assert_same(child, replay(engine, inherited_ids(prompt_ids, parent), GREEDY))
+
+
+def test_an_expired_lease_falls_back_to_the_tree(engine: Engine) -> None:
+    expired = stats(engine)["leases_expired"]
+    rid, prompt_ids, parent = start(engine, retain_ttl=0.05)
+    deadline = time.monotonic() + 10
+    while stats(engine)["leases_expired"] == expired:
+        assert time.monotonic() < deadline, "the lease never expired"
+        time.sleep(0.01)
+    assert not engine.release(rid)
+    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    assert child["meta_info"]["continuation"]["path"] == "match"
+    assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
+
+
+def test_a_lease_over_the_budget_is_refused_but_the_ids_are_known(engine: Engine) -> None:
+    rng = random.Random(3)
+    ids = [rng.randrange(5, 1000) for _ in range(POOL // 2 + 20)]
+    rid = name("large")
+    answer = engine.generate(input_ids=ids, sampling_params=ONE, rid=rid, retain_ttl=60)
+    assert "--max-leased-ratio" in answer["meta_info"]["retained"]["refused"]
+    child = engine.generate(None, ONE, continuation_of=rid)
+    assert child["meta_info"]["continuation"]["path"] == "match"
+    assert child["meta_info"]["prompt_tokens"] == len(ids) + 1
+
+
+def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) -> None:
+    rid = name("parent")
+    running = engine.generate(PROMPT, {"max_new_tokens": 1500, "ignore_eos": True}, stream=True, rid=rid)
+    next(running)
+    errors: list[RequestRefused] = []
+
+    def wait(stream: bool) -> None:
+        try:
+            got = engine.generate(None, GREEDY, continuation_of=rid, stream=stream, rid=name("waiting"))
+            for _ in got if stream else ():
+                pass
+        except RequestRefused as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(stream,)) for stream in (False, True)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while engine._manager.num_open < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert engine.abort(rid) == [rid]
+    for thread in threads:
+        thread.join(20)
+    list(running)
+    with pytest.raises(RequestRefused) as caught:
+        engine.generate(None, GREEDY, continuation_of=rid)
+    for error in (*errors, caught.value):
+        assert (error.status, error.code, error.param) == (409, "parent_failed", "continuation_of")
+    assert len(errors) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continuation_ids": [7] * 2030}, "continuation_ids"),
+        ({"continuation_suffix": "x " * 1990}, "continuation_suffix"),
+        ({"continuation_ids": [7] * 1900, "sampling_params": {"max_new_tokens": 140}}, "max_new_tokens"),
+    ],
+)
+def test_a_suffix_over_the_context(engine: Engine, fields: dict, param: str, stream: bool) -> None:
+    """Only the worker knows how long parent and suffix are together."""
+    rid, _, _ = start(engine)
+    with pytest.raises(RequestRefused, match="context") as caught:
+        list(
+            engine.generate(continuation_of=rid, stream=stream, **{"sampling_params": {"max_new_tokens": 1}, **fields})
+        )
+    assert (caught.value.status, caught.value.param) == (400, param)
+    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    assert child["meta_info"]["continuation"]["path"] == "handoff", "a refused child takes nothing"
+
+
+def test_async_release(engine: Engine) -> None:
+    async def run() -> list[bool]:
+        rid = name("parent")
+        await engine.async_generate(PROMPT, GREEDY, rid=rid, retain_ttl=60)
+        return [await engine.async_release(f"cmpl-{rid}"), await engine.async_release(rid)]
+
+    assert asyncio.run(run()) == [True, False]
+
+
+def test_forgotten_parents() -> None:
+    with Engine(
+        model_path=TOY, device="cpu", dtype="float32", max_total_tokens=1024, max_finished_requests=2
+    ) as engine:
+        rid, prompt_ids, parent = start(engine, retain_ttl=0)
+        for _ in range(3):
+            engine.generate(PROMPT, GREEDY)
+        with pytest.raises(RequestRefused) as caught:
+            engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+        assert (caught.value.status, caught.value.code) == (410, "parent_forgotten")
+        whole = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
+        child = engine.generate(
+            input_ids=whole, sampling_params=GREEDY, continuation_of=rid, continuation_suffix=SUFFIX
+        )
+        got = child["meta_info"]["continuation"]
+        assert (got["path"], got["inherited_tokens"]) == ("fallback", 0)
+        assert child["meta_info"]["prompt_tokens"] == len(whole)
+        assert_same(child, replay(engine, whole, GREEDY))
+        with pytest.raises(RequestRefused) as caught:
+            engine.generate("whole prompt", GREEDY, continuation_of="never heard of")
+        assert caught.value.status == 404, "a fallback prompt is for forgotten parents only"
