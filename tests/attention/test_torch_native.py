@@ -23,9 +23,17 @@ class Scene:
     """
 
     def __init__(
-        self, lengths: list[tuple[int, int]], *, heads=4, kv_heads=2, window=None, page_size=1, seed=0, runs=False
+        self,
+        lengths: list[tuple[int, int]],
+        *,
+        heads=4,
+        kv_heads=2,
+        window=None,
+        page_size=1,
+        seed=0,
+        layout="scattered",
     ):
-        """lengths: (prefix, new tokens) of each sequence. runs: slots in ascending runs instead of scattered."""
+        """lengths: (prefix, new tokens) of each sequence. layout of its slots: scattered, ascending or descending."""
         rng = np.random.default_rng(seed)
         self.seed = seed
         self.spec = AttentionSpec(0, heads, kv_heads, HEAD_DIM, HEAD_DIM**-0.5, window)
@@ -44,7 +52,8 @@ class Scene:
         )
         self.pool.k[0][1:] = float("nan")
         self.pool.v[0][1:] = float("nan")
-        pages = np.arange(1, num_pages + 1) if runs else rng.permutation(num_pages) + 1
+        ascending = np.arange(1, num_pages + 1)
+        pages = {"ascending": ascending, "descending": ascending[::-1], "scattered": rng.permutation(ascending)}[layout]
         num_rows = len(lengths) + 2
         self.req_to_token = rng.integers(1, num_pages * page_size, (num_rows, MAX_CONTEXT)).astype(np.int32)
         self.rows = rng.permutation(num_rows)[: len(lengths)].astype(np.int32)
@@ -134,9 +143,16 @@ def test_head_groups(heads, kv_heads):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("runs", [False, True])
-def test_slot_layouts(page_size, runs):
-    Scene(SHAPES["all at once"], page_size=page_size, runs=runs, window=20).check()
+@pytest.mark.parametrize("layout", ["scattered", "ascending", "descending"])
+def test_slot_layouts(page_size, layout):
+    Scene(SHAPES["all at once"], page_size=page_size, layout=layout, window=20).check()
+
+
+@pytest.mark.parametrize("lengths", [[(12, 1)], [(12, 5)], [(12, 40)]], ids=["decode", "short extend", "long extend"])
+@pytest.mark.parametrize("layout", ["ascending", "descending"])
+def test_a_run_of_slots_is_viewed_only_where_its_order_is_right(lengths, layout):
+    """A decode may read a shuffled run as it lies; several queries may not."""
+    Scene(lengths, layout=layout).check()
 
 
 @pytest.mark.parametrize("seed", range(12))
