@@ -109,9 +109,13 @@ class Interpreter:
     def set_variable(self, name: str, value: object, meta: object = None) -> None:
         self._declare(name).finish(value, meta)
 
-    def stop(self) -> None:
-        """Abort the step in flight and skip what comes after it; returns when nothing is in flight."""
+    def skip_rest(self) -> None:
+        """No step is begun any more. From any thread."""
         self._stopping = True
+
+    def stop(self) -> None:
+        """Abort the step in flight and begin no other; returns when nothing is in flight. From any thread."""
+        self.skip_rest()
         while not self._idle.is_set():
             self._chain.abort()
             self._idle.wait(_ABORT_AGAIN_S)
@@ -126,7 +130,7 @@ class Interpreter:
         if self._thread is not None:
             self._thread.join()
         self._chain.close()
-        self.error = self.error or error
+        self.error = error or self.error
         self.text.close(self.error)
         with self._declared:
             self._declared.notify_all()
@@ -142,7 +146,7 @@ class Interpreter:
     def _put(self, task: _Task) -> threading.Event:
         with self._closing:
             if self._closed:
-                raise ProgramError("the program has ended: nothing can be appended to its state any more")
+                raise ProgramError("the state has ended, with its program or by join(): nothing can be appended")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="baton-program-state", daemon=True)
                 self._thread.start()
@@ -154,7 +158,7 @@ class Interpreter:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             self._idle.clear()
-            if self._stopping and self.error is None:
+            if self.error is None and self._stopping:
                 self.error = ProgramError("the program was stopped", code="stopped")
             if self.error is None:
                 self._attempt(task)
@@ -167,7 +171,8 @@ class Interpreter:
         try:
             task.action()
         except BackendError as error:
-            self.error = ProgramError(f"{task.label}: {error.message}", status=error.status, code=error.code)
+            code = "stopped" if self._stopping else error.code
+            self.error = ProgramError(f"{task.label}: {error.message}", status=error.status, code=code)
             self.error.__cause__ = error
         except Exception as error:  # whatever it is: the program waits, and must hear of it
             kind = "" if isinstance(error, ChatTemplateError) else f"{type(error).__name__}: "
@@ -204,8 +209,6 @@ class Interpreter:
             variable.stream.append(text[len(shown) :])
             self._show(text[len(shown) :])
             shown = text
-            if self._stopping:
-                raise BackendError("the program was stopped", code="stopped")
         texts, metas = [answer["text"] for answer in answers], [answer["meta_info"] for answer in answers]
         is_list = sampling.get("n", 1) > 1
         variable.finish(texts if is_list else shown, metas if is_list else metas[0])

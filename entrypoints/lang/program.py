@@ -78,6 +78,8 @@ class Program:
         future: Future[ProgramState] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 self._run(state, args, arguments)
             except BaseException as error:

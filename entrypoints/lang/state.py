@@ -167,7 +167,7 @@ class ProgramState:
     def cancel(self) -> None:
         """Abort what is in flight here and in all forks; what the program still appends is skipped. From any thread."""
         for state in (self, *self._forks):
-            state._interpreter._stopping = True
+            state._interpreter.skip_rest()
         for state in (self, *self._forks):
             state._interpreter.stop()
 

@@ -1,0 +1,27 @@
+"""The toy model, in this process and behind HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_under_test import ServerUnderTest
+
+from baton.entrypoints.engine import Engine
+
+TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
+
+
+@pytest.fixture(scope="session")
+def toy_engine() -> Iterator[Engine]:
+    with Engine(model_path=str(TOY_MODEL), max_total_tokens=8192, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def toy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    flags = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu", "--api-key", "secret")
+    with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as server:
+        server.client.headers["Authorization"] = "Bearer secret"
+        yield server.wait_ready()
