@@ -1,6 +1,7 @@
 """A worker without a model: it speaks the messages of the real one, and fails in every way a worker can on request.
 
-Sample i of a request repeats its prompt, shifted by i. What goes wrong is said in BATON_FAKE_WORKER, a JSON object:
+Sample i of a request repeats its prompt, shifted by i; no continuation finds its parent. What goes wrong is said in
+BATON_FAKE_WORKER, a JSON object:
     step_s        seconds per step (0)           start_error   message of a start-up error (ModelLoadError)
     crash_after   raise after so many steps      exit_after    exit with status 0 after so many steps
     hang_after    neither answer nor report after so many steps; start_hang: never become ready
@@ -25,6 +26,7 @@ from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.child_process import WorkerProcess, run_child
 from baton.runtime.messages import (
     AbortRequest,
+    Continuation,
     ControlReply,
     ControlRequest,
     DetokenizeParams,
@@ -159,6 +161,9 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
     match message:
         case GenerateRequest(rid=rid) if rid in behaviour.get("refuse", []):
             outbox.send(RequestError(rid=rid, status=400, message="it can never fit", code="too_large", param="text"))
+        case GenerateRequest(continuation=Continuation(parent_rid=parent)):
+            reason = f"continuation_of {parent!r}: no such request"
+            outbox.send(RequestError(rid=message.rid, status=404, message=reason, param="continuation_of"))
         case GenerateRequest(sampling=sampling):
             prompt = unpack_ids(message.input_ids).tolist()
             for index in range(sampling.n):

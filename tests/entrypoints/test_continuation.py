@@ -131,6 +131,16 @@ def test_a_chain_of_stages(engine: Engine) -> None:
     assert engine.release(rid) and stats(engine)["leased_tokens"] == 0
 
 
+def test_a_child_may_take_its_parents_name(engine: Engine) -> None:
+    rid, ids, answer = start(engine)
+    for _ in range(3):
+        ids = inherited_ids(ids, answer) + suffix_ids(engine)
+        answer = engine.generate(None, GREEDY, rid=rid, continuation_of=rid, continuation_suffix=SUFFIX, retain_ttl=60)
+        assert answer["meta_info"]["continuation"]["path"] == "handoff"
+        assert_same(answer, replay(engine, ids, GREEDY))
+    assert engine.release(rid) and stats(engine)["leased_tokens"] == 0
+
+
 def test_a_streamed_child(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
     outputs = list(engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, stream=True))

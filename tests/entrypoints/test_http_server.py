@@ -17,6 +17,8 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from server_under_test import ServerUnderTest
 
+from baton.entrypoints.continuation_fields import CONTINUATION_FIELDS
+
 pytestmark = pytest.mark.process
 
 KEY = "s3cret"
@@ -304,7 +306,7 @@ def test_bad_input_names_the_field(server: ServerUnderTest, fields: dict, param:
     assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("path", ["/generate", "/abort_request", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/abort_request", "/release", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(
     "body",
     [
@@ -339,6 +341,13 @@ def test_random_bodies_never_break_the_server(server: ServerUnderTest) -> None:
         "abort_all",
         "cache_salt",
         "n",
+        "max_tokens",
+        "logprobs",
+        "echo",
+        "stream_options",
+        "stop",
+        "no_stop_trim",
+        *CONTINUATION_FIELDS,
     ]
     values: list[Any] = [
         None,
@@ -358,9 +367,10 @@ def test_random_bodies_never_break_the_server(server: ServerUnderTest) -> None:
         [None],
         "é",
     ]
-    for turn in range(200):
+    paths = ["/generate", "/v1/completions", "/tokenize", "/detokenize", "/abort_request", "/release"]
+    for turn in range(500):
         body = {rng.choice(names): rng.choice(values) for _ in range(rng.randint(0, 4))}
-        path = rng.choice(["/generate", "/tokenize", "/detokenize", "/abort_request"])
+        path = rng.choice(paths)
         response = server.client.post(path, json=body)
         assert response.status_code in (200, 400, 404), (seed, turn, path, body, response.text)
     assert server.client.get("/health").status_code == 200
