@@ -309,6 +309,14 @@ SCENES = (
 )
 
 
+def as_program(server: Server) -> None:
+    """examples/two_stage.py on this server; its source is the thing to read."""
+    command = [sys.executable, str(ROOT / "examples" / "two_stage.py"), "--url", server.url]
+    show("command", shlex.join(["python", "examples/two_stage.py", *command[2:]]))
+    sys.stdout.flush()
+    check(subprocess.run(command, timeout=REQUEST_TIMEOUT).returncode == 0, "examples/two_stage.py failed")
+
+
 def run(server: Server) -> None:
     headline("The server")
     show("command", shlex.join(["python", *server.command[1:]]))
@@ -321,6 +329,8 @@ def run(server: Server) -> None:
         scene(client)
     headline("What the radix cache reused")
     table(client.usage)
+    headline("The same two stages as a program, each continuing the one before it")
+    as_program(server)
     server.stop()
     print("\n  The server has shut down cleanly.")
 

@@ -129,7 +129,7 @@ class HttpBackend:
                 self._template = ChatTemplate(source, info["special_tokens"])
             return self._template
 
-    def _call(self, path: str, body: dict[str, Any] | None = None, *, but: int = 0) -> Any:
+    def _call(self, path: str, body: dict[str, Any] | None = None, *, but: int | None = None) -> Any:
         """The JSON that a path answers; an error of status ``but`` is answered with None."""
         try:
             with self._open(path, body) as response:

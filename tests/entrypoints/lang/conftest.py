@@ -1,4 +1,4 @@
-"""The toy model, in this process and behind HTTP."""
+"""The toy model, in this process and behind HTTP. The server remembers two finished requests, beside leased ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def toy_engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def toy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
-    flags = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu", "--api-key", "secret")
+    flags = ["--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu", "--api-key", "secret"]
+    flags += ["--max-finished-requests", "2"]
     with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as server:
         server.client.headers["Authorization"] = "Bearer secret"
         yield server.wait_ready()
