@@ -306,7 +306,10 @@ def test_bad_input_names_the_field(server: ServerUnderTest, fields: dict, param:
     assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/abort_request", "/release", "/tokenize", "/detokenize"])
+ENDPOINTS = ["/generate", "/v1/completions", "/abort_request", "/release", "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize(
     "body",
     [
@@ -367,10 +370,9 @@ def test_random_bodies_never_break_the_server(server: ServerUnderTest) -> None:
         [None],
         "é",
     ]
-    paths = ["/generate", "/v1/completions", "/tokenize", "/detokenize", "/abort_request", "/release"]
     for turn in range(500):
         body = {rng.choice(names): rng.choice(values) for _ in range(rng.randint(0, 4))}
-        path = rng.choice(paths)
+        path = rng.choice(ENDPOINTS)
         response = server.client.post(path, json=body)
         assert response.status_code in (200, 400, 404), (seed, turn, path, body, response.text)
     assert server.client.get("/health").status_code == 200
