@@ -142,6 +142,7 @@ class Program:
         state._begin()
         try:
             state.ret_value = self._func(state, *args, **arguments)
+            state._finish_steps()  # in here, so that Ctrl-C while they run aborts them
         except BaseException as failure:
             state._end(failure)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -103,8 +104,6 @@ class ProgramState:
 
     async def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
         """`text_iter` for asyncio."""
-        import asyncio
-
         with self._reading():
             # A name may be declared later: waited for in a thread, not on the loop.
             stream = self._interpreter.text if name is None else await asyncio.to_thread(self._stream, name)
@@ -147,6 +146,10 @@ class ProgramState:
     def _begin(self) -> None:
         """The program runs in the current thread."""
         self._program_thread = threading.current_thread()
+
+    def _finish_steps(self) -> None:
+        for state in (*self._forks, self):
+            state._interpreter.sync()
 
     def _end(self, failure: BaseException | None = None) -> None:
         """The program's function is over: finish all steps, or after a ``failure`` stop them; release what is leased.

@@ -25,6 +25,7 @@ from baton.entrypoints.lang import (
     user_begin,
     user_end,
 )
+from baton.entrypoints.lang.interpreter import Interpreter
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -595,6 +596,35 @@ def test_state_is_read_by_waiting() -> None:
         assert s["x"] == "[2]"
 
     waits.run(backend=backend)
+
+
+def test_a_streaming_program_can_be_stopped() -> None:
+    backend = FakeBackend()
+    backend.hold = threading.Event()
+    state = two_stages.run("q", backend=backend, stream=True)
+    while not backend.calls:
+        time.sleep(0.001)
+    state.cancel()
+    with pytest.raises(ProgramError, match=r"gen\('thought'\): aborted") as caught:
+        list(state.text_iter())
+    assert caught.value.code == "stopped" and len(backend.calls) == 1 and not backend.leases
+    with pytest.raises(ProgramError):
+        state["answer"]
+
+
+def test_ctrl_c_while_the_last_steps_run_aborts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend()
+    backend.hold = threading.Event()
+
+    def interrupted(self: Interpreter) -> None:
+        while not backend.calls:
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Interpreter, "sync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        two_stages.run("q", backend=backend)
+    assert backend.aborted and len(backend.calls) == 1
 
 
 # -- what cannot be a program ------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from baton.entrypoints.lang import (
     user,
 )
 
+TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 HISTORY = "".join(f"<|sid_begin|><s_a_1><s_b_{i}><s_c_{i}><|sid_end|>" for i in range(1, 8))
 
 
@@ -231,3 +234,39 @@ def test_a_forgotten_parent(backend: Recorder) -> None:
     state = recommend_run(forgetful, GREEDY)
     assert state.text() == whole.text()
     assert len(forgetful.calls) == 3 and all("input_ids" in fields for fields, _ in forgetful.calls)
+
+
+def test_an_expired_lease_costs_a_lookup_and_nothing_else(backend: Recorder) -> None:
+    whole = recommend_run(backend, GREEDY)
+
+    @function
+    def slow(s: ProgramState) -> None:
+        s += "<|im_start|>user\n" + gen("a", max_tokens=5, ignore_eos=True)
+        s.sync()
+        time.sleep(0.05)
+        s += " lines" + gen("b", max_tokens=5, ignore_eos=True)
+
+    states = [slow.run(backend=backend, temperature=0, retain_ttl=ttl) for ttl in (0.01, 0, 5)]
+    assert len({state.text() for state in states}) == 1
+    assert [state.meta("b")["continuation"]["path"] for state in states] == ["match", "match", "handoff"]
+    assert recommend_run(backend, GREEDY).text() == whole.text()
+
+
+def test_pages_change_nothing(backend: Recorder) -> None:
+    @function
+    def all_of_it(s: ProgramState) -> None:
+        s += system("You are a shell agent. Think first.") + user("How many lines are in poem.txt?")
+        s += "<|im_start|>assistant\n" + gen("thought", stop="</think>", max_tokens=40)
+        s += "</think>\n" + select("way", ["```bash\n", "There is", "I"]) + gen("rest", max_tokens=10)
+        with s.fork(3) as forks:
+            forks += lambda i: user(f"And {i}?") + assistant(gen("again", max_tokens=10))
+
+    small = all_of_it.run(backend=backend, temperature=0)
+    with Engine(
+        model_path=str(TOY_MODEL), max_total_tokens=8192, dtype="float32", device="cpu", page_size=16
+    ) as engine:
+        large = all_of_it.run(backend=engine, temperature=0)
+        assert large.text() == small.text() and large["again"] == small["again"]
+        for meta in (large.meta("way"), large.meta("rest"), *large.meta("again")):
+            assert meta["continuation"]["path"] == "handoff" and meta["continuation"]["recomputed_tokens"] <= 1
+        assert stats(engine)["leased_tokens"] == 0
