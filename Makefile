@@ -42,6 +42,8 @@ serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 
 bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
 	$(BIN)/python benchmarks/radix_ops.py
+	$(BIN)/python benchmarks/handoff.py
+	$(BIN)/python benchmarks/two_stage.py --concurrency 1 16 --pairs 4
 	$(BIN)/python benchmarks/offline.py
 
 clean:
