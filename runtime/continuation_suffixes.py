@@ -12,7 +12,6 @@ The text of parent and suffix is never joined otherwise.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,49 +23,52 @@ from .tokenizer import Tokenizer
 
 @dataclass(slots=True, frozen=True)
 class _Suffix:
-    parent: tuple[str, int]
-    text: str | None
+    continuation: Continuation
     ids: np.ndarray
 
 
 class ContinuationSuffixes:
-    """Owns the rests of finished parents, the ``max_rests`` newest, and the suffixes of open children."""
+    """Owns the rests of finished parents and the suffixes of open children."""
 
     def __init__(self, load_tokenizer: Callable[[], Tokenizer], max_rests: int) -> None:
         self._load_tokenizer = load_tokenizer
         self._tokenizer: Tokenizer | None = None
         self._max_rests = max_rests
-        self._rests: OrderedDict[str, dict[int, str]] = OrderedDict()
+        self._rests: dict[str, dict[int, str]] = {}
         """By rid and index of the parent."""
         self._open: dict[str, _Suffix] = {}
 
     def remember(self, parent: tuple[str, int], rest: str) -> None:
-        """A parent, by (rid, index), ended with text that its inherited ids leave out."""
+        """A parent, by (rid, index), ends with text that its inherited ids leave out."""
         rid, index = parent
         self._rests.setdefault(rid, {})[index] = rest
-        if len(self._rests) > self._max_rests:
-            self._rests.popitem(last=False)
+
+    def prune(self, is_on_record: Callable[[str], bool]) -> None:
+        """Forget the rests of parents that nobody can name any more, once there are many."""
+        if len(self._rests) > 2 * self._max_rests:
+            self._rests = {rid: rests for rid, rests in self._rests.items() if is_on_record(rid)}
 
     def take_name(self, rid: str) -> None:
         """A new request has this rid: what was remembered of an earlier one goes."""
         self._rests.pop(rid, None)
 
-    def open(self, rid: str, continuation: Continuation, ids: np.ndarray) -> np.ndarray:
-        """A child arrived with the suffix ``ids`` (int32 [n]); returns what it appends to the parent's ids by now."""
-        parent = (continuation.parent_rid, continuation.index)
-        self._open[rid] = _Suffix(parent, continuation.suffix_text, ids)
-        return self.ids(rid)
+    def open(self, rid: str, continuation: Continuation, ids: np.ndarray) -> None:
+        """A child was taken with the suffix ``ids`` (int32 [n])."""
+        self._open[rid] = _Suffix(continuation, ids)
 
     def ids(self, child: str) -> np.ndarray:
-        """int32 [n]: the suffix of an open child, with the rest of its parent if there is one."""
+        """int32 [n]: the suffix of an open child as it is by now."""
         suffix = self._open[child]
-        rid, index = suffix.parent
-        rest = self._rests.get(rid, {}).get(index)
+        return self.complete(suffix.continuation, suffix.ids)
+
+    def complete(self, continuation: Continuation, ids: np.ndarray) -> np.ndarray:
+        """int32 [n]: a suffix that came as ``ids``, with the rest of its parent if there is one."""
+        rest = self._rests.get(continuation.parent_rid, {}).get(continuation.index)
         if not rest:
-            return suffix.ids
-        if suffix.text is not None:
-            return self._encode(rest + suffix.text)
-        return np.concatenate([self._encode(rest), suffix.ids])
+            return ids
+        if continuation.suffix_text is not None:
+            return self._encode(rest + continuation.suffix_text)
+        return np.concatenate([self._encode(rest), ids])
 
     def close(self, rid: str) -> None:
         """A child ended; unknown ones are fine."""
@@ -75,4 +77,4 @@ class ContinuationSuffixes:
     def _encode(self, text: str) -> np.ndarray:
         if self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        return np.array(self._tokenizer.encode_continuation(text), dtype=np.int32)

@@ -10,6 +10,7 @@ Not done, on purpose: ``clean_up_tokenization_spaces``, which eats spaces the mo
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ import tokenizers
 
 from .chat_template import ChatTemplate, ChatTemplateError
 from .token_bytes import TokenBytes, UnsupportedDecoder
+
+_ANCHORS = ("\n", "\t", "|", "\x01")
+"""A text is tokenised after the first of these that does not merge with it."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -86,7 +90,31 @@ class Tokenizer:
         """Ids of ``text``; with the bos (and what else the model's post-processor adds) if asked."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Ids of a text that goes on from another: no special tokens around it, and no space before it.
+
+        SentencePiece tokenizers (Llama 2, Mistral) put a space before the first word of a text; in the middle of one it
+        would part a word. So they get the text after an anchor, whose ids are then cut off.
+        """
+        if not self._puts_space_first:
+            return self.encode(text, False)
+        for anchor in _ANCHORS:
+            ids, anchor_ids = self.encode_batch([anchor + text, anchor], False)
+            if ids[: len(anchor_ids)] == anchor_ids:
+                return ids[len(anchor_ids) :]
+        return self.encode(text, False)
+
+    def encode_continuation_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if not self._puts_space_first:
+            return self.encode_batch(texts, False)
+        return [self.encode_continuation(text) for text in texts]
+
+    @functools.cached_property
+    def _puts_space_first(self) -> bool:
+        return self.token_bytes[self.encode("x", False)[0]].startswith(b" ")
+
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` for each; drops the GIL, which `encode` keeps."""
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:

@@ -156,17 +156,15 @@ class TokenizerManager:
         reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=rid), "release", timeout_s)
         return msgspec.json.decode(reply.payload)
 
-    async def tokenize(
-        self, texts: list[str], *, add_special_tokens: bool = True, param: str = "text"
-    ) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused, blaming ``param``, for text that no UTF-8 can say (lone
-        surrogates)."""
-        try:
-            if sum(map(len, texts)) > _TOKENIZE_INLINE_CHARS:
-                return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
-            return [self.tokenizer.encode(text, add_special_tokens) for text in texts]
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestRefused(f"the text is not valid Unicode: {error}", param=param) from None
+    async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text. Raises RequestRefused for text that no UTF-8 can say (lone surrogates)."""
+        tokenizer = self.tokenizer
+        return await self._encode(
+            texts,
+            lambda text: tokenizer.encode(text, add_special_tokens),
+            lambda texts: tokenizer.encode_batch(texts, add_special_tokens),
+            param="text",
+        )
 
     async def flush_cache(self, timeout_s: float = 30.0) -> None:
         """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
@@ -213,11 +211,9 @@ class TokenizerManager:
     async def _tokenize(self, prompts: list[Prompt]) -> list[_TokenizedPrompt]:
         texts = iter(await self.tokenize([prompt.text for prompt in prompts if prompt.text is not None]))
         suffixes = [prompt.continuation.suffix_text for prompt in prompts if prompt.continuation is not None]
-        suffix_texts = iter(
-            await self.tokenize(
-                [text for text in suffixes if text is not None], add_special_tokens=False, param="continuation_suffix"
-            )
-        )
+        suffixes = [text for text in suffixes if text is not None]
+        encode, encode_batch = self.tokenizer.encode_continuation, self.tokenizer.encode_continuation_batch
+        suffix_texts = iter(await self._encode(suffixes, encode, encode_batch, param="continuation_suffix"))
         tokenized = []
         for prompt in prompts:
             ids = next(texts) if prompt.text is not None else prompt.input_ids
@@ -226,6 +222,23 @@ class TokenizerManager:
                 suffix_ids = next(suffix_texts) if came.suffix_text is not None else came.suffix_ids or []
             tokenized.append(_TokenizedPrompt(ids, suffix_ids))
         return tokenized
+
+    async def _encode(
+        self,
+        texts: list[str],
+        encode: Callable[[str], list[int]],
+        encode_batch: Callable[[list[str]], list[list[int]]],
+        *,
+        param: str,
+    ) -> list[list[int]]:
+        """One by one, or beside the loop where they are long. Raises RequestRefused, blaming ``param``, for what is not
+        Unicode."""
+        try:
+            if sum(map(len, texts)) > _TOKENIZE_INLINE_CHARS:
+                return await asyncio.to_thread(encode_batch, texts)
+            return [encode(text) for text in texts]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestRefused(f"the text is not valid Unicode: {error}", param=param) from None
 
     def _register(self, prompts: list[Prompt], tokenized: list[_TokenizedPrompt], stream: bool, started: float) -> Call:
         # No await in here: between the checks and the registration nothing else may run.

@@ -60,10 +60,19 @@ def replay(engine: Engine, ids: list[int], sampling: dict) -> dict:
     )
 
 
+def child_of(engine: Engine, parent: str, sampling: dict, **fields: Any) -> Any:
+    return engine.generate(None, sampling, continuation_of=parent, return_logprob=True, **fields)
+
+
 def assert_same(child: dict, replayed: dict) -> None:
-    """Equal token for token. Greedy outputs may part where the two best logits are all but equal."""
+    """The same prompt, and equal token for token. They may part where the two best logits are all but equal; the
+    logprobs up to there tell a context that is slightly wrong from the right one."""
+    assert child["meta_info"]["prompt_tokens"] == replayed["meta_info"]["prompt_tokens"]
     tops = replayed["meta_info"]["output_top_logprobs"]
     for position, (mine, theirs) in enumerate(zip(child["output_ids"], replayed["output_ids"])):
+        if "output_token_logprobs" in child["meta_info"] and mine == theirs:
+            (value, *_), (want, *_) = (x["meta_info"]["output_token_logprobs"][position] for x in (child, replayed))
+            assert value == pytest.approx(want, abs=1e-3), f"token {position}"
         if mine != theirs:
             (best, *_), (second, *_) = tops[position]
             assert best - second < TIE, f"token {position}: {mine} instead of {theirs}, by {best - second}"
@@ -97,7 +106,7 @@ def test_a_handoff_after_eviction_says_what_a_replay_says(engine: Engine, sampli
     assert retained["tokens"] >= len(prompt_ids) and 0 < retained["ttl"] <= 60
     evict_everything(engine)
     suffix = {"text": {"continuation_suffix": SUFFIX}, "ids": {"continuation_ids": suffix_ids(engine)}, "empty": {}}
-    child = engine.generate(None, sampling, continuation_of=rid, **suffix[form])
+    child = child_of(engine, rid, sampling, **suffix[form])
     ids = inherited_ids(prompt_ids, parent)
     got = child["meta_info"]["continuation"]
     assert (got["path"], got["inherited_tokens"]) == ("handoff", len(ids))
@@ -110,7 +119,7 @@ def test_a_handoff_after_eviction_says_what_a_replay_says(engine: Engine, sampli
 def test_what_nobody_leased_is_gone_after_eviction(engine: Engine) -> None:
     rid, _, _ = start(engine, retain_ttl=0)
     evict_everything(engine)
-    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
     got = child["meta_info"]["continuation"]
     assert got["path"] == "match" and got["recomputed_tokens"] == got["inherited_tokens"]
 
@@ -143,7 +152,7 @@ def test_a_child_may_take_its_parents_name(engine: Engine) -> None:
 
 def test_a_streamed_child(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
-    outputs = list(engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, stream=True))
+    outputs = list(child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX, stream=True))
     assert all("continuation" not in output["meta_info"] for output in outputs[:-1])
     assert outputs[-1]["meta_info"]["continuation"]["path"] == "handoff"
     ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
@@ -158,7 +167,7 @@ def test_a_child_that_comes_while_its_parent_runs(engine: Engine) -> None:
     answers: dict[str, dict] = {}
 
     def call(at: str) -> None:
-        answers[at] = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, continuation_at=at)
+        answers[at] = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX, continuation_at=at)
 
     threads = [threading.Thread(target=call, args=(at,)) for at in ("finish", "now")]
     for thread in threads:
@@ -193,7 +202,7 @@ def test_several_children_of_one_parent(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
     evict_everything(engine)
     suffixes = [SUFFIX, SUFFIX.replace("12", "7"), ""]
-    children = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=suffixes, keep_parent=True)
+    children = child_of(engine, rid, GREEDY, continuation_suffix=suffixes, keep_parent=True)
     for suffix, child in zip(suffixes, children, strict=True):
         assert child["meta_info"]["continuation"]["path"] == "handoff"
         ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine, suffix)
@@ -201,7 +210,7 @@ def test_several_children_of_one_parent(engine: Engine) -> None:
     assert engine.release(rid), "the parent was kept"
     assert not engine.release(rid) and not engine.release("nobody")
     evict_everything(engine)
-    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
     assert child["meta_info"]["continuation"]["path"] == "match"
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
 
@@ -220,11 +229,11 @@ def test_samples_of_parent_and_child(engine: Engine) -> None:
     for sample, child in enumerate(children):
         assert_same(child, replay(engine, ids, {**SAMPLED, "seed": SAMPLED["seed"] + sample}))
     for index in (0, 1):
-        child = engine.generate(None, GREEDY, continuation_of=rid, continuation_index=index)
+        child = child_of(engine, rid, GREEDY, continuation_index=index)
         assert child["meta_info"]["continuation"]["path"] == "handoff"
         assert_same(child, replay(engine, inherited_ids(prompt_ids, parents[index]), GREEDY))
     with pytest.raises(RequestRefused, match="continuation_index is 3") as caught:
-        engine.generate(None, GREEDY, continuation_of=rid, continuation_index=3)
+        child_of(engine, rid, GREEDY, continuation_index=3)
     assert (caught.value.status, caught.value.param) == (400, "continuation_index")
 
 
@@ -254,7 +263,7 @@ def test_what_is_left_of_a_cut_token_goes_before_the_suffix(engine: Engine) -> N
     assert parent["text"] == "".join(texts[:cut]) + texts[cut][:2]
     forms: list[dict[str, Any]] = [{"continuation_suffix": SUFFIX}, {"continuation_ids": suffix_ids(engine)}]
     for form in forms:
-        child = engine.generate(None, GREEDY, continuation_of=rid, keep_parent=True, **form)
+        child = child_of(engine, rid, GREEDY, keep_parent=True, **form)
         got = child["meta_info"]["continuation"]
         assert (got["path"], got["trimmed_tokens"]) == ("handoff", 2)
         assert got["inherited_tokens"] == len(prompt_ids) + cut
@@ -267,7 +276,7 @@ def test_what_is_left_of_a_cut_token_goes_before_the_suffix(engine: Engine) -> N
 def test_no_stop_trim_keeps_the_stop(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine, no_stop_trim=True)
     assert isinstance(parent["meta_info"]["finish_reason"]["matched"], int)
-    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix="\n<|im_start|>assistant\n")
+    child = child_of(engine, rid, GREEDY, continuation_suffix="\n<|im_start|>assistant\n")
     assert child["meta_info"]["continuation"]["trimmed_tokens"] == 0
     ids = prompt_ids + parent["output_ids"] + suffix_ids(engine, "\n<|im_start|>assistant\n")
     assert_same(child, replay(engine, ids, GREEDY))
@@ -276,9 +285,15 @@ def test_no_stop_trim_keeps_the_stop(engine: Engine) -> None:
 def test_logprobs_of_inherited_tokens(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
     ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
-    wanted = {"return_logprob": True, "logprob_start_len": len(prompt_ids)}
-    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX, **wanted)
-    plain = engine.generate(input_ids=ids, sampling_params=GREEDY, cache_salt=name("replay"), **wanted)
+    start_len = len(prompt_ids)
+    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX, logprob_start_len=start_len)
+    plain = engine.generate(
+        input_ids=ids,
+        sampling_params=GREEDY,
+        cache_salt=name("replay"),
+        return_logprob=True,
+        logprob_start_len=start_len,
+    )
     for kind in ("input_token_logprobs", "output_token_logprobs"):
         mine, theirs = child["meta_info"][kind], plain["meta_info"][kind]
         assert [row[1] for row in mine] == [row[1] for row in theirs]
@@ -291,13 +306,13 @@ def test_a_salt_is_needed_again(engine: Engine) -> None:
     messages = []
     for salt in (None, "theirs"):
         with pytest.raises(RequestRefused) as caught:
-            engine.generate(None, GREEDY, continuation_of=rid, cache_salt=salt)
+            child_of(engine, rid, GREEDY, cache_salt=salt)
         assert (caught.value.status, caught.value.code) == (404, "parent_not_found")
         messages.append(caught.value.message)
     with pytest.raises(RequestRefused) as caught:
         engine.generate(None, GREEDY, continuation_of="nobody")
     assert {*messages, caught.value.message.replace("nobody", rid)} == {messages[0]}, "nobody learns that it exists"
-    child = engine.generate(None, GREEDY, continuation_of=rid, cache_salt="mine")
+    child = child_of(engine, rid, GREEDY, cache_salt="mine")
     assert child["meta_info"]["continuation"]["path"] == "handoff"
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent), GREEDY))
 
@@ -310,7 +325,7 @@ def test_an_expired_lease_falls_back_to_the_tree(engine: Engine) -> None:
         assert time.monotonic() < deadline, "the lease never expired"
         time.sleep(0.01)
     assert not engine.release(rid)
-    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
     assert child["meta_info"]["continuation"]["path"] == "match"
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
 
@@ -321,7 +336,7 @@ def test_a_lease_over_the_budget_is_refused_but_the_ids_are_known(engine: Engine
     rid = name("large")
     answer = engine.generate(input_ids=ids, sampling_params=ONE, rid=rid, retain_ttl=60)
     assert "--max-leased-ratio" in answer["meta_info"]["retained"]["refused"]
-    child = engine.generate(None, ONE, continuation_of=rid)
+    child = child_of(engine, rid, ONE)
     assert child["meta_info"]["continuation"]["path"] == "match"
     assert child["meta_info"]["prompt_tokens"] == len(ids) + 1
 
@@ -334,7 +349,7 @@ def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) ->
 
     def wait(stream: bool) -> None:
         try:
-            got = engine.generate(None, GREEDY, continuation_of=rid, stream=stream, rid=name("waiting"))
+            got = child_of(engine, rid, GREEDY, stream=stream, rid=name("waiting"))
             for _ in got if stream else ():
                 pass
         except RequestRefused as error:
@@ -352,7 +367,7 @@ def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) ->
         thread.join(20)
     list(running)
     with pytest.raises(RequestRefused) as caught:
-        engine.generate(None, GREEDY, continuation_of=rid)
+        child_of(engine, rid, GREEDY)
     for error in (*errors, caught.value):
         assert (error.status, error.code, error.param) == (409, "parent_failed", "continuation_of")
     assert len(errors) == 2
@@ -375,7 +390,7 @@ def test_a_suffix_over_the_context(engine: Engine, fields: dict, param: str, str
             engine.generate(continuation_of=rid, stream=stream, **{"sampling_params": {"max_new_tokens": 1}, **fields})
         )
     assert (caught.value.status, caught.value.param) == (400, param)
-    child = engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
     assert child["meta_info"]["continuation"]["path"] == "handoff", "a refused child takes nothing"
 
 
@@ -396,7 +411,7 @@ def test_forgotten_parents() -> None:
         for _ in range(3):
             engine.generate(PROMPT, GREEDY)
         with pytest.raises(RequestRefused) as caught:
-            engine.generate(None, GREEDY, continuation_of=rid, continuation_suffix=SUFFIX)
+            child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
         assert (caught.value.status, caught.value.code) == (410, "parent_forgotten")
         whole = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
         child = engine.generate(

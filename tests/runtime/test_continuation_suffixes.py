@@ -15,8 +15,7 @@ class Letters:
 
     loads = 0
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        assert not add_special_tokens
+    def encode_continuation(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
 
@@ -36,24 +35,23 @@ def ids(text: str) -> np.ndarray:
 def test_without_a_rest_the_ids_stay_and_no_tokenizer_is_loaded() -> None:
     suffixes = make()
     came = np.array([7, 8], dtype=np.int32)
-    assert suffixes.open("child", Continuation(parent_rid="p", suffix_text="ab"), came) is came
+    assert suffixes.complete(Continuation(parent_rid="p", suffix_text="ab"), came) is came
     assert Letters.loads == 0
 
 
 def test_rest_and_text_are_tokenised_as_one() -> None:
     suffixes = make()
     suffixes.remember(("p", 0), "done.")
-    got = suffixes.open("child", Continuation(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
+    got = suffixes.complete(Continuation(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
     assert got.dtype == np.int32 and got.tolist() == ids("done.ab").tolist()
 
 
 def test_rest_goes_before_ids() -> None:
     suffixes = make()
     suffixes.remember(("p", 1), "x")
-    continuation = Continuation(parent_rid="p", index=1)
-    assert suffixes.open("child", continuation, np.array([7], dtype=np.int32)).tolist() == [ord("x"), 7]
-    other = suffixes.open("other", Continuation(parent_rid="p", index=0), np.array([7], dtype=np.int32))
-    assert other.tolist() == [7]
+    seven = np.array([7], dtype=np.int32)
+    assert suffixes.complete(Continuation(parent_rid="p", index=1), seven).tolist() == [ord("x"), 7]
+    assert suffixes.complete(Continuation(parent_rid="p", index=0), seven).tolist() == [7]
 
 
 def test_rest_that_comes_while_the_child_waits() -> None:
@@ -65,16 +63,17 @@ def test_rest_that_comes_while_the_child_waits() -> None:
     suffixes.close("child")
 
 
-def test_only_the_newest_rests_are_kept() -> None:
+def test_rests_live_as_long_as_their_parents_are_on_record() -> None:
     suffixes = make(max_rests=2)
-    for parent in "pqr":
+    for parent in "pqrst":
         suffixes.remember((parent, 0), parent)
-    assert suffixes.open("a", Continuation(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
-    assert suffixes.open("b", Continuation(parent_rid="r"), ids("z")).tolist() == ids("rz").tolist()
+    suffixes.prune(lambda rid: rid in "pt")
+    kept = [parent for parent in "pqrst" if len(suffixes.complete(Continuation(parent_rid=parent), ids("z"))) == 2]
+    assert kept == ["p", "t"]
 
 
 def test_a_new_request_of_the_same_name_has_no_rest() -> None:
     suffixes = make()
     suffixes.remember(("p", 0), "a")
     suffixes.take_name("p")
-    assert suffixes.open("child", Continuation(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
+    assert suffixes.complete(Continuation(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()

@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, write_folder
 
 from baton.runtime.chat_template import ChatTemplateError
+from baton.runtime.incremental_decode import decode_all
 from baton.runtime.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = [
@@ -49,6 +50,31 @@ def test_bos_is_added_only_where_asked():
     assert tokenizer.encode("fox") == [1, *plain]
     assert tokenizer.encode_batch(["fox"]) == [[1, *plain]]
     assert tokenizer.encode_batch(["fox"], add_special_tokens=False) == [plain]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "text", ["", "fox", " fox", "\nfox", "\n\n", "\tx", "|x", "</s>The dog", "og, and stops\n### User: hello"]
+)
+def test_a_text_that_goes_on_from_another_gets_nothing_put_before_it(backend: str, text: str):
+    template = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    trained = BACKENDS[backend]()
+    trained.post_processor = template
+    tokenizer = Tokenizer(trained, CONFIG)
+    ids = tokenizer.encode_continuation(text)
+    assert tokenizer.encode_continuation_batch([text, "x"]) == [ids, tokenizer.encode_continuation("x")]
+    special = tokenizer.encode(text, add_special_tokens=False)
+    if text.startswith("</s>"):  # what follows a special token looks as it does in one text
+        assert ids == special
+    elif "\ufffd" not in decode_all(tokenizer.token_bytes, special, skip_special_tokens=False) and 0 not in special:
+        assert decode_all(tokenizer.token_bytes, ids, skip_special_tokens=False) == text
+
+
+def test_a_word_is_not_parted_where_a_text_goes_on():
+    tokenizer = Tokenizer(trained_tokenizers.byte_fallback(), CONFIG)
+    alone = decode_all(tokenizer.token_bytes, tokenizer.encode("umps", False), skip_special_tokens=False)
+    going_on = decode_all(tokenizer.token_bytes, tokenizer.encode_continuation("umps"), skip_special_tokens=False)
+    assert (alone, going_on) == (" umps", "umps")
 
 
 def test_prompts_are_never_cut_or_padded():

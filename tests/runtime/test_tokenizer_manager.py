@@ -6,11 +6,14 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from tokenizers.processors import TemplateProcessing
+from trained_tokenizers import CONFIG, byte_level, write_folder
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.generation import ContinuationPrompt, ModelLimits, Prompt
@@ -300,6 +303,24 @@ def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer
     check(tokenizer, body)
 
 
+def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
+    trained = byte_level()
+    trained.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    adding = Tokenizer.load(write_folder(tmp_path, trained, CONFIG))
+
+    async def body(backend: Backend) -> None:
+        call = await backend.manager.open([child(suffix_text="fox", text="fox")], stream=False)
+        (message,) = backend.received()
+        assert isinstance(message, GenerateRequest) and message.continuation is not None
+        plain = adding.encode("fox", add_special_tokens=False)
+        assert unpack_ids(message.input_ids).tolist() == plain
+        assert message.continuation.fallback_ids == pack_ids([1, *plain])
+        await backend.output("c", "x", LENGTH)
+        call.close()
+
+    check(adding, body)
+
+
 def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
@@ -437,10 +458,15 @@ def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
                 ticks += 1
 
         ticking = asyncio.create_task(tick())
-        ids = await backend.manager.tokenize(["word " * 200_000])
-        ticking.cancel()
+        text = "word " * 200_000
+        ids = await backend.manager.tokenize([text])
         assert len(ids[0]) == 1_000_000
         assert ticks > 5
+        ticks = 0
+        with pytest.raises(RequestRefused, match="at least 1000001 tokens"):
+            await backend.manager.open([child("c", suffix_text=text)], stream=False)
+        assert ticks > 5
+        ticking.cancel()
 
     check(tokenizer, body)
 
