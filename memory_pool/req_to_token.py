@@ -110,6 +110,10 @@ class ReqToTokenPool:
         self.rows[rows, positions] = slots
         self._points.append((rows.astype(np.int32), positions.astype(np.int32)))
 
+    def put_back(self, updates: RowUpdates) -> None:
+        """Report these spans again: the step that was to carry them failed, and a mirror may not have got them."""
+        self._spans += zip(updates.rows.tolist(), updates.starts.tolist(), updates.lengths.tolist())
+
     def take_updates(self) -> RowUpdates:
         """What was written since the last call; values are those of now, so the last write to a position wins."""
         spans, points = self._spans, self._points

@@ -44,6 +44,8 @@ class Lease:
     remaining: float = 0.0
     claims: int = 0
     """Children that wait to take it over or to copy it."""
+    written_by: int | None = None
+    """A step that was in flight when the lease was granted and writes a slot of its partial page."""
 
     @property
     def tokens(self) -> int:
@@ -78,6 +80,7 @@ class LeaseTable:
         self.leased_tokens = 0
         """Pool tokens that some live lease holds, in whole pages."""
         self.counts = LeaseCounts()
+        self._steps_done = -1
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -85,7 +88,7 @@ class LeaseTable:
     def live(self) -> list[Lease]:
         return list(self._leases.values())
 
-    def grant(self, kv: KVSequence, deadline: float) -> Lease | None:
+    def grant(self, kv: KVSequence, deadline: float, written_by: int | None = None) -> Lease | None:
         """Take ``kv`` over until ``deadline``; None, and the caller keeps it, if that would exceed a budget."""
         if len(self._leases) >= self.max_leases:
             return None
@@ -94,11 +97,15 @@ class LeaseTable:
             self._unhold(kv)
             return None
         self.leased_tokens += added
-        lease = Lease(kv, deadline, self._next_serial)
+        lease = Lease(kv, deadline, self._next_serial, written_by=written_by)
         self._next_serial += 1
         self._leases[lease.serial] = lease
         self.counts.granted += 1
         return lease
+
+    def step_done(self, step_id: int) -> None:
+        """Steps up to this one have been processed: what they wrote, they wrote."""
+        self._steps_done = step_id
 
     def claim(self, lease: Lease, now: float) -> bool:
         """A child has come for it: no deadline any more. False if the lease is over, or overdue. Several children may
@@ -136,14 +143,21 @@ class LeaseTable:
     def release(self, lease: Lease) -> None:
         """Its owner does not need it any more. Ended leases stay as they ended."""
         if lease.is_live:
-            self._cache.release(self._end(lease, LeaseState.RELEASED))
+            self._close(lease, LeaseState.RELEASED)
             self.counts.released += 1
+
+    def orphan(self, lease: Lease) -> None:
+        """Nobody can name it any more: released, but for children that have claimed it already."""
+        if lease.state is LeaseState.CLAIMED:
+            lease.remaining = 0.0
+        else:
+            self.release(lease)
 
     def expire(self, now: float) -> int:
         """End every granted lease whose deadline has come; returns how many."""
         due = [lease for lease in self._leases.values() if lease.state is LeaseState.GRANTED and lease.deadline <= now]
         for lease in due:
-            self._cache.release(self._end(lease, LeaseState.EXPIRED))
+            self._close(lease, LeaseState.EXPIRED)
         self.counts.expired += len(due)
         return len(due)
 
@@ -157,9 +171,14 @@ class LeaseTable:
         lease = min((lease for lease in self._leases.values() if lease is not spare), key=_value, default=None)
         if lease is None:
             return False
-        self._cache.release(self._end(lease, LeaseState.BROKEN))
+        self._close(lease, LeaseState.BROKEN)
         self.counts.broken += 1
         return True
+
+    def break_all(self) -> None:
+        """End every lease."""
+        while self.break_one():
+            pass
 
     def abandon(self) -> None:
         """Every lease is broken, and nothing is given back; goes with `RadixCache.abandon`."""
@@ -168,6 +187,12 @@ class LeaseTable:
         self.counts.broken += len(self._leases)
         self._leases.clear()
         self.leased_tokens = 0
+
+    def _close(self, lease: Lease, state: LeaseState) -> None:
+        """End a lease and give back all it holds."""
+        written_by = lease.written_by
+        in_flight = written_by if written_by is not None and written_by > self._steps_done else None
+        self._cache.release(self._end(lease, state), quarantine_step=in_flight)
 
     def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
         if not lease.is_live:

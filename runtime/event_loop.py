@@ -110,16 +110,18 @@ class EventLoop:
                     self.control(message)
 
     def add(self, message: GenerateRequest) -> None:
-        prompt_ids = unpack_ids(message.input_ids)
+        suffix = unpack_ids(message.input_ids)
+        prompt_ids = suffix
         if message.continuation is not None:
-            prompt_ids = self._suffixes.open(message.rid, message.continuation, prompt_ids)
+            prompt_ids = self._suffixes.complete(message.continuation, suffix)
         try:
             requests = self._scheduler.add(self.spec(message, prompt_ids), self._clock())
         except RequestRefused as refusal:
-            self._suffixes.close(message.rid)
             self.refuse(message.rid, refusal)
             return
         self._suffixes.take_name(message.rid)
+        if message.continuation is not None:
+            self._suffixes.open(message.rid, message.continuation, suffix)
         for request in requests:
             self._outputs.open(request, message)
 
@@ -145,11 +147,15 @@ class EventLoop:
         """Where a stop string begins inside a token, what the client saw of that token goes before the suffixes of the
         children, also of those that wait already."""
         for row, rest in output.stop_rests.items():
-            parent = batch.requests[row]
-            if parent.finish is None and not parent.sampling.no_stop_trim:
-                self._suffixes.remember(parent.key, rest)
-                for child in self._scheduler.children_waiting_for(parent):
-                    child.spec = dataclasses.replace(child.spec, prompt_ids=self._suffixes.ids(child.rid))
+            parent, token_id = batch.requests[row], int(output.result.next_ids[row])
+            if parent.finish is not None or parent.sampling.no_stop_trim:
+                continue
+            if self._scheduler.ends_by_id(parent, token_id):
+                continue  # a stop id goes before a stop string, and it cuts no token
+            self._suffixes.remember(parent.key, rest)
+            for child in self._scheduler.children_waiting_for(parent):
+                child.spec = dataclasses.replace(child.spec, prompt_ids=self._suffixes.ids(child.rid))
+        self._suffixes.prune(self._scheduler.is_on_record)
 
     def refuse(self, rid: str, refusal: RequestRefused) -> None:
         self._outbox.send(
@@ -183,13 +189,14 @@ class EventLoop:
         self.fail(self._scheduler.fail_step(self._clock(), reason), reason, "forward_failed")
 
     def fail(self, events: list[RequestEvent], reason: str, code: str) -> None:
-        """Answer ended requests with a 500."""
+        """Answer ended requests with a 500, and children that waited for them with their refusal."""
         self._outputs.discard(events)
+        refusals = {event.request.rid: event.refusal for event in events}
         for event in events:
             self._executor.forget(event.request)
             self._suffixes.close(event.request.rid)
-        for rid in dict.fromkeys(event.request.rid for event in events):
-            self._outbox.send(RequestError(rid=rid, status=500, message=reason, code=code))
+        for rid, refusal in refusals.items():
+            self.refuse(rid, refusal or RequestRefused(reason, status=500, code=code))
 
     def control(self, message: ControlRequest) -> None:
         if message.verb == "flush_cache":

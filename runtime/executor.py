@@ -107,17 +107,4 @@ class Executor:
             start += count - first
         index = torch.from_numpy(np.concatenate(kept)).to(hidden.device)
         chunks = input_logprobs(hidden[index], targets, top_ks, self._runner.compute_logits)
-        for request, chunk in zip(requests, chunks):
-            if request.logprobs is not None and request.logprobs.start_len == 0 and request.logprob_next == 1:
-                output.input_logprobs.append((request, _first_token(request, request.logprobs.top_k)))
-            output.input_logprobs.append((request, chunk))
-
-
-def _first_token(request: Request, top_k: int) -> TokenLogprobs:
-    """The first prompt token follows nothing: its logprob is NaN, "none" on the wire."""
-    return TokenLogprobs(
-        ids=request.token_ids.view(0, 1).copy(),
-        values=np.full(1, np.nan, dtype=np.float32),
-        top_ids=np.zeros((1, top_k), dtype=np.int32),
-        top_values=np.full((1, top_k), np.nan, dtype=np.float32),
-    )
+        output.input_logprobs += zip(requests, chunks)

@@ -18,7 +18,7 @@ from ..attention.torch_native import TorchNativeBackend
 from ..memory_pool.kv_pool import MHAKVPool, kv_bytes_per_token
 from ..scheduler.batch import ScheduleBatch
 from .config import ModelArgs
-from .forward_batch import build_forward_batch, upload
+from .forward_batch import build_forward_batch
 from .hf_config import ModelConfig, load_model_config
 from .memory_sizing import available_memory, pool_tokens
 from .model_files import ModelLoadError, resolve_model_folder
@@ -94,9 +94,6 @@ class ModelRunner:
         forward_batch = build_forward_batch(batch, self.req_to_token)
         if forward_batch.copies is not None:
             self.kv_pool.copy(*forward_batch.copies)
-        if len(batch.copies):
-            copies = upload([batch.copies.source, batch.copies.target], self.device)
-            self.kv_pool.copy(*copies)
         self.attention.plan(forward_batch.attention)
         hidden = self._model(forward_batch.input_ids, forward_batch.positions, self.attention)
         wanted = forward_batch.logprob_indices

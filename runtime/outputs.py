@@ -83,6 +83,9 @@ class OutputBuilder:
 def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
     request = event.request
     ended = event.finish is not None
+    options = request.logprobs
+    if pending.params is not None and options is not None and options.start_len == 0 and request.prompt_len:
+        pending.input_logprobs.insert(0, _first_token(request, options.top_k))
     message = TokenOutput(
         rid=request.rid,
         index=request.index,
@@ -124,4 +127,14 @@ def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
         values=np.concatenate([p.values for p in parts]).tobytes(),
         top_ids=np.concatenate([p.top_ids.reshape(-1) for p in parts]).tobytes(),
         top_values=np.concatenate([p.top_values.reshape(-1) for p in parts]).tobytes(),
+    )
+
+
+def _first_token(request: Request, top_k: int) -> TokenLogprobs:
+    """The first prompt token follows nothing: its logprob is NaN, "none" on the wire."""
+    return TokenLogprobs(
+        ids=request.token_ids.view(0, 1).copy(),
+        values=np.full(1, np.nan, dtype=np.float32),
+        top_ids=np.zeros((1, top_k), dtype=np.int32),
+        top_values=np.full((1, top_k), np.nan, dtype=np.float32),
     )

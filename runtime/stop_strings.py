@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -108,8 +108,15 @@ class StopStringChecker:
             if request.sampling.stop and next_ids[row] >= 0:
                 found = self._matcher(request).push(int(next_ids[row]))
                 if found is not None:
-                    matches[row] = found
+                    matches[row] = self._as_seen(request, int(next_ids[row]), found)
         return matches
+
+    def _as_seen(self, request: Request, next_id: int, found: FoundStop) -> FoundStop:
+        """Without the rest, if that is part of a special token which the client does not see."""
+        kept = found.kept_tokens
+        first = int(request.output_ids[kept]) if kept < request.num_output_tokens else next_id
+        hidden = request.sampling.skip_special_tokens and first in self._token_bytes.special_ids
+        return replace(found, rest="") if hidden else found
 
     def _matcher(self, request: Request) -> StopStringMatcher:
         matcher = self._matchers.get(request.key)

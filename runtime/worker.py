@@ -90,6 +90,7 @@ def warm_up(scheduler: Scheduler, executor: Executor) -> None:
         for event in scheduler.process_result(executor.run(batch).result, 0.0):
             if event.finish is not None:
                 executor.forget(event.request)
+    scheduler.forget("warm-up")
     scheduler.flush_cache()
 
 

@@ -136,7 +136,7 @@ def build_batch(
     logprob_starts = new_lens - prefix_lens
     for i, (request, new) in enumerate(zip(requests, new_lens.tolist())):
         samples[i] = new == len(request.token_ids) + request.num_output_placeholders
-        if request.logprob_next < request.prompt_len:
+        if request.logprob_next < request.prompt_len and prefix_lens[i] < request.prompt_len - 1:
             logprob_starts[i] = max(0, request.logprob_next - 1 - int(prefix_lens[i]))
         request.scheduled_len = new
         request.num_output_placeholders += int(samples[i])

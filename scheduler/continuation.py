@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from ..radix.lease import Lease, LeaseState, LeaseTable
+from ..radix.lease import Lease, LeaseTable
 from .refusal import RequestRefused
-from .request import ContinuationSpec, Request, TokenBuffer
+from .request import ContinuationSpec, FinishReason, Request, TokenBuffer
 
 
 @dataclass(slots=True)
@@ -68,9 +68,11 @@ class ParentRecords:
         self._num_tokens += len(sample.ids)
         self._forget_oldest()
 
-    def fail(self, request: Request, reason: str) -> None:
-        """A sequence was aborted or failed, and with it its rid."""
-        self._record(request).failure = reason
+    def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
+        """A sequence was aborted or failed, and with it its rid: nobody can continue the others either."""
+        record = self._record(request)
+        record.failure = reason
+        _orphan_leases(record, leases)
         self._forget_oldest()
 
     def get(self, rid: str) -> ParentRecord | None:
@@ -83,9 +85,7 @@ class ParentRecords:
         if record is None:
             return
         self._num_tokens -= record.num_tokens
-        for sample in record.samples.values():
-            if sample.lease is not None and sample.lease.state is LeaseState.GRANTED:
-                leases.release(sample.lease)  # a claimed one belongs to the child that waits
+        _orphan_leases(record, leases)
 
     def find(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
         """The sample that ``spec`` continues; None if it has been forgotten but the spec brings its own prompt.
@@ -94,7 +94,8 @@ class ParentRecords:
         """
         rid = spec.parent_rid
         record = self._records.get(rid)
-        if record is None and self._forgotten.get(rid) == namespace:
+        forgotten = self._forgotten.get(rid) == namespace
+        if forgotten and (record is None or spec.index not in record.samples):
             if spec.fallback_ids is not None:
                 return None
             raise RequestRefused(
@@ -158,6 +159,12 @@ class ParkedChildren:
         return self._by_parent.pop(parent.key, [])
 
 
+def _orphan_leases(record: ParentRecord, leases: LeaseTable) -> None:
+    for sample in record.samples.values():
+        if sample.lease is not None:
+            leases.orphan(sample.lease)
+
+
 def unknown_parent(rid: str) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {rid!r}: no such request, or it belongs to another cache_salt; check both",
@@ -167,7 +174,11 @@ def unknown_parent(rid: str) -> RequestRefused:
     )
 
 
-def failed_parent(rid: str, reason: str) -> RequestRefused:
+def failed_parent(rid: str, reason: FinishReason | str | None) -> RequestRefused:
+    """``reason``: how the parent ended. One that waited for its own parent in vain does not repeat that story."""
+    if not isinstance(reason, str):
+        text = reason.message if reason is not None else None
+        reason = "its own parent failed" if text is None or text.startswith("continuation_of") else text
     return RequestRefused(
         f"continuation_of {rid!r}: that request did not finish ({reason}); run it again first",
         status=409,

@@ -27,8 +27,8 @@ class KVMemory:
         self.allocator = allocator
         self.cache = cache
         self.leases = leases
-        self._copies: dict[int, KVCopies] = {}
-        """By the row that the copied tokens belong to."""
+        self._copies: dict[int, tuple[KVSequence, KVCopies]] = {}
+        """By row: whose tokens are copied, and what. A sequence that is closed before the step needs them no more."""
 
     @property
     def page_size(self) -> int:
@@ -57,8 +57,10 @@ class KVMemory:
         A ``reserve`` of None means that nothing else runs: then leases are broken until the request fits.
         """
         while not self._try_open(request, reserve or 0, now):
+            if reserve is not None:
+                return False
             claimed = request.inheritance.lease if request.inheritance is not None else None
-            if reserve is not None or not self.leases.break_one(spare=claimed):
+            if not (self.leases.break_one(spare=claimed) or self.leases.break_one()):
                 return False
         return True
 
@@ -68,6 +70,8 @@ class KVMemory:
             return False
         request.kv = opened
         request.committed_len = request.scheduled_len = opened.length
+        if request.inheritance is not None:
+            request.inheritance.lost_claim()
         return True
 
     def _open_match(self, request: Request, reserve: int) -> KVSequence | None:
@@ -84,18 +88,39 @@ class KVMemory:
         inheritance = request.inheritance
         assert inheritance is not None and inheritance.lease is not None and inheritance.lease.kv is not None
         lease, kept = inheritance.lease, inheritance.lease.kv
-        held = kept.tree_len if inheritance.keep_parent else self.round_up(kept.length)
+        length = min(kept.length, request.prefix_limit)
+        whole = min(kept.tree_len, length - length % self.page_size)
+        held = whole if inheritance.keep_parent or length < kept.tree_len else self.round_up(length)
         if self.round_up(len(request.token_ids)) - held + reserve > self.available_tokens:
             return None
-        if inheritance.keep_parent:
-            kv = self._fork(kept, kept.length)
-            self.leases.unclaim(lease, now)
-        else:
+        if not inheritance.keep_parent:
             kv = self.leases.hand_off(lease)
+        else:
+            kv = self._fork(kept, kept.length)
+            if kv is None:
+                return None
+            self.leases.unclaim(lease, now)
         inheritance.lease = None
-        if kv is not None and kv.length > request.prefix_limit:
-            self.cache.truncate(kv, request.token_ids.view(), request.prefix_limit)
+        self._cut(kv, request.token_ids.view(), length)
         return kv
+
+    def _cut(self, kv: KVSequence, token_ids: np.ndarray, length: int) -> None:
+        """Keep the first ``length`` tokens of a sequence. What the cut leaves of a page of the tree is copied, so that
+        nothing of it is computed again."""
+        if kv.length <= length:
+            return
+        in_tree = length < kv.tree_len
+        tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
+        self.cache.truncate(kv, token_ids, length)
+        if not in_tree or not len(tail):
+            return
+        self._make_free(self.page_size)
+        old, new = np.array([kv.length], dtype=np.int32), np.array([length], dtype=np.int32)
+        slots = self.allocator.alloc_extend(old, new, old)  # kv.length is whole pages: no last slot is needed
+        if slots is not None:
+            self.req_to_token.write(kv.row, kv.length, slots)
+            kv.length = length
+            self._copies[kv.row] = (kv, KVCopies(tail, slots))
 
     def _fork(self, kv: KVSequence, length: int) -> KVSequence | None:
         """A second sequence on the same locked path; what is private is copied before the next step."""
@@ -109,7 +134,7 @@ class KVMemory:
             return None
         sequence, source, target = forked
         if len(source):
-            self._copies[row] = KVCopies(source, target)
+            self._copies[row] = (sequence, KVCopies(source, target))
         return sequence
 
     # -- extend -------------------------------------------------------------------------------------------------------
@@ -147,7 +172,7 @@ class KVMemory:
 
     def take_copies(self) -> list[KVCopies]:
         """The copies that the step now formed has to make before it computes anything."""
-        copies = list(self._copies.values())
+        copies = [copies for kv, copies in self._copies.values() if kv.node is not None]
         self._copies.clear()
         return copies
 
@@ -158,8 +183,8 @@ class KVMemory:
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
     def retain(self, request: Request, length: int, deadline: float, quarantine_step: int | None) -> Lease | None:
-        """End a request but keep its first ``length`` tokens under a lease; None, and nothing is done, if the lease
-        would exceed a budget."""
+        """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
+        the request has ended as by `close`."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
@@ -167,11 +192,10 @@ class KVMemory:
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
         self.cache.truncate(kv, ids, length, quarantine_step=in_flight)
-        lease = self.leases.grant(kv, deadline)
+        lease = self.leases.grant(kv, deadline, written_by=in_flight)
         if lease is None:
-            request.committed_len = request.scheduled_len = kv.length
-        else:
-            self._forget(request)
+            self.cache.release(kv, quarantine_step=in_flight)
+        self._forget(request)
         return lease
 
     def lease_copy(self, request: Request, deadline: float) -> Lease | None:
@@ -182,7 +206,6 @@ class KVMemory:
             return None
         lease = self.leases.grant(kv, deadline)
         if lease is None:
-            self._copies.pop(kv.row, None)
             self.cache.release(kv)
         return lease
 
@@ -192,7 +215,6 @@ class KVMemory:
         quarantine_step: a step in flight still writes the slots beyond the committed ones; they return after it.
         """
         kv = request.held_kv
-        self._copies.pop(kv.row, None)
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
         self.cache.cache_finished_req(kv, request.token_ids.view(0, request.committed_len), quarantine_step=in_flight)
         self._forget(request)

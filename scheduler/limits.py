@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .refusal import RequestRefused
+from .request import LogprobOptions
 
 
 def check_lengths(prompt_len: int, wanted: int | None, context: int, pool: int) -> int:
@@ -35,3 +36,13 @@ def check_lengths(prompt_len: int, wanted: int | None, context: int, pool: int) 
             param="max_new_tokens",
         )
     return most if wanted is None else wanted
+
+
+def check_logprob_start(options: LogprobOptions | None, prompt_len: int) -> None:
+    """Raises RequestRefused if logprobs are wanted from behind the prompt's end."""
+    if options is not None and options.start_len >= prompt_len:
+        raise RequestRefused(
+            f"logprob_start_len is {options.start_len}; the prompt has {prompt_len} tokens. Use -1 for the logprobs of "
+            "output tokens only",
+            param="logprob_start_len",
+        )

@@ -16,6 +16,12 @@ from .request import Request, RequestStatus
 MIN_SHARED_TOKENS = 32
 """A request waits for a prompt being computed right now if that saves it at least so many tokens."""
 
+MAX_DEFERRED = 256
+"""A step looks at no more requests that had better wait; the rest of a long queue is looked at in the next."""
+
+MAX_PASSES = 32
+"""Continuations with a lease may pass the head of the queue so many times before it is its turn."""
+
 
 class DecodeReserve:
     """Share of the remaining max_new_tokens that is kept free for running requests.
@@ -89,18 +95,21 @@ class PrefillScheduler:
         self._reserve = reserve
         self._chunk_size = chunk_size
         self._max_running = max_running
+        self._head: Request | None = None
+        """The request at the head of the queue that children with a lease have passed ``_passes`` times."""
+        self._passes = 0
         self.prefilling: Request | None = None
 
     def next_batch(
-        self, waiting: list[Request], running: list[Request], step_id: int, now: float
+        self, waiting: list[Request], running: list[Request], computing: list[Request], step_id: int, now: float
     ) -> ScheduleBatch | None:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
-        computes join ``running``."""
+        computes join ``running``. ``computing``: requests of an extend step in flight."""
         step = ExtendStep(self._chunk_size)
         if self.prefilling is not None and not self._add_chunk(self.prefilling, step):
             return None  # no memory for the next chunk: running requests must end or be retracted first
-        if waiting:
-            self._admit(waiting, running, step, now)
+        if waiting and len(running) + len(step.requests) < self._max_running:
+            self._admit(waiting, running, computing, step, now)
         if not step.requests:
             return None
         batch = build_batch(
@@ -118,21 +127,27 @@ class PrefillScheduler:
                 running.append(request)
         return batch
 
-    def _admit(self, waiting: list[Request], running: list[Request], step: ExtendStep, now: float) -> None:
+    def _admit(
+        self, waiting: list[Request], running: list[Request], computing: list[Request], step: ExtendStep, now: float
+    ) -> None:
         """Move requests from ``waiting`` into the step until a budget is spent. Stops at the first that does not fit:
-        letting later, smaller ones pass would starve it. Those for which a lease waits come first, whatever the policy:
-        they cost little and free the lease."""
+        letting later, smaller ones pass would starve it."""
         shared = SharedPrefixes()
-        for request in step.requests:
+        for request in (*computing, *step.requests):
             shared.add(request)
+        deferred = 0
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: set[Request] = set()
-        for request in sorted(self._policy.order(waiting), key=lambda r: not r.has_claim):
-            if step.budget <= 0 or len(running) + len(step.requests) >= self._max_running:
+        for request in self._order(waiting):
+            if deferred >= MAX_DEFERRED or step.budget <= 0:
+                break
+            if len(running) + len(step.requests) >= self._max_running:
                 break
             if self._better_later(request, shared):
+                deferred += 1
                 continue
-            alone = not (running or step.requests)
+            # Quarantined pages come back with the step in flight: nothing must give way for them.
+            alone = not (running or step.requests or self._memory.allocator.quarantined_tokens)
             own_reserve = self._reserve.tokens(request)
             if not self._memory.open(request, None if alone else reserve + own_reserve, now):
                 break
@@ -142,10 +157,28 @@ class PrefillScheduler:
                 request.status = RequestStatus.WAITING
                 break
             admitted.add(request)
+            self._count_pass(request)
             shared.add(request)
             reserve += own_reserve
         if admitted:
             waiting[:] = [r for r in waiting if r not in admitted]
+
+    def _order(self, waiting: list[Request]) -> list[Request]:
+        """The policy's order, but those for which a lease waits come first: they cost little and free the lease. No
+        more than MAX_PASSES of them pass the same request."""
+        order = self._policy.order(waiting)
+        plain = [request for request in order if not request.has_claim]
+        if len(plain) == len(order):
+            return order
+        if plain and plain[0] is not self._head:
+            self._head, self._passes = plain[0], 0
+        if self._passes >= MAX_PASSES:
+            return order
+        return [request for request in order if request.has_claim] + plain
+
+    def _count_pass(self, admitted: Request) -> None:
+        if self._head is not None and admitted.inheritance is not None:
+            self._passes += admitted.sequence_number > self._head.sequence_number
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if a prompt in this very step computes what this request could then find in the cache."""

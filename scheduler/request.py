@@ -172,6 +172,13 @@ class Inheritance:
     """The claimed lease until admission."""
     keep_parent: bool = False
 
+    def lost_claim(self) -> None:
+        """Called at admission: a claimed lease that has not been taken over had broken, or another child had it."""
+        if self.lease is not None:
+            self.lease = None
+            if self.path == "handoff":
+                self.path = "match"
+
 
 @dataclass(slots=True, frozen=True)
 class Retained:

@@ -17,7 +17,7 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
-from ..radix.lease import LeaseTable
+from ..radix.lease import Lease, LeaseTable
 from .batch import RequestEvent, ScheduleBatch, StepResult, StopMatch
 from .config import SchedulerConfig
 from .continuation import (
@@ -31,7 +31,7 @@ from .continuation import (
 )
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
-from .limits import check_lengths
+from .limits import check_lengths, check_logprob_start
 from .policy import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
@@ -46,7 +46,7 @@ from .request import (
     TokenBuffer,
 )
 from .self_check import audit_pages, unaccounted_tokens
-from .stats import SchedulerStats
+from .stats import SchedulerCounters, SchedulerStats, take_stats
 
 
 class Scheduler:
@@ -85,12 +85,8 @@ class Scheduler:
         self._in_flight: list[ScheduleBatch] = []
         self._seeds = np.random.default_rng(config.random_seed)
         self._num_requests = 0
-        self._num_steps = 0
+        self._counters = SchedulerCounters()
         self._last_was_extend = False
-        self._retractions = 0
-        self._leaked_tokens = 0
-        self._queried_tokens = 0
-        self._hit_tokens = 0
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
@@ -127,6 +123,7 @@ class Scheduler:
         max_new_tokens = check_lengths(
             len(prompt), spec.sampling.max_new_tokens, self._config.context_length, self._memory.total_tokens
         )
+        check_logprob_start(spec.logprobs, len(prompt))
         for request in requests:
             request.begin(prompt.share(), max_new_tokens)
             self._queue(request)
@@ -199,26 +196,34 @@ class Scheduler:
             self.leases.claim(lease, now)
             children[0].inheritance.lease = lease
 
-    def _parent_ended(self, parent: Request, sample: SampleRecord | None, now: float) -> list[RequestEvent]:
-        """Its parked children inherit, or hear that there is nothing to inherit."""
-        events: list[RequestEvent] = []
+    def _wake_children(
+        self, parent: Request, sample: SampleRecord | None, now: float
+    ) -> list[tuple[Request, RequestRefused]]:
+        """A parent ended: its parked children inherit. Returns those that cannot, and why."""
+        refused: list[tuple[Request, RequestRefused]] = []
         by_rid: dict[str, list[Request]] = {}
         for child in self._parked.take(parent):
             by_rid.setdefault(child.rid, []).append(child)
         for children in by_rid.values():
             try:
                 if sample is None:
-                    reason = parent.finish.message if parent.finish is not None else None
-                    raise failed_parent(parent.rid, reason or "aborted")
+                    raise failed_parent(parent.rid, parent.finish)
                 self._inherit(children, sample, now)
             except RequestRefused as refusal:
-                for child in children:
-                    events += self._end(child, FinishReason(type="abort", message=str(refusal)), now, refusal=refusal)
-        return events
+                refused += [(child, refusal) for child in children]
+        return refused
 
     def children_waiting_for(self, parent: Request) -> list[Request]:
         """Children that are parked until ``parent`` ends; their spec may still be replaced."""
         return self._parked.waiting_for(parent)
+
+    def is_on_record(self, rid: str) -> bool:
+        """True if ``rid`` has ended and can still be named as a parent."""
+        return self._records.get(rid) is not None
+
+    def forget(self, rid: str) -> None:
+        """Take a finished request off the record, as if it had never been."""
+        self._records.discard(rid, self.leases)
 
     def release(self, rid: str) -> bool:
         """Give up the leases of a finished request; its ids stay on record. False if it has none."""
@@ -237,7 +242,7 @@ class Scheduler:
         reason = FinishReason(type="abort", message=message)
         events: list[RequestEvent] = []
         while rid in self._live:
-            events += self._end(self._live[rid][0], reason, now)
+            events += self._end(RequestEvent(self._live[rid][0], -1, -1, reason), now)
         return events
 
     def abort_all(self, now: float, message: str) -> list[RequestEvent]:
@@ -246,35 +251,32 @@ class Scheduler:
             events += self.abort(next(iter(self._live)), now, message)
         return events
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        now: float,
-        *,
-        row: int = -1,
-        token_id: int = -1,
-        kept_tokens: int | None = None,
-        refusal: RequestRefused | None = None,
-    ) -> list[RequestEvent]:
-        """A sequence is over: give its KV to the tree or a lease, leave a record, wake its children.
+    def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
+        """A sequence is over: its KV goes to the tree or a lease, it leaves a record, its children wake.
 
-        kept_tokens: output tokens that a child inherits; None for all.
+        kept_tokens: output tokens that a child inherits; None for all. Returns ``event`` and the ends of all that
+        waited for the sequence in vain, however long the chain.
         """
-        sample = None
-        if reason.type != "abort":
-            sample = self._record_sample(request, kept_tokens, now)
-        elif refusal is None:
-            self._records.fail(request, reason.message or "aborted")
-        self._give_back(request, now)
-        request.status = RequestStatus.FINISHED
-        request.finish = reason
-        siblings = self._live[request.rid]
-        siblings.remove(request)
-        if not siblings:
-            del self._live[request.rid]
-        event = RequestEvent(request, row, token_id, reason, refusal)
-        return [event, *self._parent_ended(request, sample, now)]
+        ended = [event]
+        for current in ended:  # grows while children are refused
+            request, reason = current.request, current.finish
+            assert reason is not None
+            request.finish = reason
+            sample = None
+            if reason.type != "abort":
+                sample = self._record_sample(request, kept_tokens, now)
+            elif current.refusal is None:
+                self._records.fail(request, reason.message or "aborted", self.leases)
+            self._give_back(request, now)
+            request.status = RequestStatus.FINISHED
+            siblings = self._live[request.rid]
+            siblings.remove(request)
+            if not siblings:
+                del self._live[request.rid]
+            for child, refusal in self._wake_children(request, sample, now):
+                gone = FinishReason(type="abort", message=refusal.message)
+                ended.append(RequestEvent(child, -1, -1, gone, refusal))
+        return ended
 
     def _record_sample(self, request: Request, kept_tokens: int | None, now: float) -> SampleRecord:
         """What a child will inherit: the ids without the matched stop, and a lease on their KV if anybody wants one."""
@@ -285,12 +287,8 @@ class Scheduler:
         if ttl > 0 or self._parked.waiting_for(request):
             self._leave(request)
             lease = self._memory.retain(request, length, now + ttl, self._newest_step)
-            if lease is not None:
-                request.retained = Retained(tokens=lease.tokens, deadline=lease.deadline)
-            else:
-                refused = "the leases' budget is used up (--max-leased-ratio, --max-leased-requests)"
-                request.retained = Retained(refused=refused)
-                self._memory.close(request, self._newest_step)
+            if ttl > 0:
+                request.retained = _retained(lease)
         sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
         self._records.add(request, sample)
         return sample
@@ -328,13 +326,14 @@ class Scheduler:
         self.leases.expire(now)
         batch = None
         if not self._decode_is_due():
-            batch = self._prefill.next_batch(self._waiting, self._decode.running, self._num_steps, now)
+            computing = [r for step in self._in_flight if step.is_extend for r in step.requests]
+            batch = self._prefill.next_batch(self._waiting, self._decode.running, computing, self._counters.steps, now)
         if batch is not None:
             self._count_admissions(batch)
         elif self._decode.running:
             batch = self._next_decode_batch()
         if batch is not None:
-            self._num_steps += 1
+            self._counters.steps += 1
             self._in_flight.append(batch)
             self._last_was_extend = batch.is_extend
         return batch
@@ -347,7 +346,7 @@ class Scheduler:
         previous = self._in_flight[-1] if self._in_flight else None
         while True:
             try:
-                return self._decode.next_batch(self._num_steps, previous)
+                return self._decode.next_batch(self._counters.steps, previous)
             except OutOfMemory:
                 if self._in_flight:
                     return None  # retraction needs to know every token; the caller processes the step in flight first
@@ -358,7 +357,7 @@ class Scheduler:
         self._memory.close(request, None)
         request.status = RequestStatus.WAITING
         request.retractions += 1
-        self._retractions += 1
+        self._counters.retractions += 1
         self._reserve.retracted()
         self._queue(request)
 
@@ -371,8 +370,8 @@ class Scheduler:
             if request.inheritance is not None:
                 inherited = request.inheritance.inherited_tokens
                 request.inheritance.recomputed_tokens = max(0, inherited - prefix_len)
-            self._queried_tokens += request.prompt_len
-            self._hit_tokens += prefix_len
+            self._counters.prefix_cache_queries += request.prompt_len
+            self._counters.prefix_cache_hits += prefix_len
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the oldest step in flight; returns what its requests' clients must hear of, in batch order."""
@@ -388,6 +387,7 @@ class Scheduler:
             if request.kv is not None and batch.is_extend:
                 self._memory.publish(request)
         self._memory.allocator.release_quarantine(batch.step_id)
+        self.leases.step_done(batch.step_id)
         if not batch.is_extend:
             self._reserve.decoded()
         return events
@@ -395,6 +395,9 @@ class Scheduler:
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
         """The oldest step in flight could not be computed: end its requests, siblings included, and keep the rest."""
         batch = self._in_flight.pop(0)
+        self._memory.req_to_token.put_back(batch.row_updates)
+        if len(batch.copies):
+            self.leases.break_all()  # one of them may hold a copy that was never made
         rids = dict.fromkeys(request.rid for request in batch.requests)
         events = [event for rid in rids for event in self.abort(rid, now, message)]
         self._memory.allocator.release_quarantine(batch.step_id)
@@ -412,8 +415,7 @@ class Scheduler:
         request.token_ids.append(token_id)
         sampling = request.sampling
         may_stop = request.num_output_tokens > sampling.min_new_tokens
-        is_eos = token_id in self._eos_token_ids and not sampling.ignore_eos
-        if may_stop and (is_eos or token_id in sampling.stop_token_ids):
+        if may_stop and self.ends_by_id(request, token_id):
             reason = FinishReason(type="stop", matched=token_id)
             kept = request.num_output_tokens - 1
         elif may_stop and stop_match is not None:
@@ -425,7 +427,12 @@ class Scheduler:
             return [RequestEvent(request, row, token_id)]
         if sampling.no_stop_trim:
             kept = None
-        return self._end(request, reason, now, row=row, token_id=token_id, kept_tokens=kept)
+        return self._end(RequestEvent(request, row, token_id, reason), now, kept)
+
+    def ends_by_id(self, request: Request, token_id: int) -> bool:
+        """True if this token id ends the request: eos or one of its stop ids. That goes before any stop string."""
+        is_eos = token_id in self._eos_token_ids and not request.sampling.ignore_eos
+        return is_eos or token_id in request.sampling.stop_token_ids
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -448,7 +455,7 @@ class Scheduler:
         if unaccounted_tokens(cache, sequences) == 0:
             return []
         audit = audit_pages(cache, sequences)
-        self._leaked_tokens += len(audit.missing) * cache.page_size
+        self._counters.leaked_tokens += len(audit.missing) * cache.page_size
         if len(audit.doubled) == 0:
             cache.allocator.free(audit.missing * cache.page_size)
             return []
@@ -457,6 +464,7 @@ class Scheduler:
             request.kv = None
         self.leases.abandon()
         cache.abandon()
+        self._memory.take_copies()
         rids = dict.fromkeys(request.rid for request in holders)
         message = "the KV cache was found damaged and has been reset; send the request again"
         return [event for rid in rids for event in self.abort(rid, now, message)]
@@ -465,30 +473,15 @@ class Scheduler:
         """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""
         if not self.is_idle:
             return False
-        while self.leases.break_one():
-            pass
+        self.leases.break_all()
         return self._memory.cache.reset()
 
     def stats(self) -> SchedulerStats:
-        allocator, cache = self._memory.allocator, self._memory.cache
-        free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
-        return SchedulerStats(
-            num_running_reqs=len(self._decode.running) + (self._prefill.prefilling is not None),
-            num_queue_reqs=len(self._waiting),
-            total_tokens=allocator.total_tokens,
-            free_tokens=free,
-            evictable_tokens=evictable,
-            protected_tokens=protected,
-            private_tokens=allocator.total_tokens - free - evictable - protected - allocator.quarantined_tokens,
-            leased_tokens=self.leases.leased_tokens,
-            leases_granted=self.leases.counts.granted,
-            leases_handed_off=self.leases.counts.handed_off,
-            leases_expired=self.leases.counts.expired,
-            leases_broken=self.leases.counts.broken,
-            prefix_cache_queries=self._queried_tokens,
-            prefix_cache_hits=self._hit_tokens,
-            evicted_tokens=cache.evicted_total,
-            retractions=self._retractions,
-            leaked_tokens=self._leaked_tokens,
-            steps=self._num_steps,
-        )
+        running = len(self._decode.running) + (self._prefill.prefilling is not None)
+        return take_stats(self._counters, self._memory.cache, self.leases, running, len(self._waiting))
+
+
+def _retained(lease: Lease | None) -> Retained:
+    if lease is None:
+        return Retained(refused="the leases' budget is used up (--max-leased-ratio, --max-leased-requests)")
+    return Retained(tokens=lease.tokens, deadline=lease.deadline)

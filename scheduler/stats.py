@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..radix.cache import RadixCache
+from ..radix.lease import LeaseTable
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counted by the scheduler since start; tokens of prompts for the prefix cache."""
+
+    steps: int = 0
+    retractions: int = 0
+    leaked_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
 
 @dataclass(slots=True, frozen=True)
 class SchedulerStats:
@@ -27,3 +41,30 @@ class SchedulerStats:
     retractions: int
     leaked_tokens: int
     steps: int
+
+
+def take_stats(
+    counters: SchedulerCounters, cache: RadixCache, leases: LeaseTable, num_running: int, num_waiting: int
+) -> SchedulerStats:
+    allocator = cache.allocator
+    free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
+    return SchedulerStats(
+        num_running_reqs=num_running,
+        num_queue_reqs=num_waiting,
+        total_tokens=allocator.total_tokens,
+        free_tokens=free,
+        evictable_tokens=evictable,
+        protected_tokens=protected,
+        private_tokens=allocator.total_tokens - free - evictable - protected - allocator.quarantined_tokens,
+        leased_tokens=leases.leased_tokens,
+        leases_granted=leases.counts.granted,
+        leases_handed_off=leases.counts.handed_off,
+        leases_expired=leases.counts.expired,
+        leases_broken=leases.counts.broken,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        evicted_tokens=cache.evicted_total,
+        retractions=counters.retractions,
+        leaked_tokens=counters.leaked_tokens,
+        steps=counters.steps,
+    )

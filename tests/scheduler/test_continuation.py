@@ -368,6 +368,34 @@ def test_any_lease_breaks_for_a_request_that_would_run_alone(page_size: int) -> 
     assert harness.outcomes["child", 0].tokens == expected_output([*full, 1], 4)
 
 
+@PAGES
+@DEPTHS
+def test_a_claim_that_breaks_before_its_child_is_admitted_is_reported_as_a_match(page_size: int, depth: int) -> None:
+    harness = Harness(num_tokens=512, page_size=page_size, depth=depth, leased_ratio=1.0, context=512)
+    prompt = prompt_of(190)
+    harness.add("parent", prompt, 3, retain_ttl=1e6)
+    harness.run()
+    harness.add("large", prompt_of(20, 1), 440)  # enters alone, and grows into the lease
+    harness.step()
+    harness.continue_from("parent", "child", [1], 50)  # claims the lease, but finds no room beside it
+    harness.run()
+    assert harness.scheduler.stats().leases_broken == 1
+    full = [*parent_ids(harness, "parent", prompt), 1]
+    assert harness.outcomes["child", 0].tokens == expected_output(full, 50)
+    assert inheritance(harness, "child").path == "match"
+
+
+@PAGES
+def test_of_two_children_that_claim_one_lease_the_second_is_reported_as_a_match(page_size: int) -> None:
+    harness = Harness(page_size=page_size)
+    harness.add("parent", prompt_of(50), 9, retain_ttl=30.0)
+    harness.run()
+    harness.continue_from("parent", "a", [5], 4)
+    harness.continue_from("parent", "b", [6], 4)
+    harness.run()
+    assert (inheritance(harness, "a").path, inheritance(harness, "b").path) == ("handoff", "match")
+
+
 @DEPTHS
 @PAGES
 @pytest.mark.parametrize("steps", range(10))
@@ -437,3 +465,122 @@ def test_lock_of_the_inherited_node_never_passes_through_zero() -> None:
         assert node.lock_ref > 0
         harness.step()
     assert all(count > 0 for count in seen[:-1])
+
+
+# -- stalls, chains, starvation, orphans ---------------------------------
+
+
+@pytest.mark.parametrize(("page_size", "disabled"), [(1, True), (16, False), (64, False)])
+def test_keep_parent_child_that_does_not_fit_beside_its_parent_takes_the_match_path(page_size: int, disabled: bool):
+    harness = Harness(num_tokens=256, page_size=page_size, leased_ratio=1.0, disable_radix_cache=disabled)
+    prompt = prompt_of(180)
+    harness.add("parent", prompt, 10, retain_ttl=1e6)
+    harness.run()
+    harness.continue_from("parent", "child", [1], 60, keep_parent=True)
+    harness.add("after", prompt_of(20, 1), 3)
+    harness.run()
+    full = [*parent_ids(harness, "parent", prompt), 1]
+    assert harness.outcomes["child", 0].tokens == expected_output(full, 60)
+    assert harness.outcomes["after", 0].finish is not None
+
+
+def test_a_long_chain_of_waiting_stages_ends_with_its_root() -> None:
+    harness = Harness(check=False)
+    harness.add("s0", prompt_of(20), 30)
+    harness.step()
+    for stage in range(1, 1500):
+        harness.continue_from(f"s{stage - 1}", f"s{stage}", [1], 2)
+    harness.abort("s0")
+    assert harness.scheduler.is_idle
+    last = harness.outcomes["s1499", 0]
+    assert last.refusal is not None and last.refusal.status == 409
+    assert len(last.refusal.message) < 200
+
+
+def test_children_with_a_lease_do_not_pass_the_head_of_the_queue_for_ever() -> None:
+    harness = Harness(rows=1, check=False)
+    harness.add("c0", prompt_of(20), 2, retain_ttl=1e6)
+    harness.run()
+    harness.continue_from("c0", "c1", [1], 2, retain_ttl=1e6)
+    harness.add("plain", prompt_of(20, 1), 2)
+    for stage in range(2, 200):
+        harness.continue_from(f"c{stage - 1}", f"c{stage}", [1], 2, retain_ttl=1e6)  # parked, then first in line
+        harness.step()
+        harness.step()
+        if harness.outcomes["plain", 0].finish is not None:
+            break
+    assert harness.outcomes["plain", 0].finish is not None
+    harness.run()
+
+
+def test_no_lease_is_left_that_nobody_can_name() -> None:
+    harness = Harness(num_tokens=1024, leased_ratio=1.0)
+    prompt = prompt_of(30)
+    harness.add("a", prompt, 20, n=2, retain_ttl=1e6)
+    harness.step()
+    first, second = (harness.outcomes["a", index].request for index in (0, 1))
+    assert first is not None and second is not None
+    while first.finish is None and second.finish is None:
+        harness.step()
+    if first.finish is None or second.finish is None:
+        assert len(harness.scheduler.leases) == 1
+        harness.abort("a")
+        assert len(harness.scheduler.leases) == 0, "its rid is a tombstone: nobody can continue it"
+    harness.add("b", prompt_of(20, 1), 3, retain_ttl=1e6)
+    harness.run()
+    harness.continue_from("b", "b", [1], 3)  # takes its parent's name, and with it the only way to the lease
+    harness.abort("b")
+    harness.now += 1
+    harness.step()
+    assert all(lease.kv is not None and lease.deadline > 1e5 for lease in harness.scheduler.leases.live())
+    assert not [lease for lease in harness.scheduler.leases.live() if lease.tokens == 22]
+
+
+@PAGES
+@pytest.mark.parametrize("whole", [64, 128])
+def test_a_cut_at_whole_pages_computes_one_token_again_not_a_page(page_size: int, whole: int) -> None:
+    """The matched stop is trimmed, what is left is whole pages, the suffix is empty: only the last id is computed."""
+    for seed in range(100):
+        prompt = prompt_of(whole - 5, seed)
+        says = expected_output(prompt, 20)
+        if says.index(says[5]) == 5:
+            break
+    harness = Harness(page_size=page_size)
+    harness.add("parent", prompt, 20, stop_token_ids=(says[5],), retain_ttl=1e6)
+    harness.run()
+    before = harness.model.computed_tokens
+    harness.continue_from("parent", "child", [], 4)
+    harness.run()
+    assert harness.outcomes["child", 0].tokens == expected_output(prompt + says[:5], 4)
+    assert (inheritance(harness, "child").path, inheritance(harness, "child").recomputed_tokens) == ("handoff", 1)
+    assert harness.model.computed_tokens - before == 1 + 3
+
+
+def test_a_parent_that_asked_for_nothing_is_not_told_of_a_lease() -> None:
+    harness = Harness()
+    harness.add("parent", prompt_of(20), 5)
+    harness.step()
+    harness.continue_from("parent", "child", [1], 2)
+    harness.run()
+    request = harness.outcomes["parent", 0].request
+    assert request is not None and request.retained is None
+
+
+def test_a_failed_step_leaves_the_others_sound() -> None:
+    harness = Harness(page_size=16)
+    prompt = prompt_of(40)
+    harness.add("good", prompt, 12)
+    harness.step()
+    harness.continue_from("good", "fork", [1], 5, at="now")
+    harness.add("bad", prompt_of(30, 1), 5)
+    batch = harness.scheduler.next_batch(harness.now)
+    assert batch is not None
+    failed = {request.rid for request in batch.requests}
+    harness._take(harness.scheduler.fail_step(harness.now, "out of memory"))
+    harness.verify()
+    harness.run()
+    assert failed and all(harness.outcomes[rid, 0].finish is not None for rid in failed)
+    for rid in {"good", "fork"} - failed:
+        assert harness.outcomes[rid, 0].finish is not None
+    if "good" not in failed:
+        assert harness.outcomes["good", 0].tokens == expected_output(prompt, 12)
