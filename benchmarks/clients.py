@@ -273,6 +273,7 @@ class OpenAIClient(HTTPClient):
             answer = await self._post("/v1/completions", body)
             answer |= {"choice": answer["choices"][0], "text": answer["choices"][0]["text"]}
         ended = time.perf_counter()
+        ours = answer["choice"].get("baton", {})
         return Reply(
             name=answer["id"],
             output=answer["text"],
@@ -280,8 +281,8 @@ class OpenAIClient(HTTPClient):
             total=ended - started,
             prompt_tokens=answer["usage"].get("prompt_tokens", 0),
             cached_tokens=(answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens"),
-            path=(answer["choice"].get("continuation") or {}).get("path"),
-            refused=(answer["choice"].get("retained") or {}).get("refused"),
+            path=ours.get("continuation", {}).get("path"),
+            refused=ours.get("retained", {}).get("refused"),
         )
 
     async def flush(self) -> bool:

@@ -11,7 +11,7 @@ waits until other traffic has computed three times as many tokens as the pool ho
 A tiny model, so that a step costs a millisecond or two. Columns: pairs that computed more than suffix + 1 tokens in
 stage 2, and the most that one computed beyond its suffix; leases refused and broken; requests retracted; the largest
 share of the pool that was leased, and that was leased or live; the slowest request. Writes
-benchmarks/results/handoff_check.json.
+handoff_check.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import numpy as np
 from clients import SAMPLED, Call, EngineClient
 from models import LLAMA_TINY, write_dummy_model
 
-RESULTS = Path(__file__).parent / "results" / "handoff_check.json"
 POOL_TOKENS = 16_384
 NOISE_TOKENS = 256
 NOISE_BETWEEN_STAGES = 3 * POOL_TOKENS
@@ -207,7 +206,7 @@ class Run:
             await asyncio.sleep(0.02)
 
 
-async def run_handoff_check(num_pairs: int, page_sizes: list[int], seed: int) -> int:
+async def run_handoff_check(num_pairs: int, page_sizes: list[int], seed: int, out: Path) -> int:
     """Run and print everything; returns the process's exit status."""
     outcomes: list[Outcome] = []
     print(f"{'page':>4}  {'mode':<13}{'load':>5}{'pairs':>7}{'> suffix+1':>12}{'most':>6}{'refused':>9}{'broken':>8}"
@@ -220,9 +219,10 @@ async def run_handoff_check(num_pairs: int, page_sizes: list[int], seed: int) ->
                 await _run_one(folder, outcome, num_pairs, seed)
                 _print(outcome)
                 outcomes.append(outcome)
-    RESULTS.parent.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
     cells = [vars(outcome) | {"failures": outcome.failures()} for outcome in outcomes]
-    RESULTS.write_text(json.dumps({"pairs": num_pairs, "seed": seed, "pool": POOL_TOKENS, "runs": cells}, indent=1))
+    report = {"pairs": num_pairs, "seed": seed, "pool": POOL_TOKENS, "runs": cells}
+    (out / "handoff_check.json").write_text(json.dumps(report, indent=1) + "\n")
     return int(any(outcome.failures() for outcome in outcomes))
 
 

@@ -15,7 +15,7 @@ Stage 1 samples 200 tokens after a random prompt; stage 2 adds a suffix of 3 tok
 together, then all do stage 2 together. The modes take turns, in reverse order every other round. TTFT and total are of
 stage 2; wall is both stages of a round, without the pressure. "computed" are the prompt tokens of stage 2 that were
 not cached. Without a URL: the engine in this process, on token ids, with a 40 M-parameter Llama of random weights,
-float32 on a CPU; the pool holds all pairs in 80 % of its tokens. Writes benchmarks/results/two_stage.json.
+float32 on a CPU; the pool holds all pairs in 80 % of its tokens. Writes two_stage.json to benchmarks/results/.
 
 To measure a server, start it with --max-leased-ratio 0.9, --max-leased-requests and --max-running-requests of the most
 pairs at once, and a pool (--max-total-tokens) that holds them; a larger pool only makes the pressure take longer.
@@ -42,7 +42,6 @@ from handoff_check import run_handoff_check
 from models import LLAMA_40M, write_dummy_model
 from tqdm import tqdm
 
-RESULTS = Path(__file__).parent / "results"
 GOAL_PROMPT_LEN, GOAL_RATIO = 3000, 10
 """Stage-2 TTFT of continuation, at least so many times below that of replay."""
 
@@ -250,14 +249,14 @@ def write_json(cells: list[Cell], args: argparse.Namespace) -> None:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "load_average": os.getloadavg(),
-        **{name: value for name, value in vars(args).items() if name != "api_key"},
+        **{name: value for name, value in vars(args).items() if name not in ("api_key", "out")},
         "cells": [vars(cell) for cell in cells],
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "two_stage.json").write_text(json.dumps(report, indent=1) + "\n")
+    args.out.mkdir(exist_ok=True)
+    (args.out / "two_stage.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
-def plot(cells: list[Cell]) -> None:
+def plot(cells: list[Cell], out: Path) -> None:
     """Median stage-2 TTFT over concurrency, one panel per prompt length."""
     import matplotlib
 
@@ -279,8 +278,7 @@ def plot(cells: list[Cell]) -> None:
         panel.set(xscale="log", yscale="log")
         panel.set_xticks([cell.concurrency for cell in here], [str(cell.concurrency) for cell in here])
         panel.legend()
-    RESULTS.mkdir(exist_ok=True)
-    figure.savefig(RESULTS / "two_stage.png", dpi=150)
+    figure.savefig(out / "two_stage.png", dpi=150)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -301,7 +299,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--api-key", default="")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take over HTTP")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", action="store_true", help="also results/two_stage.png")
+    parser.add_argument("--plot", action="store_true", help="also two_stage.png, of the TTFT over concurrency")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
     parser.add_argument("--handoff-check", type=int, default=0, metavar="PAIRS", help="only this; exits 1 if it fails")
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16, 64], help="for --handoff-check")
     args = parser.parse_args()
@@ -312,12 +311,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     if args.handoff_check:
-        raise SystemExit(asyncio.run(run_handoff_check(args.handoff_check, args.page_sizes, args.seed)))
+        raise SystemExit(asyncio.run(run_handoff_check(args.handoff_check, args.page_sizes, args.seed, args.out)))
     print(HEADER)
     cells = asyncio.run(run(args))
     write_json(cells, args)
     if args.plot:
-        plot(cells)
+        plot(cells, args.out)
     print("load average: " + ", ".join(f"{load:.1f}" for load in os.getloadavg()))
 
 
