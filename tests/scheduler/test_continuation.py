@@ -540,11 +540,9 @@ def test_no_lease_is_left_that_nobody_can_name() -> None:
 @pytest.mark.parametrize("whole", [64, 128])
 def test_a_cut_at_whole_pages_computes_one_token_again_not_a_page(page_size: int, whole: int) -> None:
     """The matched stop is trimmed, what is left is whole pages, the suffix is empty: only the last id is computed."""
-    for seed in range(100):
-        prompt = prompt_of(whole - 5, seed)
-        says = expected_output(prompt, 20)
-        if says.index(says[5]) == 5:
-            break
+    candidates = (prompt_of(whole - 5, seed) for seed in range(100))
+    prompt = next(p for p in candidates if (said := expected_output(p, 20)).index(said[5]) == 5)
+    says = expected_output(prompt, 20)
     harness = Harness(page_size=page_size)
     harness.add("parent", prompt, 20, stop_token_ids=(says[5],), retain_ttl=1e6)
     harness.run()
