@@ -192,15 +192,20 @@ def agent(client: Client) -> None:
             output = run_tool(command[1], folder)
             show("tool", output)
             text += message("assistant", answer) + message("tool", output)
-    check("4817" in answer, f"the final answer should name the port 4817: {answer!r}")
+    remark("4817" in answer, f"the final answer should name the port 4817: {answer!r}")
     check(client.usage[-1].cached > 0, "the last turn should reuse what the turns before it computed")
 
 
 def run_tool(command: str, folder: str) -> str:
     """Runs what the model wrote, if it is one of the two read-only programs this scene needs; never through a shell."""
-    words = shlex.split(command)
-    check(bool(words) and words[0] in ("find", "cat"), f"the model asked for an unexpected command: {command!r}")
-    check(not any(word.startswith(("-exec", "-delete", "/")) for word in words), f"refused: {command!r}")
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return "(not a command)"
+    if not words or words[0] not in ("find", "cat"):
+        return "(only find and cat can be run here)"
+    if any(word.startswith(("-exec", "-delete", "-f", "-ok", "/")) or ".." in word for word in words):
+        return "(refused)"
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=10).stdout.strip()
 
 
@@ -223,7 +228,7 @@ def shared_prompt(client: Client) -> None:
     for task, answer, wanted in zip(tasks, answers, ("wc -l poem.txt", "lemon notes.md", "river", "cat budget.csv")):
         show("user", task)
         show("assistant", answer)
-        check(wanted in answer, f"the answer to {task!r} should contain {wanted!r}: {answer!r}")
+        remark(wanted in answer, f"the answer to {task!r} should contain {wanted!r}: {answer!r}")
 
 
 def streaming(client: Client) -> None:
@@ -239,7 +244,7 @@ def streaming(client: Client) -> None:
         pieces.append(piece)
         print(piece.replace("\n", f"\n{' ' * 12}| "), end="", flush=True)
     print(f"\n  {'':>9} | ({len(pieces)} events)")
-    check("4096" in "".join(pieces), f"the answer should name the size 4096: {''.join(pieces)!r}")
+    remark("4096" in "".join(pieces), f"the answer should name the size 4096: {''.join(pieces)!r}")
 
 
 def recommendation(client: Client) -> None:
@@ -266,6 +271,12 @@ def recommendation(client: Client) -> None:
     show("item", f"{item['name']} ({item['category']})")
     check(item["category"] == "mystery novels", f"the user moved on to mystery novels, not to {item['category']}")
     check(client.usage[-1].cached > client.usage[-2].prompt // 2, "stage 2 should find stage 1 in the cache")
+
+
+def remark(good: bool, message: str) -> None:
+    """What the small model gets wrong is said, but is no failure of the server."""
+    if not good:
+        show("note", f"the toy model erred: {message}")
 
 
 def check(good: bool, message: str) -> None:
