@@ -9,70 +9,19 @@ import numpy as np
 import pytest
 import torch
 from model_driver import ModelDriver
+from tiny_models import MODELS, TINY, make_reference, save_reference
 
 from baton.runtime.config import ModelArgs
 from baton.runtime.model_runner import ModelRunner
 
 pytestmark = pytest.mark.equality
 
-TINY = {
-    "vocab_size": 131,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # logits with real margins
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama, tied, odd head_dim": ("Llama", {"tie_word_embeddings": True, "head_dim": 14}),
-    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama 3.1 rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
-    "llama, linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
-    "llama, one KV head": ("Llama", {"num_key_value_heads": 1}),
-    "mistral, no window": ("Mistral", {"sliding_window": None, "head_dim": 8}),
-    "mistral, window": ("Mistral", {"sliding_window": 20, "head_dim": 8}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "qwen3, bias, tied": ("Qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
-}
-
-
-def make_reference(name: str, changes: dict[str, Any], **init: Any):
-    """A transformers model with random weights, norms and biases included."""
-    import transformers
-
-    torch.manual_seed(len(name) + len(changes))
-    config = getattr(transformers, f"{name}Config")(**(TINY | changes | init))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for key, value in model.named_parameters():
-            if value.dim() == 1:  # ones and zeros by default: they would hide a norm or a bias that is not read
-                value.copy_(torch.randn_like(value) * 0.3 + (1.0 if "norm" in key else 0.0))
-    return model
-
 
 @pytest.fixture(scope="module", params=MODELS.keys())
 def model(request, tmp_path_factory) -> tuple[Any, Path]:
     """(transformers model, folder with its config and its weights in several shards)"""
-    name, changes = MODELS[request.param]
-    reference = make_reference(name, changes)
     folder = tmp_path_factory.mktemp("model")
-    reference.save_pretrained(folder, max_shard_size="40KB")
+    reference = save_reference(request.param, folder)
     assert len(list(folder.glob("*.safetensors"))) > 1
     return reference, folder
 
