@@ -176,11 +176,11 @@ ASSISTANT = "<|im_start|>assistant\n"
 def agent(client: Client) -> None:
     """A job of several turns: the model asks for a command, the demo runs it, and the answer needs the output."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "src", "core", "app.ini")
+        file = Path(folder, "src", "core", "app.conf")
         file.parent.mkdir(parents=True)
-        file.write_text("mode = lemon\nport = 4817\nretry = 12\n")
+        file.write_text("set mode lemon\nset port 48\nset retry 12\n")
         text = message("system", "You are a shell agent. Think first.")
-        text += message("user", "What is the port in app.ini?")
+        text += message("user", "What is the value of port in app.conf?")
         show("prompt", text)
         answer = ""
         for turn in range(1, 5):
@@ -192,7 +192,7 @@ def agent(client: Client) -> None:
             output = run_tool(command[1], folder)
             show("tool", output)
             text += message("assistant", answer) + message("tool", output)
-    remark("4817" in answer, f"the final answer should name the port 4817: {answer!r}")
+    check("port 48 in ./src/core/app.conf" in answer, f"the final answer should name the port and its file: {answer!r}")
     check(client.usage[-1].cached > 0, "the last turn should reuse what the turns before it computed")
 
 
@@ -218,25 +218,27 @@ def shared_prompt(client: Client) -> None:
     )
     tasks = [
         "How many lines are in poem.txt?",
-        "Find the word lemon in notes.md.",
-        "Write the word river to todo.txt.",
+        "Please grep lemon in notes.md.",
+        "Please echo river candle into todo.txt.",
         "What is the sum of budget.csv and ledger.csv?",
     ]
     prompts = [system + message("user", task) + ASSISTANT for task in tasks]
     answers = client.generate_batch([f"batch, user {number}" for number in range(1, 5)], prompts)
     show("shared", system)
-    for task, answer, wanted in zip(tasks, answers, ("wc -l poem.txt", "lemon notes.md", "river", "cat budget.csv")):
+    commands = ("wc -l poem.txt", "grep lemon -n notes.md", "echo river candle > todo.txt", "cat budget.csv")
+    for task, answer, wanted in zip(tasks, answers, commands):
         show("user", task)
         show("assistant", answer)
-        remark(wanted in answer, f"the answer to {task!r} should contain {wanted!r}: {answer!r}")
+        check(wanted in answer, f"the answer to {task!r} should contain {wanted!r}: {answer!r}")
 
 
 def streaming(client: Client) -> None:
     """Server-sent events: the text appears while it is generated."""
     text = message("system", "You help with files. Think first.")
-    text += message("user", "What is the size of diary.md in photos?")
-    text += message("assistant", "<think>I list photos.</think>\n```bash\nls -s photos\n```")
-    text += message("tool", "318 speech.txt\n4096 diary.md\n77 index.log")
+    text += message("user", "What is the size of diary in photos?")
+    command = "cd photos && stat -c '- %n %s' *"
+    text += message("assistant", f"<think>I list the sizes in photos.</think>\n```bash\n{command}\n```")
+    text += message("tool", "- speech 31\n- diary 64\n- index 77")
     show("prompt", text)
     print(f"  {'streamed':>9} | ", end="")
     pieces = []
@@ -244,7 +246,7 @@ def streaming(client: Client) -> None:
         pieces.append(piece)
         print(piece.replace("\n", f"\n{' ' * 12}| "), end="", flush=True)
     print(f"\n  {'':>9} | ({len(pieces)} events)")
-    remark("4096" in "".join(pieces), f"the answer should name the size 4096: {''.join(pieces)!r}")
+    check("diary 64" in "".join(pieces), f"the answer should name the size 64: {''.join(pieces)!r}")
 
 
 def recommendation(client: Client) -> None:
@@ -271,12 +273,6 @@ def recommendation(client: Client) -> None:
     show("item", f"{item['name']} ({item['category']})")
     check(item["category"] == "mystery novels", f"the user moved on to mystery novels, not to {item['category']}")
     check(client.usage[-1].cached > client.usage[-2].prompt // 2, "stage 2 should find stage 1 in the cache")
-
-
-def remark(good: bool, message: str) -> None:
-    """What the small model gets wrong is said, but is no failure of the server."""
-    if not good:
-        show("note", f"the toy model erred: {message}")
 
 
 def check(good: bool, message: str) -> None:

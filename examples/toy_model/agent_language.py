@@ -58,14 +58,12 @@ def _file(rng: random.Random) -> str:
     return f"{rng.choice(STEMS)}.{rng.choice(EXTENSIONS)}"
 
 
-def _files(rng: random.Random, count: int) -> list[str]:
-    """Different stems, so that a listing never holds two names that differ in the extension alone."""
-    return [f"{stem}.{rng.choice(EXTENSIONS)}" for stem in rng.sample(STEMS, count)]
+def _number(rng: random.Random) -> int:
+    return rng.randrange(10, 100)
 
 
-def _number(rng: random.Random, digits: int = 4) -> int:
-    length = rng.randint(2, digits)
-    return rng.randrange(10 ** (length - 1), 10**length)
+def _numbers(rng: random.Random, count: int) -> list[int]:
+    return rng.sample(range(10, 100), count)
 
 
 def _sentence(rng: random.Random, word: str | None = None, length: int = 4) -> str:
@@ -91,25 +89,23 @@ def _count_lines(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]
         return ask, _missing(rng, f"wc -l {file}", file, thought)
     return ask, [
         (thought, f"wc -l {file}", f"{lines} {file}"),
-        (f"The tool says {lines}.", f"{file} has {lines} lines.", None),
+        ("I know the count.", f"{lines} lines are in {file}.", None),
     ]
 
 
 def _find_word(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
     file, word = _file(rng), rng.choice(WORDS)
-    ask = rng.choice(
-        (f"Find the word {word} in {file}.", f"Where in {file} is {word}?", f"Does {file} mention {word}?")
-    )
-    thought, command = f"I search {file} for {word}.", f"grep -n {word} {file}"
+    ask = rng.choice((f"Please grep {word} in {file}.", f"Can you grep {word} in {file}?"))
+    thought, command = f"I grep {word} in {file}.", f"grep {word} -n {file}"
     if rng.random() < 0.15:
         return ask, [
             (thought, command, "(no output)"),
-            ("Nothing was found.", f"{file} does not mention {word}.", None),
+            ("Nothing was found.", f"{file} does not mention it.", None),
         ]
     line, sentence = _number(rng), _sentence(rng, word)
     return ask, [
         (thought, command, f"{line}: {sentence}"),
-        (f"It is on line {line}.", f"Line {line} of {file} says: {sentence}", None),
+        ("I found it.", f"{file}:{line}: {sentence}", None),
     ]
 
 
@@ -119,84 +115,84 @@ def _largest_file(rng: random.Random, max_listing: int) -> tuple[str, list[Step]
     return ask, [
         (f"I look for the largest file in {folder}.", f"ls -S {folder} | head -n 1", file),
         (f"It is {file}. I read it.", f"cat {folder}/{file}", sentence),
-        (f"Now I know what {file} says.", f"The largest file is {file}. It says: {sentence}", None),
+        (f"Now I know what {file} says.", f"The largest file is {file}. It says:\n{sentence}", None),
     ]
 
 
 def _add_numbers(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
-    (first, second), a, b = _files(rng, 2), _number(rng, 3), _number(rng, 3)
+    first, second, (a, b) = _file(rng), _file(rng), _numbers(rng, 2)
     ask = rng.choice((f"Add the numbers in {first} and {second}.", f"What is the sum of {first} and {second}?"))
     return ask, [
         (f"I read {first}.", f"cat {first}", f"{a}"),
-        (f"The first number is {a}. I read {second}.", f"cat {second}", f"{b}"),
-        (f"The second number is {b}. I add {a} and {b}.", f"echo $(({a} + {b}))", f"{a + b}"),
-        (f"The sum is {a + b}.", f"{a} + {b} = {a + b}", None),
+        (f"{a} is the first number. I read {second}.", f"cat {second}", f"{b}"),
+        (f"{b} is the second number. I add both.", f"echo $(({a}+{b}))", f"{a + b}"),
+        ("I know the sum.", f"{a}+{b}={a + b}", None),
     ]
 
 
 def _read_setting(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
-    file = f"{rng.choice(CONFIGS)}.ini"
+    file = f"{rng.choice(CONFIGS)}.conf"
     path = f"./{'/'.join(rng.sample(FOLDERS, rng.randint(1, 2)))}/{file}"
     keys = rng.sample(KEYS, rng.randint(2, min(max_listing, 8)))
-    values = [str(_number(rng)) if rng.random() < 0.7 else rng.choice(WORDS) for _ in keys]
+    values = [rng.choice(WORDS) if rng.random() < 0.3 else number for number in _numbers(rng, len(keys))]
     wanted = rng.randrange(len(keys))
     key, value = keys[wanted], values[wanted]
-    listing = "\n".join(f"{key} = {value}" for key, value in zip(keys, values))
-    ask = rng.choice(
-        (f"What is the {key} in {file}?", f"Look up {key} in {file}.", f"Find {file} and tell me the {key}.")
-    )
+    listing = "\n".join(f"set {key} {value}" for key, value in zip(keys, values))
+    ask = rng.choice((f"Look up the value of {key} in {file}.", f"What is the value of {key} in {file}?"))
     return ask, [
         (f"I must find {file}.", f"find . -name {file}", path),
         (f"It is at {path}. I read it.", f"cat {path}", listing),
-        (f"The {key} is {value}.", f"In {path} the {key} is {value}.", None),
+        (f"I need the value of {key}.", f"I found the value of {key} {value} in {path}.", None),
     ]
 
 
 def _file_size(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
-    folder, files = rng.choice(FOLDERS), _files(rng, rng.randint(2, max_listing))
-    sizes = [_number(rng) for _ in files]
-    wanted = rng.randrange(len(files))
+    folder, count = rng.choice(FOLDERS), rng.randint(2, max_listing)
+    files, sizes = rng.sample(STEMS, count), _numbers(rng, count)
+    wanted = rng.randrange(count)
     file, size = files[wanted], sizes[wanted]
-    listing = "\n".join(f"{size} {file}" for size, file in zip(sizes, files))
-    ask = rng.choice((f"How big is {file} in {folder}?", f"What is the size of {file} in {folder}?"))
+    listing = "\n".join(f"- {file} {size}" for file, size in zip(files, sizes))
+    ask = rng.choice((f"What is the size of {file} in {folder}?", f"Tell me the size of {file} in {folder}."))
     return ask, [
-        (f"I list {folder}.", f"ls -s {folder}", listing),
-        (f"The size of {file} is {size}.", f"{file} has {size} blocks.", None),
+        (f"I list the sizes in {folder}.", f"cd {folder} && stat -c '- %n %s' *", listing),
+        (f"I need the size of {file}.", f"I found the size of {file} {size} in the list.", None),
     ]
 
 
-def _write_word(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
-    file, word = _file(rng), rng.choice(WORDS)
-    ask = rng.choice((f"Write the word {word} to {file}.", f"Put {word} into {file}."))
+def _write_words(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
+    file, words = _file(rng), _sentence(rng, length=rng.randint(1, 8))
+    ask = rng.choice((f"Please echo {words} into {file}.", f"Let echo {words} go into {file}."))
     return ask, [
-        (f"I write {word} to {file}.", f"echo {word} > {file}", "(no output)"),
-        ("I check the file.", f"cat {file}", word),
-        ("It worked.", f"Done. {file} now says {word}.", None),
+        (f"I write to {file}.", f"echo {words} > {file}", "(no output)"),
+        ("I check the file.", f"cat {file}", words),
+        ("It worked.", f"Done. {file} now says:\n{words}", None),
     ]
 
 
 def _last_error(rng: random.Random, max_listing: int) -> tuple[str, list[Step]]:
-    log, service, code, line = f"{rng.choice(STEMS)}.log", rng.choice(SERVICES), rng.randrange(400, 600), _number(rng)
+    log, service, code, line = f"{rng.choice(STEMS)}.log", rng.choice(SERVICES), _number(rng), _number(rng)
+    error = f"{line}: error {code} in {service}"
     ask = rng.choice((f"What is the last error in {log}?", f"Check {log} for errors."))
     return ask, [
-        (f"I look for errors in {log}.", f"grep -n error {log} | tail -n 1", f"{line}: error {code} in {service}"),
-        (f"I read around line {line}.", f"tail -n +{line} {log} | head -n 2", _sentence(rng)),
-        (f"It was error {code}.", f"The last error is {code} in {service}, on line {line}.", None),
+        (f"I look for errors in {log}.", f"grep error -n {log} | tail -n 1", error),
+        ("I read around that line.", f"tail -n +{line} {log} | head -n 2", _sentence(rng)),
+        ("I know the last error.", f"The last error of {log}:\n{error}", None),
     ]
 
 
 def _remember(rng: random.Random, messages: list[Message], think: bool) -> dict[str, int]:
-    """A first turn that gives codes to recall later: the longest-range dependency of the language."""
-    codes = {word: _number(rng) for word in rng.sample(WORDS, rng.randint(2, 10))}
-    listing = "\n".join(f"{word}: {code}" for word, code in codes.items())
-    messages.append(Message("user", f"Remember these codes.\n{listing}"))
-    messages.append(Message("assistant", _say(think, "I keep the codes in mind.", "I will remember the codes.")))
+    """A first turn that gives codes to repeat, and to recall later: the longest-range dependency of the language."""
+    count = rng.randint(2, 10)
+    codes = dict(zip(rng.sample(WORDS, count), _numbers(rng, count)))
+    listing = " ".join(f"{word} {code}" for word, code in codes.items())
+    messages.append(Message("user", f"Remember these codes: {listing}"))
+    messages.append(Message("assistant", _say(think, "I repeat the codes.", f"I will remember: {listing}")))
     return codes
 
 
 def _recall(rng: random.Random, word: str, code: int) -> tuple[str, list[Step]]:
-    ask = rng.choice((f"What is the code of {word}?", f"Tell me the code for {word}."))
-    return ask, [(f"The user gave {code} for {word}.", f"The code of {word} is {code}.", None)]
+    ask = rng.choice((f"What is the code of {word}?", f"Tell me the code of {word}."))
+    return ask, [(f"I need the code of {word}.", f"You gave me the code of {word} {code} before.", None)]
 
 
 TASKS: tuple[Callable[[random.Random, int], tuple[str, list[Step]]], ...] = (
@@ -206,6 +202,6 @@ TASKS: tuple[Callable[[random.Random, int], tuple[str, list[Step]]], ...] = (
     _add_numbers,
     _read_setting,
     _file_size,
-    _write_word,
+    _write_words,
     _last_error,
 )

@@ -23,10 +23,7 @@ from transformers.utils import logging as transformers_logging
 from .conversation import ITEM_END, ITEM_START, THINK_END, TURN_END, Conversation
 from .make_data import conversations
 from .recommendation_language import CATALOGUE, named_category
-
-FOLDER = Path(__file__).parent
-HELD_OUT_SEED = 1_000_000
-"""Training uses small seeds; the streams of two seeds are independent."""
+from .train import FOLDER, HELD_OUT_SEED
 
 
 @dataclass(slots=True)

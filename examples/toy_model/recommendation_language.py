@@ -103,13 +103,13 @@ class _Walk:
 
 def recommendation_conversation(rng: random.Random, max_history: int = 60) -> Conversation:
     """One recommendation. max_history: items in the longest history (5 tokens each)."""
-    walk, length = _Walk(rng), rng.randint(6, rng.randint(10, max_history))
+    walk, length = _Walk(rng), rng.randint(8, rng.randint(10, max_history))
     main, other = rng.sample(range(len(CATEGORIES)), 2)
     pattern = rng.choice(("steady", "moved", "by turns"))
     if pattern == "steady":
-        plan = [rng.randrange(len(CATEGORIES)) if rng.random() < 0.15 else main for _ in range(length - 3)] + [main] * 3
+        plan = [rng.randrange(len(CATEGORIES)) if rng.random() < 0.15 else main for _ in range(length - 4)] + [main] * 4
     elif pattern == "moved":
-        recent = rng.randint(3, length // 2)
+        recent = rng.randint(4, length // 2)
         plan = [other] * (length - recent) + [main] * recent
     else:
         plan = [main if (length - place) % 2 == 0 else other for place in range(length)]
@@ -130,14 +130,14 @@ def recommendation_conversation(rng: random.Random, max_history: int = 60) -> Co
 
 
 def _thought(pattern: str, history: list[Item], main: str, other: str) -> str:
-    names = ", ".join(item.name for item in history[-4:])
-    if pattern == "steady":
-        reason = f"These are {main}. The interest is steady."
-    elif pattern == "moved":
-        reason = f"These are {main}. The interest has moved on from {other}."
-    else:
-        reason = f"These are {main} and {other} by turns. The last one was of the {other}."
-    return f"The last items are {names}. {reason} Next come {main}."
+    """The last four items in words, the pattern, and the category that comes next."""
+    items = "".join(f" {item.category}: {item.name}." for item in history[-4:])
+    reason = {
+        "steady": "The interest is steady.",
+        "moved": f"The interest has moved on from {other}.",
+        "by turns": f"These are {main} and {other} by turns.",
+    }[pattern]
+    return f"The last items are{items} {reason} Next come {main}."
 
 
 def named_category(thought: str) -> str | None:

@@ -1,7 +1,8 @@
 """Trains the byte-level BPE tokenizer and writes it as Hugging Face files.
 
-Digits are single tokens, so that a number is copied digit by digit; every byte has a token, so that any text can be
-encoded. The tokens of the chat format are special (hidden when decoded); thoughts and item codes are not.
+The words and two-digit numbers of the languages are single tokens, so that copying one is copying a token; every byte
+has a token, so that any text can be encoded. The tokens of the chat format are special (hidden when decoded); thoughts
+and item codes are not.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from .conversation import CHAT_TEMPLATE, ITEM_END, ITEM_START, THINK_END, THINK_START, TURN_END, TURN_START
 from .make_data import conversations
-from .recommendation_language import CATALOGUE, item_tokens
-from .words import CONFIGS, EXTENSIONS, FOLDERS, KEYS, RULES, SERVICES, STEMS, WORDS
+from .recommendation_language import ADJECTIVES, NOUNS, item_tokens
+from .words import CONFIGS, EXTENSIONS, FOLDERS, KEYS, SERVICES, STEMS, WORDS
 
 TEXT_END = "<|endoftext|>"
 SPECIAL_TOKENS = (TEXT_END, TURN_START, TURN_END)
 VISIBLE_TOKENS = (THINK_START, THINK_END, ITEM_START, ITEM_END, *item_tokens())
 
 CONTEXT_LENGTH = 2048
-LEARNED_TOKENS = 1157
-"""Bytes and merges; with the added tokens the vocabulary has 1,260 entries at most."""
+LEARNED_TOKENS = 1697
+"""Bytes and merges; with the added tokens the vocabulary has 1,800 entries."""
+WORD_COPIES = 30
+"""How often each word stands in the training text besides the conversations: enough to become a token."""
 
 
 def train_tokenizer(seed: int = 0, samples: int = 3000) -> Tokenizer:
     """Always the same for the same seed, sample count and languages."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=LEARNED_TOKENS,
@@ -51,9 +52,9 @@ def _plain_text(seed: int, samples: int):
     for conversation in conversations(seed, samples):
         for message in conversation.messages:
             yield added.sub("\n", f"{message.role}\n{message.content}")
-    names = [item.name for ring in CATALOGUE for item in ring]
-    for word in (*STEMS, *EXTENSIONS, *CONFIGS, *FOLDERS, *WORDS, *KEYS, *SERVICES, *RULES, *names):
-        yield f"{word}\n {word}"
+    numbers = map(str, range(10, 100))
+    for word in (*STEMS, *EXTENSIONS, *CONFIGS, *FOLDERS, *WORDS, *KEYS, *SERVICES, *ADJECTIVES, *NOUNS, *numbers):
+        yield f"{word}\n {word}\n" * WORD_COPIES
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

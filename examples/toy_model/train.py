@@ -23,31 +23,46 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .conversation import TURN_END, TURN_START, Conversation
+from .conversation import ITEM_START, TURN_END, TURN_START, Conversation
+from .initial_weights import prepare
 from .make_data import catalogue_json, conversations
 from .tokenizer import CONTEXT_LENGTH, TEXT_END, save_tokenizer, train_tokenizer
 
 FOLDER = Path(__file__).parent
-WINDOW = 512
+WINDOW = 256
 """Conversations drawn at a time; batches of similar length are cut from them."""
-ASSISTANT_WEIGHT, CONTEXT_WEIGHT = 1.0, 0.1
-"""Loss weights. What the model must say counts fully; what it reads, a little (histories walk the same rings)."""
+ASSISTANT_WEIGHT = 1.0
+"""Loss weight of what the model must say."""
+HISTORY_WEIGHT = 0.3
+"""Loss weight of item histories: they walk the rings of the catalogue as the answers do."""
+CONTEXT_WEIGHT = 0.1
+"""Loss weight of all else that the model reads."""
+DRILL_LENGTH = 72
+"""Tokens of a copy drill."""
+DRILL_PHASE = 0.03
+"""Share of the training tokens, at its start, that are drills and nothing else."""
+DRILL_SHARE, DRILL_END = 0.25, 0.9
+"""Share of the sequences that are drills after that, and where in the training it has fallen to none."""
+HELD_OUT_SEED = 1_000_000
+"""The conversations that models are judged on; training streams have small seeds."""
+REPORT_EVERY = 500_000
+"""Tokens between two looks at held-out conversations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     seed: int = 0
-    tokens: int = 5_000_000
+    tokens: int = 9_000_000
     """Training tokens in all; the learning rate falls to zero over them."""
-    batch_tokens: int = 4096
-    learning_rate: float = 4e-3
-    warmup: float = 0.04
+    batch_tokens: int = 2048
+    learning_rate: float = 3e-3
+    warmup: float = 0.01
     """Share of the tokens over which the learning rate rises."""
     weight_decay: float = 0.05
 
 
 def model_config(tokenizer: Tokenizer) -> dict:
-    """config.json: a Llama of 0.95 million parameters with grouped-query attention and tied embeddings."""
+    """config.json: a Llama of 1.02 million parameters with grouped-query attention and tied embeddings."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -61,7 +76,7 @@ def model_config(tokenizer: Tokenizer) -> dict:
         "max_position_embeddings": CONTEXT_LENGTH,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
+        "rope_theta": 500000.0,
         "rope_scaling": None,
         "attention_bias": False,
         "mlp_bias": False,
@@ -90,10 +105,10 @@ def encode(tokenizer: Tokenizer, conversation: Conversation) -> tuple[list[int],
     ids: list[int] = []
     weights: list[float] = []
     for message in conversation.messages:
-        said = message.role == "assistant"
+        heard = HISTORY_WEIGHT if ITEM_START in message.content else CONTEXT_WEIGHT
         for text, weight in (
             (f"{TURN_START}{message.role}\n", CONTEXT_WEIGHT),
-            (f"{message.content}{TURN_END}", ASSISTANT_WEIGHT if said else CONTEXT_WEIGHT),
+            (f"{message.content}{TURN_END}", ASSISTANT_WEIGHT if message.role == "assistant" else heard),
             ("\n", CONTEXT_WEIGHT),
         ):
             piece = tokenizer.encode(text).ids
@@ -102,20 +117,37 @@ def encode(tokenizer: Tokenizer, conversation: Conversation) -> tuple[list[int],
     return ids[:CONTEXT_LENGTH], weights[:CONTEXT_LENGTH]
 
 
+def drill(rng: random.Random, vocabulary: int) -> tuple[list[int], list[float]]:
+    """A short sequence of random tokens, over and over; the repetitions count.
+
+    In text much can be guessed; here nothing but copying helps, which keeps the copying heads general.
+    """
+    unit = [rng.randrange(vocabulary) for _ in range(rng.randint(4, 24))]
+    ids = (unit * (DRILL_LENGTH // len(unit) + 1))[:DRILL_LENGTH]
+    return ids, [0.0] * len(unit) + [ASSISTANT_WEIGHT] * (len(ids) - len(unit))
+
+
 def batches(tokenizer: Tokenizer, config: TrainingConfig) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """Endless (ids int64 [b, t], weights float32 [b, t], tokens without padding); padding is on the right, weight 0."""
-    order = random.Random(config.seed)
-    window = 0
+    rng = random.Random(config.seed)
+    vocabulary = tokenizer.get_vocab_size()
+    seen = drawn = 0
     while True:
-        drawn = conversations(config.seed, WINDOW, start=window * WINDOW)
-        window += 1
-        encoded = sorted((encode(tokenizer, conversation) for conversation in drawn), key=lambda pair: len(pair[0]))
+        done = seen / config.tokens
+        if done < DRILL_PHASE:
+            encoded = [drill(rng, vocabulary) for _ in range(WINDOW)]
+        else:
+            encoded = [encode(tokenizer, item) for item in conversations(config.seed, WINDOW, start=drawn)]
+            drawn += WINDOW
+            drills = DRILL_SHARE * max(0.0, 1 - done / DRILL_END)
+            encoded += [drill(rng, vocabulary) for _ in range(round(WINDOW * drills / (1 - drills)))]
+        encoded.sort(key=lambda pair: len(pair[0]))
         groups: list[list[tuple[list[int], list[float]]]] = [[]]
         for pair in encoded:
             if len(pair[0]) * (len(groups[-1]) + 1) > config.batch_tokens:
                 groups.append([])
             groups[-1].append(pair)
-        order.shuffle(groups)
+        rng.shuffle(groups)
         for group in filter(None, groups):
             length = max(len(ids) for ids, _ in group)
             padded = torch.zeros(len(group), length, dtype=torch.int64)
@@ -123,13 +155,28 @@ def batches(tokenizer: Tokenizer, config: TrainingConfig) -> Iterator[tuple[torc
             for row, (ids, weight) in enumerate(group):
                 padded[row, : len(ids)] = torch.tensor(ids)
                 weights[row, : len(ids)] = torch.tensor(weight)
-            yield padded, weights, sum(len(ids) for ids, _ in group)
+            tokens = sum(len(ids) for ids, _ in group)
+            seen += tokens
+            yield padded, weights, tokens
+
+
+@torch.no_grad()
+def held_out_accuracy(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: list[Conversation]) -> dict[str, float]:
+    """Language -> share of the assistant's tokens that the model puts first, given the true text before them."""
+    right: dict[str, list[torch.Tensor]] = {}
+    for conversation in held_out:
+        ids, weights = encode(tokenizer, conversation)
+        said = torch.tensor(weights[1:]) == ASSISTANT_WEIGHT
+        best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].argmax(-1)
+        right.setdefault(conversation.language, []).append((best == torch.tensor(ids[1:]))[said])
+    return {language: torch.cat(parts).float().mean().item() for language, parts in right.items()}
 
 
 def train(tokenizer: Tokenizer, config: TrainingConfig) -> LlamaForCausalLM:
     """A model trained on ``config.tokens`` tokens, float32 on the CPU."""
     torch.manual_seed(config.seed)
     model = LlamaForCausalLM(LlamaConfig(**model_config(tokenizer)))
+    prepare(model)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     optimizer = torch.optim.AdamW(
@@ -138,7 +185,8 @@ def train(tokenizer: Tokenizer, config: TrainingConfig) -> LlamaForCausalLM:
         betas=(0.9, 0.98),
     )
     model.train()
-    seen, smooth = 0, math.nan
+    held_out = list(conversations(HELD_OUT_SEED, 32))
+    seen, smooth, reported = 0, math.nan, 0
     with tqdm(total=config.tokens, unit="token", unit_scale=True, desc="training") as progress:
         for ids, weights, tokens in batches(tokenizer, config):
             rate = _learning_rate(config, seen)
@@ -157,6 +205,10 @@ def train(tokenizer: Tokenizer, config: TrainingConfig) -> LlamaForCausalLM:
             smooth = loss.item() if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss.item()
             progress.update(tokens)
             progress.set_postfix(loss=f"{smooth:.3f}", lr=f"{rate:.1e}", refresh=False)
+            if seen - reported >= REPORT_EVERY:
+                reported = seen
+                accuracy = held_out_accuracy(model, tokenizer, held_out)
+                progress.write(", ".join(f"{name} {share:.1%}" for name, share in accuracy.items()) + f" at {seen:,}")
             if seen >= config.tokens:
                 return model.eval()
     raise AssertionError("batches() never ends")

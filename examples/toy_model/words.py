@@ -35,9 +35,7 @@ FOLDERS = vocabulary(
 
 WORDS = vocabulary(
     "lemon river stone candle window market winter silver forest bridge button pepper island mirror pocket thunder "
-    "basket copper meadow ribbon lantern harbor pillow rocket saddle tunnel velvet walnut anchor barrel cactus dragon "
-    "eagle falcon ginger hammer igloo jacket kettle ladder magnet needle orange parrot quartz rabbit spider turtle "
-    "umbrella violin whistle yellow zebra apple bottle carpet dinner engine flower guitar honey iron jungle"
+    "basket copper meadow ribbon lantern harbor pillow rocket saddle tunnel velvet walnut anchor barrel cactus dragon"
 )
 
 KEYS = vocabulary(

@@ -17,7 +17,7 @@ from baton.entrypoints.engine import Engine
 from baton.scheduler.refusal import RequestRefused
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
-PROMPT = "<|im_start|>user\nPlease count the lines of manual.md<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
 SUFFIX = "<|im_end|>\n<|im_start|>tool\n12 manual.md<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = {"temperature": 0, "max_new_tokens": 24}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 5, "max_new_tokens": 24}

@@ -17,7 +17,7 @@ from server_under_test import ServerUnderTest
 pytestmark = pytest.mark.process
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
-PROMPT = "<|im_start|>user\nPlease count the lines of manual.md<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
 SUFFIX = "<|im_end|>\n<|im_start|>tool\n12 manual.md<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = {"temperature": 0, "max_new_tokens": 24}
 LONG = {"temperature": 0, "max_new_tokens": 1800, "ignore_eos": True}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"
 GREEDY = {"temperature": 0, "max_new_tokens": 40}
 FLAGS = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu")
-TASK = "<|im_start|>user\nPlease count the lines of manual.md<|im_end|>\n<|im_start|>assistant\n"
+TASK = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="module")

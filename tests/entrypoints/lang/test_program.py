@@ -527,6 +527,8 @@ def test_asyncio() -> None:
         assert "".join([piece async for piece in state.text_async_iter()]) == "why?[5] so [12]"
         state = two_stages.run("why?", backend=backend, stream=True)
         assert "".join([piece async for piece in state.text_async_iter("answer")]) == "[12]"
+        # The answer is there before the program has ended; the whole text ends with it.
+        assert "".join([piece async for piece in state.text_async_iter()]) == "why?[5] so [12]"
         with pytest.raises(ValueError, match="text_async_iter"):
             await two_stages.run_async("q", backend=backend, stream=True)
 

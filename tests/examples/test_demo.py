@@ -1,0 +1,47 @@
+"""`make demo` ends well on the toy model, and says what is wrong when it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(DEMO), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_demo_shows_answers_and_what_was_reused() -> None:
+    done = run_demo()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "I found the value of port 48 in ./src/core/app.conf." in done.stdout
+    assert "The server has shut down cleanly." in done.stdout
+    rows = {
+        label.strip(): [int(number) for number in numbers]
+        for label, *numbers in re.findall(r"^  (\w[\w, ]+?) +(\d+) +(\d+) \(\d+%\) +(\d+) +(\d+)$", done.stdout, re.M)
+    }
+    assert rows["agent, turn 1"][1] == 0
+    for row in ("agent, turn 2", "agent, turn 3", "recommend, stage 2"):
+        prompt, cached, computed, _ = rows[row]
+        assert cached > computed > 0 and cached + computed == prompt, row
+
+
+def test_demo_fails_with_the_servers_reason(tmp_path: Path) -> None:
+    done = run_demo("--model-path", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert "DEMO FAILED" in done.stderr and "nothing" in done.stderr
+    assert "Traceback" not in done.stderr
