@@ -74,6 +74,28 @@ class ReleaseRequest(Message, frozen=True):
     rid: str
 
 
+class LoadItemTrie(Message, frozen=True):
+    """Put a trie under a name; requests that have the former one keep it. Answered by a ControlReply.
+
+    tokens, first_child: int32 bytes, the arrays of scheduler.item_trie.ItemTrie.
+    """
+
+    call_id: int
+    name: str
+    tokens: bytes
+    first_child: bytes
+    num_items: int
+    min_depth: int
+    max_depth: int
+
+
+class DeleteItemTrie(Message, frozen=True):
+    """Answered by a ControlReply whose payload is true if there was such a trie."""
+
+    call_id: int
+    name: str
+
+
 class AbortRequest(Message, frozen=True):
     """End a request, or all of them when ``rid`` is None."""
 
@@ -126,6 +148,18 @@ class RetainedOutput(Message, frozen=True):
     refused: str | None = None
 
 
+class BeamOutput(Message, frozen=True):
+    """What a beam search says of one of its results; the outputs of a search are numbered best first.
+
+    num_results: outputs that the search has; shortfall: why they are fewer than n, None if they are not.
+    """
+
+    sequence_score: float
+    cumulative_logprob: float
+    num_results: int
+    shortfall: str | None = None
+
+
 class TokenOutput(Message, frozen=True):
     """New tokens of one sample. The last one of a sample carries ``finish``."""
 
@@ -142,6 +176,7 @@ class TokenOutput(Message, frozen=True):
     continuation: ContinuationOutput | None = None
     """Sent with the last output, like ``retained``."""
     retained: RetainedOutput | None = None
+    beam: BeamOutput | None = None
 
 
 class TokenOutputs(Message, frozen=True):
@@ -214,6 +249,6 @@ class WorkerStats(Message, frozen=True):
     leaked_tokens: int = 0
 
 
-ToWorker = GenerateRequest | AbortRequest | ReleaseRequest | ControlRequest
+ToWorker = GenerateRequest | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie
 FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
 ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady

@@ -41,9 +41,54 @@ class KVCopies:
         return len(self.source)
 
 
+@dataclass(slots=True, frozen=True)
+class BeamStep:
+    """Rows ``start`` to ``stop`` of a batch are the beams of one search.
+
+    The step answers with the best ``num_candidates`` of all (row, token) pairs by ``scores`` + log-probability; with
+    none of them (None) where ``num_candidates`` is 0: a retracted search computes again what it knows.
+    """
+
+    request: Request
+    start: int
+    stop: int
+    num_candidates: int
+    scores: np.ndarray
+    """float32 [stop - start]: accumulated log-probability of each beam."""
+    shared_len: int = 0
+    """Tokens at the start of every beam whose K and V are in the same slots."""
+    bans_ends: bool = False
+    """min_new_tokens is not reached: eos and stop ids are no candidates."""
+    allowed: tuple[np.ndarray, np.ndarray] | None = None
+    """int32 [m] each, (row counted from ``start``, token id): the only candidates, where an item trie says so."""
+
+
+@dataclass(slots=True, frozen=True)
+class BeamCandidates:
+    """The best continuations of a search, best first; k of them, fewer than asked for where no more are possible."""
+
+    parents: np.ndarray
+    """int32 [k]: row counted from the BeamStep's start."""
+    tokens: np.ndarray
+    """int32 [k]"""
+    scores: np.ndarray
+    """float32 [k]: accumulated log-probability, logit_bias included."""
+    logprobs: np.ndarray
+    """float32 [k]: the token's own log-probability."""
+    stops: dict[int, StopMatch] = field(default_factory=dict)
+    """Candidate -> the stop string that its token completes."""
+    top_ids: np.ndarray | None = None
+    """int32 [rows, top_k]: the likeliest tokens after each beam, for requests that want them; likewise below."""
+    top_logprobs: np.ndarray | None = None
+    """float32 [rows, top_k]"""
+
+
 @dataclass(slots=True)
 class ScheduleBatch:
-    """One forward step. ``bs`` requests, ``tokens`` = sum(extend_lens) new tokens, concatenated in request order."""
+    """One forward step of ``bs`` rows, ``tokens`` = sum(extend_lens) new tokens, concatenated in row order.
+
+    A row is one sequence of a request: its only one, or one of its beams; then several rows have the same request.
+    """
 
     step_id: int
     mode: ForwardMode
@@ -66,6 +111,10 @@ class ScheduleBatch:
     row_updates: RowUpdates
     """What changed in req_to_token since the previous batch; apply before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
+    beams: list[BeamStep] = field(default_factory=list)
+    """The searches among the rows, in row order."""
+    allowed: dict[int, np.ndarray] = field(default_factory=dict)
+    """Row -> int32 [m], the only tokens that may be sampled; of requests with an item trie, searches excluded."""
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -83,19 +132,23 @@ class ScheduleBatch:
 @dataclass(slots=True, frozen=True)
 class StopMatch:
     """A stop string was found. ``stop_index``: which of sampling.stop; ``kept_tokens``: how many output tokens lie
-    wholly before the match (a continuation inherits just these)."""
+    wholly before the match (a continuation inherits just these); ``rest``: what the client sees between them and the
+    match. The scheduler only hands it on."""
 
     stop_index: int
     kept_tokens: int
+    rest: str = ""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed. next_ids: int32 [bs], -1 where the row does not sample."""
+    """What a step computed. next_ids: int32 [bs], -1 where the row does not sample, or is one of a search's."""
 
     next_ids: np.ndarray
     stop_matches: dict[int, StopMatch] = field(default_factory=dict)
     """Batch row -> match, found in the text up to and including the new token."""
+    beams: list[BeamCandidates | None] = field(default_factory=list)
+    """Parallel to ScheduleBatch.beams."""
 
 
 @dataclass(slots=True)

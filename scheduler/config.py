@@ -20,6 +20,7 @@ class SchedulerConfig:
     context_length: int = flag(0, "longest prompt + output; 0 takes the model's")
     max_total_tokens: int = flag(0, "tokens in the KV pool; 0 sizes it from --mem-fraction-static")
     max_running_requests: int = flag(64, "requests that are computed at the same time")
+    max_beam_width: int = flag(128, "widest beam search; each beam counts as a running request")
     chunked_prefill_size: int = flag(2048, "new prompt tokens per step; longer prompts are computed in chunks")
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
     schedule_policy: PolicyName = flag("fcfs", "order of the waiting queue: first come, or longest cached prefix")

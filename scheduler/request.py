@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +27,9 @@ import numpy as np
 from ..radix.cache import KVSequence
 from ..radix.lease import Lease
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .beam_search import BeamGroup
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -194,6 +197,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "beams",
         "cached_tokens",
         "committed_len",
         "finish",
@@ -249,6 +253,8 @@ class Request:
         """Prompt tokens found in the cache at the first admission."""
         self.queried = False
         """True once cached_tokens is set and counted; a retracted request is not counted again."""
+        self.beams: BeamGroup | None = None
+        """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
         self.retractions = 0
         self.finish: FinishReason | None = None
 

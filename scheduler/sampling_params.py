@@ -6,7 +6,12 @@ TokenizerManager's; this class only refuses what can never be right.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+MAX_SEQUENCES = 512
+"""The largest n and beam_width."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -19,7 +24,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
     logit_bias: token id -> value in [-100, 100] added to its logit.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
-    n: independent samples; sample ``i`` uses ``seed + i``.
+    n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
+    beam_width: search for the likeliest sequences, so many at a time, instead of sampling; None does not.
+    length_penalty: a finished sequence scores cumulative log-probability / (generated tokens ** length_penalty).
+    early_stopping: True ends the search when beam_width sequences have finished, False when the best running one is not
+    expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.
+    item_trie: name of the trie whose items are the only outputs; the end of an item ends the output.
     """
 
     max_new_tokens: int | None = 128
@@ -40,6 +50,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     spaces_between_special_tokens: bool = True
     seed: int | None = None
     n: int = 1
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    item_trie: str | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, field: str, fix: str) -> None:
@@ -57,11 +71,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "use a value in [-2, 2]")
         need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "use a value in [-2, 2]")
         need(0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", "use a value in (0, 2]; 1 is off")
-        need(1 <= self.n <= 512, "n", "use 1 to 512")
+        need(1 <= self.n <= MAX_SEQUENCES, "n", f"use 1 to {MAX_SEQUENCES}")
         need(all(self.stop), "stop", "an empty stop string would end every output at once; drop it")
         biases = (self.logit_bias or {}).values()
         need(all(-100.0 <= value <= 100.0 for value in biases), "logit_bias", "use values in [-100, 100]")
         need(self.seed is None or 0 <= self.seed < 2**63, "seed", "use 0 to 2**63 - 1")
+        need(self.item_trie != "", "item_trie", "name a loaded trie, or leave it out")
+        if self.beam_width is None:
+            need(self.length_penalty == 1.0, "length_penalty", "it needs a beam_width")
+            need(self.early_stopping is False, "early_stopping", "it needs a beam_width")
+            return
+        width = self.beam_width
+        need(1 <= width <= MAX_SEQUENCES, "beam_width", f"use 1 to {MAX_SEQUENCES}, or leave it out")
+        need(self.n <= width, "n", f"a beam search returns at most beam_width ({width}) sequences")
+        need(-10.0 <= self.length_penalty <= 10.0, "length_penalty", "use a value in [-10, 10]")
+        need(
+            self.temperature in (0.0, 1.0), "temperature", "a beam search does not sample; leave it out, or use 0 or 1"
+        )
+        need(self.top_k == -1, "top_k", "a beam search does not sample; leave it out")
+        need(self.top_p == 1.0, "top_p", "a beam search does not sample; leave it out")
+        need(self.min_p == 0.0, "min_p", "a beam search does not sample; leave it out")
+        need(self.seed is None, "seed", "a beam search draws nothing; leave it out")
+        for name, off in (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0)):
+            need(getattr(self, name) == off, name, "a beam search compares log-probabilities; leave it out")
+
+    @property
+    def num_requests(self) -> int:
+        """Sequences that the scheduler sees: a beam search is one, however many results it has."""
+        return self.n if self.beam_width is None else 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch that one of these sequences takes."""
+        return self.beam_width or 1
 
     @property
     def is_greedy(self) -> bool:
