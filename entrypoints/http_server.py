@@ -115,7 +115,7 @@ class HttpApi:
             if parsed.generate.stream:
                 return EventStream(call, answer.chunks(call.updates(incremental=True)), headers)
             with call:
-                outputs = await until_disconnect(request.receive, call.results())
+                outputs = await until_disconnect(request.receive, call.outputs())
         if outputs is None:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         return JSONAnswer(answer.whole(outputs), headers=headers)

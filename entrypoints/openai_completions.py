@@ -25,21 +25,20 @@ _SAMPLING = (
     "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
     # Not OpenAI's, under the names that SGLang and vLLM gave them:
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens",
+    "spaces_between_special_tokens", "beam_width", "length_penalty", "early_stopping", "item_trie",
 )  # fmt: skip
 _RENAMED = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _OF_THE_CALL = ("stream", "cache_salt", "extra_key", "no_stop_trim", *CONTINUATION_FIELDS)
 
 FIELDS = (
-    "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "rid", "request_id",
+    "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
     *_RENAMED, *_SAMPLING, *_OF_THE_CALL,
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, beside null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
-    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "use_beam_search": (False,),
-    "beam_width": (0, 1), "length_penalty": (1, 1.0), "early_stopping": (False,), "allowed_token_ids": ([],),
+    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "allowed_token_ids": ([],),
     "bad_words": ([],), "include_stop_str_in_output": (False,), "prompt_logprobs": (), "add_special_tokens": (True,),
     "truncate_prompt_tokens": (), "return_hidden_states": (False,), "priority": (0,),
 }  # fmt: skip
@@ -49,6 +48,9 @@ WITHOUT_EFFECT = (
     "conversation_id", "no_logs",
 )  # fmt: skip
 """Labels."""
+
+_BATON_META = ("continuation", "retained", "cumulative_logprob", "sequence_score", "beam_search")
+"""What else of ``meta_info`` goes into a choice, under ``baton``."""
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -77,16 +79,13 @@ def parse_completion(fields: dict[str, Any], *, rid: str | None = None) -> Compl
     logprobs = _logprobs(fields.get("logprobs"))
     stream = typed(fields.get("stream", False), bool, "stream")
     include_usage = _include_usage(fields.get("stream_options"), stream)
-    if "best_of" in fields and (best_of := fields["best_of"]) != (n := fields.get("n", 1)):
-        raise RequestRefused(
-            f"best_of is {shown(best_of)} and n is {shown(n)}; all outputs are returned: leave best_of out",
-            param="best_of",
-        )
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
     sampling: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
     sampling |= {native: fields[name] for name, native in _RENAMED.items() if name in fields}
+    if (width := _beam_width(fields)) is not None:
+        sampling["beam_width"] = width
     native = {
         **_prompt(fields),
         **{name: fields[name] for name in _OF_THE_CALL if name in fields},
@@ -139,6 +138,33 @@ def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
     return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
 
 
+def _beam_width(fields: dict[str, Any]) -> Any:
+    """Beams of the search that is asked for, None for none: by ``beam_width``, or as vLLM has it, by
+    ``use_beam_search`` with ``n`` of them. Checks ``best_of``, which is that width, or without a search ``n``."""
+    has_width = fields.get("beam_width", 0) != 0  # 0 is none
+    wanted = typed(fields.get("use_beam_search", has_width), bool, "use_beam_search")
+    n = fields.get("n", 1)
+    best_of = typed(fields.get("best_of", n), int, "best_of") if "best_of" in fields else n
+    if not wanted:
+        if has_width:
+            raise RequestRefused(
+                "beam_width is set and use_beam_search is false; leave one of them out", param="use_beam_search"
+            )
+        if best_of != n:
+            raise RequestRefused(
+                f"best_of is {best_of} and n is {shown(n)}; all outputs are returned: leave best_of out",
+                param="best_of",
+            )
+        return None
+    width = fields["beam_width"] if has_width else best_of
+    if "best_of" in fields and best_of != width:
+        raise RequestRefused(
+            f"best_of is {best_of} and beam_width is {shown(width)}; they mean the same, leave one of them out",
+            param="best_of",
+        )
+    return width
+
+
 def _rid(fields: dict[str, Any]) -> Any:
     """vLLM calls it request_id."""
     rid, request_id = fields.get("rid"), fields.get("request_id")
@@ -184,9 +210,9 @@ class CompletionAnswer:
             for sample in range(prompt.sampling.n)
         ]
 
-    def whole(self, outputs: list[dict]) -> dict:
-        """The answer to a call that does not stream, from all its outputs in order."""
-        choices = [choice.add(output) for choice, output in zip(self._choices, outputs, strict=True)]
+    def whole(self, outputs: list[tuple[int, dict]]) -> dict:
+        """The answer to a call that does not stream, from all its outputs by position."""
+        choices = [self._choices[position].add(output) for position, output in outputs]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     async def chunks(self, updates: AsyncIterator[tuple[int, dict]]) -> AsyncIterator[dict]:
@@ -202,9 +228,10 @@ class CompletionAnswer:
 
     def _usage(self) -> dict:
         """A prompt counts once, however many outputs it has."""
-        firsts = [choice.meta for choice in self._choices if choice.sample == 0]
+        shown = [choice for choice in self._choices if choice.meta]  # a search may have found fewer than n
+        firsts = [choice.meta for choice in shown if choice.sample == 0]
         prompt = sum(meta["prompt_tokens"] for meta in firsts)
-        completion = sum(choice.meta["completion_tokens"] for choice in self._choices)
+        completion = sum(choice.meta["completion_tokens"] for choice in shown)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -239,8 +266,8 @@ class _Choice:
         }
         if finish is not None:
             choice["matched_stop"] = finish.get("matched")
-            kept = {name: self.meta[name] for name in ("continuation", "retained") if name in self.meta}
-            choice["baton"] = {"rid": self.meta["id"], "index": self.sample, **kept}
+            also = {name: self.meta[name] for name in _BATON_META if name in self.meta}
+            choice["baton"] = {"rid": self.meta["id"], "index": self.sample, **also}
         return choice
 
 

@@ -23,9 +23,16 @@ RESPONSE_ID_PREFIX = "cmpl-"
 
 
 def refuse_unserved(
-    given: dict[str, Any], served: tuple, unsupported: dict[str, tuple], without_effect: tuple, *, where: str
+    given: dict[str, Any],
+    served: tuple,
+    unsupported: dict[str, tuple],
+    without_effect: tuple,
+    *,
+    where: str,
+    instead: dict[str, str] | None = None,
 ) -> None:
-    """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages."""
+    """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages;
+    ``instead``: what to use instead of an unsupported field."""
     for name, value in given.items():
         if name in served or name in without_effect:
             continue
@@ -36,8 +43,9 @@ def refuse_unserved(
         # 0 == False in Python, not for the caller of an API.
         if value is not None and not any(value == off and type(value) is type(off) for off in unsupported[name]):
             off = ", ".join(["null", *(msgspec.json.encode(value).decode() for value in unsupported[name])])
+            use = f"use {where}{instead[name]}" if instead and name in instead else "leave it out"
             raise RequestRefused(
-                f"{where}{name} is not supported; leave it out (accepted: {off})",
+                f"{where}{name} is not supported; {use} (accepted: {off})",
                 code="unsupported_field",
                 param=f"{where}{name}",
             )

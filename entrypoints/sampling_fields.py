@@ -15,9 +15,10 @@ SAMPLING_ALIASES = {"sampling_seed": "seed"}
 
 UNSUPPORTED_SAMPLING: dict[str, tuple] = {
     "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",), "stop_regex": ("", []),
-    "custom_params": ({},), "stream_interval": (1,), "beam_width": (0, 1), "use_beam_search": (False,),
-    "length_penalty": (1, 1.0), "early_stopping": (False,),
+    "custom_params": ({},), "stream_interval": (1,), "use_beam_search": (False,),
 }  # fmt: skip
+
+_INSTEAD = {"use_beam_search": "beam_width: how many beams the search has"}
 
 _FIELDS = SamplingParams.__struct_fields__
 
@@ -47,7 +48,7 @@ def parse_sampling_params(
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object", param=where)
     served = (*_FIELDS, *SAMPLING_ALIASES)
-    refuse_unserved(given, served, UNSUPPORTED_SAMPLING, (), where=f"{where}.")
+    refuse_unserved(given, served, UNSUPPORTED_SAMPLING, (), where=f"{where}.", instead=_INSTEAD)
     # null means the default, except that max_new_tokens: null asks for "up to the context length".
     values = {
         SAMPLING_ALIASES.get(name, name): value
@@ -58,6 +59,11 @@ def parse_sampling_params(
         values["stop"] = (values["stop"],)
     if isinstance(bias := values.get("logit_bias"), dict):
         values["logit_bias"] = _logit_bias(bias, where)
+    if values.get("beam_width") == 0 and type(values["beam_width"]) is int:
+        del values["beam_width"]  # no search
+    if (early := values.get("early_stopping", False)) not in (True, False, "never") or type(early) in (int, float):
+        name = f"{where}.early_stopping"
+        raise RequestRefused(f'{name} is {shown(early)}; it takes true, false or "never"', param=name)
     if no_stop_trim is not None and values.setdefault("no_stop_trim", no_stop_trim) != no_stop_trim:
         raise RequestRefused(
             f"no_stop_trim and {where}.no_stop_trim contradict each other; give it once", param="no_stop_trim"
@@ -89,4 +95,6 @@ def _readable(message: str) -> tuple[str, str | None]:
         # Our own message, which starts with the field's name.
         first = what.split(" ", 1)[0]
         return what, first if first in _FIELDS else None
-    return f"{name}: {what[0].lower() + what[1:]}".replace("`", ""), name
+    # null never comes here: it is the default.
+    what = what.replace("`", "").replace(" | null", "")
+    return f"{name}: {what[0].lower() + what[1:]}", name

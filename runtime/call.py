@@ -1,6 +1,7 @@
 """One API call while it is open: its prompts' samples, put together from what the detokenizer sends.
 
 A call with P prompts and n samples each has P x n outputs; output ``prompt * n + sample`` is the sample's position. The
+results of a beam search are its samples, best first; where it finds fewer than n, the last positions stay empty. The
 dicts have the shape of SGLang's ``/generate`` responses, so that its clients work unchanged.
 
 Reading is pull: a reader that falls behind finds the newest state of a sample, not a queue of old ones, so a slow
@@ -20,7 +21,7 @@ import msgspec
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.request import FinishReason
 from .generation import Prompt
-from .messages import LogprobChunk, RetainedOutput, TextOutput, unpack_ids
+from .messages import BeamOutput, LogprobChunk, RetainedOutput, TextOutput, unpack_ids
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class Sample:
         self.prompt = prompt
         self.started = started
         self.finished = False
+        self.is_missing = False
+        """Of a beam search that found fewer sequences than it was asked for; finished, too."""
         self._text = ""
         self._output_ids: list[int] = []
         self._input = _Logprobs()
@@ -92,6 +95,8 @@ class Sample:
             self.finished = True
             self._meta["finish_reason"] = _finish_reason(output.finish, output.completion_tokens)
             self._meta["e2e_latency"] = now - self.started
+            if output.beam is not None:
+                self._meta |= _beam(output.beam)
             if output.continuation is not None:
                 self._meta["continuation"] = msgspec.structs.asdict(output.continuation)
             if output.retained is not None and (retained := _retained(output.retained)):
@@ -152,6 +157,12 @@ class Call:
         self._dirty.add(position)
         self._changed.set()
 
+    def leave_empty(self, positions: range) -> None:
+        """No output will come for these: their search has found no more."""
+        for position in positions:
+            self.samples[position].finished = self.samples[position].is_missing = True
+        self._changed.set()
+
     def fail(self, error: RequestRefused) -> None:
         """The call ends with an error; what its samples had is dropped."""
         if self._error is None:
@@ -160,11 +171,16 @@ class Call:
 
     async def results(self) -> list[dict]:
         """Every output, whole, in order of position. Raises RequestRefused when a prompt of the call failed."""
+        return [output for _, output in await self.outputs()]
+
+    async def outputs(self) -> list[tuple[int, dict]]:
+        """`results`, each with its position."""
         while not self.finished:
             await self.wait()
         if self._error is not None:
             raise self._error
-        return [sample.snapshot() for sample in self.samples]
+        samples = enumerate(self.samples)
+        return [(position, sample.snapshot()) for position, sample in samples if not sample.is_missing]
 
     async def updates(self, *, incremental: bool = False) -> AsyncIterator[tuple[int, dict]]:
         """(position, output so far) whenever one has grown, or only what is new where ``incremental``.
@@ -203,6 +219,13 @@ def _finish_reason(finish: FinishReason, completion_tokens: int) -> dict:
     else:
         reason["message"] = finish.message or "aborted"
     return reason
+
+
+def _beam(beam: BeamOutput) -> dict:
+    scores: dict = {"cumulative_logprob": beam.cumulative_logprob, "sequence_score": beam.sequence_score}
+    if beam.shortfall is not None:
+        scores["beam_search"] = {"results": beam.num_results, "reason": beam.shortfall}
+    return scores
 
 
 def _retained(retained: RetainedOutput) -> dict:

@@ -30,8 +30,9 @@ class ContinuationPrompt:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Prompt:
-    """One prompt, continued ``sampling.n`` times. Exactly one of ``text`` and ``input_ids`` is given; with
-    ``continuation`` they are the whole prompt for the case that the parent has been forgotten, and may be missing.
+    """One prompt, continued ``sampling.n`` times: by samples, or by the best sequences of a beam search. Exactly one of
+    ``text`` and ``input_ids`` is given; with ``continuation`` they are the whole prompt for the case that the parent has
+    been forgotten, and may be missing.
 
     group: the name the caller gave the call this prompt belongs to; aborting it aborts every prompt of the call.
     namespace: prompts of different namespaces share no cache.
@@ -129,6 +130,11 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
     if sampling.top_k > _INT32_MAX:
         raise RequestRefused(
             f"top_k is {sampling.top_k}; use -1 for the whole vocabulary ({vocab} tokens)", param="top_k"
+        )
+    if sampling.beam_width is not None and sampling.beam_width > vocab:
+        raise RequestRefused(
+            f"beam_width is {sampling.beam_width}; the vocabulary has {vocab} tokens: use {vocab} or less",
+            param="beam_width",
         )
     for name in ("stop_token_ids", "logit_bias"):
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:

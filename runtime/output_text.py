@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..scheduler.beam_search import ITEM
 from ..scheduler.request import FinishReason
 from .incremental_decode import IncrementalDecoder, decode_all
 from .stop_strings import find_final_stop, held_back
@@ -59,7 +60,7 @@ class OutputText:
             ids.pop()  # the stop token ends the text and is no part of it
         if self._stop:
             self._ids += ids
-        if isinstance(matched, str):
+        if isinstance(matched, str) and not self._is_item(matched):
             return self._text_before(matched)[self._sent :]
         text = self._waiting + self._decoder.push(ids)
         if finish is not None:
@@ -69,6 +70,12 @@ class OutputText:
         self._waiting = text[len(text) - hold :]
         self._sent += len(ready)
         return ready
+
+    def _is_item(self, matched: str) -> bool:
+        """The sample ended as a whole item of a trie, so nothing is cut off. A stop string may be named like that."""
+        if matched != ITEM:
+            return False
+        return ITEM not in self._stop or find_final_stop(self._tokenizer.token_bytes, self._ids, ITEM) is None
 
     def _text_before(self, stop: str) -> str:
         """Text of all ids up to the stop string that the last one completed."""

@@ -1,19 +1,22 @@
 """From the scheduler's events to messages: what each client gets to hear, and when.
 
 Streaming requests hear of every token; the others are told once, at their end, so that a long batch job does not cost
-a message per token.
+a message per token. A beam search is told of at its end, too: an output for each of its results, numbered best first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from ..scheduler.batch import RequestEvent
-from ..scheduler.request import Inheritance, Request, Retained
+from ..scheduler.beam_search import Hypothesis
+from ..scheduler.request import FinishReason, Inheritance, Request, Retained
 from .executor import StepOutput, TokenLogprobs
 from .messages import (
+    BeamOutput,
     ContinuationOutput,
     DetokenizeParams,
     GenerateRequest,
@@ -27,7 +30,7 @@ from .messages import (
 
 @dataclass(slots=True)
 class _Pending:
-    """What one sample has produced and not yet sent."""
+    """What one sample has produced and not yet sent; of a beam search only its prompt's logprobs."""
 
     stream: bool
     params: DetokenizeParams | None
@@ -70,7 +73,9 @@ class OutputBuilder:
                     pending.output_logprobs.append(output.output_logprobs[event.row])
             if event.finish is not None:
                 del self._pending[event.request.key]
-            if pending.stream or event.finish is not None:
+            if event.finish is not None and event.request.sampling.beam_width is not None:
+                items += _search_outputs(event.request, event.finish, pending, now)
+            elif pending.stream or event.finish is not None:
                 items.append(_flush(event, pending, now))
         return TokenOutputs(items=items) if items else None
 
@@ -83,9 +88,7 @@ class OutputBuilder:
 def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
     request = event.request
     ended = event.finish is not None
-    options = request.logprobs
-    if pending.params is not None and options is not None and options.start_len == 0 and request.prompt_len:
-        pending.input_logprobs.insert(0, _first_token(request, options.top_k))
+    _add_first_token(request, pending)
     message = TokenOutput(
         rid=request.rid,
         index=request.index,
@@ -103,6 +106,50 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
     pending.params = None
     pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []
     return message
+
+
+def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, now: float) -> list[TokenOutput]:
+    """All outputs of a beam search that ended with ``finish``: its results, or n times that it has none."""
+    _add_first_token(request, pending)
+    common = TokenOutput(
+        rid=request.rid,
+        prompt_tokens=request.prompt_len,
+        cached_tokens=request.cached_tokens,
+        finish=finish,
+        params=pending.params,
+        input_logprobs=_chunk(pending.input_logprobs),
+        continuation=_continuation(request.inheritance) if request.inheritance is not None else None,
+    )
+    if finish.type == "abort":
+        return [msgspec.structs.replace(common, index=index) for index in range(request.sampling.n)]
+    assert request.beams is not None
+    results, shortfall = request.beams.results, request.beams.shortfall
+    retained = request.beams.retained or [None] * len(results)
+    return [
+        msgspec.structs.replace(
+            common,
+            index=rank,
+            new_ids=pack_ids(result.ids),
+            completion_tokens=len(result.ids),
+            finish=result.finish,
+            output_logprobs=_chunk([_logprobs(result)]) if request.logprobs is not None else None,
+            retained=_retained(kept, now) if kept is not None else None,
+            beam=BeamOutput(
+                sequence_score=result.score,
+                cumulative_logprob=result.cumulative_logprob,
+                num_results=len(results),
+                shortfall=shortfall,
+            ),
+        )
+        for rank, (result, kept) in enumerate(zip(results, retained, strict=True))
+    ]
+
+
+def _logprobs(result: Hypothesis) -> TokenLogprobs:
+    top_ids, top_values = result.top_ids, result.top_logprobs
+    if top_ids is None or top_values is None:
+        top_ids, top_values = np.empty((len(result.ids), 0), np.int32), np.empty((len(result.ids), 0), np.float32)
+    return TokenLogprobs(result.ids, result.logprobs, top_ids, top_values)
 
 
 def _continuation(inheritance: Inheritance) -> ContinuationOutput:
@@ -128,6 +175,13 @@ def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
         top_ids=np.concatenate([p.top_ids.reshape(-1) for p in parts]).tobytes(),
         top_values=np.concatenate([p.top_values.reshape(-1) for p in parts]).tobytes(),
     )
+
+
+def _add_first_token(request: Request, pending: _Pending) -> None:
+    """Before the first output, where the logprobs of the whole prompt are wanted."""
+    options = request.logprobs
+    if pending.params is not None and options is not None and options.start_len == 0 and request.prompt_len:
+        pending.input_logprobs.insert(0, _first_token(request, options.top_k))
 
 
 def _first_token(request: Request, top_k: int) -> TokenLogprobs:

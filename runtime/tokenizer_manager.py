@@ -263,12 +263,14 @@ class TokenizerManager:
         first = 0
         for prompt, tokens in zip(prompts, tokenized, strict=True):
             n = prompt.sampling.n
-            self._open[prompt.rid] = _OpenRequest(call, prompt, first, stream, unfinished=n)
+            # A search knows its results when it ends: there is nothing to stream before.
+            streams = stream and prompt.sampling.beam_width is None
+            self._open[prompt.rid] = _OpenRequest(call, prompt, first, streams, unfinished=n)
             first += n
             self.metrics.num_requests.inc()
             if prompt.continuation is None:
                 self.metrics.prompt_tokens.inc(len(tokens.ids or ()))
-            self._sender.send(_message(prompt, tokens, stream))
+            self._sender.send(_message(prompt, tokens, streams))
         self._emptied.clear()
         return call
 
@@ -351,6 +353,12 @@ class TokenizerManager:
             return
         now = self._heard_at
         self._count(request, update, now)
+        if output.beam is not None and output.index == 0:
+            first, found = request.first, output.beam.num_results
+            missing = range(first + found, first + request.prompt.sampling.n)
+            request.unfinished -= len(missing)
+            if request.call is not None:
+                request.call.leave_empty(missing)
         if request.call is not None:
             request.call.feed(request.first + output.index, update, now)
         if output.finish is not None:
@@ -372,8 +380,11 @@ class TokenizerManager:
             elif started is not None:
                 metrics.time_to_first_token.observe(now - started)
             request.last_token_at[output.index] = now
-        if output.finish is not None:
-            metrics.output_finished(output.finish.type)
+        if output.finish is None:
+            return
+        metrics.output_finished(output.finish.type)
+        # The results of a search are one request's.
+        if output.index == 0 or request.prompt.sampling.beam_width is None:
             metrics.cached_tokens.inc(output.cached_tokens)
             if request.prompt.continuation is not None and output.index == 0:
                 metrics.prompt_tokens.inc(output.prompt_tokens)  # nobody here knew the parent's length before

@@ -190,7 +190,7 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
         output("z", LENGTH),
         output("", {"type": "abort", "message": "gone"}, continuation={"path": "match"}),
     ]
-    answer = CompletionAnswer(call, "served", tokenizer).whole(outputs)
+    answer = CompletionAnswer(call, "served", tokenizer).whole(list(enumerate(outputs)))
     assert answer.pop("created") > 1.7e9
     assert answer == {
         "id": "cmpl-r",
@@ -213,7 +213,7 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
 
 def test_echo_of_ids(tokenizer: Tokenizer) -> None:
     call = parse_completion({"prompt": [97, 256], "echo": True})
-    answer = CompletionAnswer(call, "m", tokenizer).whole([output("x", LENGTH)])
+    answer = CompletionAnswer(call, "m", tokenizer).whole([(0, output("x", LENGTH))])
     assert answer["choices"][0]["text"] == "a<eos>x"
 
 
