@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 import setproctitle
 
+from ..scheduler.item_trie import ItemTrieError
 from .channels import Endpoints
 from .config import WorkerConfig
 from .model_files import ModelLoadError
@@ -38,7 +39,7 @@ _PARENT_CHECK_S = 1.0
 _ORPHAN_GRACE_S = 5.0
 
 
-_OPERATOR_ERRORS = (ModelLoadError, TokenizerError)
+_OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError)
 """What the operator has to put right: their message is enough, a stack trace would hide it."""
 
 

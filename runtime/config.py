@@ -3,7 +3,7 @@ from the fields, composed once in entrypoints/server_args.py and sent to the wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..scheduler.config import SchedulerConfig, flag
@@ -32,4 +32,6 @@ class WorkerConfig:
 
     model: ModelArgs
     scheduler: SchedulerConfig
+    item_tries: dict[str, str] = field(default_factory=dict)
+    """Name -> .npy file, of the item tries to start with."""
     log_level: str = "info"

@@ -103,7 +103,8 @@ class AbortRequest(Message, frozen=True):
 
 
 class ControlRequest(Message, frozen=True):
-    """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info."""
+    """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info |
+    item_tries."""
 
     call_id: int
     verb: str

@@ -17,16 +17,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ..scheduler.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.refusal import RequestRefused
 from .call import Call
 from .channels import AsyncReceiver, Endpoints, Sender
 from .generation import ModelLimits, Prompt, check_continuation, check_prompt
+from .item_tries import check_name, pack_trie
 from .messages import (
     AbortRequest,
     Continuation,
     ControlReply,
     ControlRequest,
+    DeleteItemTrie,
     GenerateRequest,
+    LoadItemTrie,
     ReleaseRequest,
     RequestError,
     TextOutput,
@@ -179,6 +183,26 @@ class TokenizerManager:
             raise RequestRefused(_reason(reply), status=500, code="worker_error")
         return msgspec.json.decode(reply.payload)
 
+    async def load_item_trie(self, name: str, trie: ItemTrie, timeout_s: float = 30.0) -> None:
+        """Put a trie under a name; requests sent from now on get it. Raises RequestRefused for a name or tokens that
+        cannot be."""
+        try:
+            check_name(name)
+        except ItemTrieError as error:
+            raise RequestRefused(str(error), param="name") from None
+        reply = await self._ask(lambda call_id: pack_trie(call_id, name, trie), "load_item_trie", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), code="invalid_item_trie")
+
+    async def delete_item_trie(self, name: str, timeout_s: float = 10.0) -> bool:
+        """Requests that have the trie keep it. False if there is none of this name."""
+        reply = await self._ask(lambda call_id: DeleteItemTrie(call_id=call_id, name=name), "delete", timeout_s)
+        return msgspec.json.decode(reply.payload)
+
+    async def list_item_tries(self, timeout_s: float = 10.0) -> list[dict]:
+        """name, num_items, min_depth, max_depth and num_bytes of each."""
+        return msgspec.json.decode((await self._control("item_tries", timeout_s)).payload)
+
     # -- how a server ends -----------------------------------------------------------------------------------------
 
     def refuse_new(self, error: RequestRefused) -> None:
@@ -296,7 +320,10 @@ class TokenizerManager:
         return await self._ask(lambda call_id: ControlRequest(call_id=call_id, verb=verb), verb, timeout_s)
 
     async def _ask(
-        self, question: Callable[[int], ControlRequest | ReleaseRequest], what: str, timeout_s: float
+        self,
+        question: Callable[[int], ControlRequest | ReleaseRequest | LoadItemTrie | DeleteItemTrie],
+        what: str,
+        timeout_s: float,
     ) -> ControlReply:
         """Send a question, made from its call id, and wait for the reply."""
         if self._closed_because is not None:

@@ -12,8 +12,11 @@ another: a node without children, a leaf, is a whole item.
 
 from __future__ import annotations
 
+import io
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -85,6 +88,21 @@ class ItemTrie:
             max_depth=int(lengths.max()),
         )
 
+    @classmethod
+    def from_npy(cls, data: bytes) -> ItemTrie:
+        """From the table that `build` takes, as a .npy file holds it. Raises ItemTrieError."""
+        return cls.build(_read_npy(data))
+
+    @classmethod
+    def load(cls, path: str | Path) -> ItemTrie:
+        """From a .npy file. Raises ItemTrieError, naming the file."""
+        try:
+            return cls.from_npy(Path(path).read_bytes())
+        except OSError as error:
+            raise ItemTrieError(f"cannot read {path}: {error.strerror}") from None
+        except ItemTrieError as error:
+            raise ItemTrieError(f"{path}: {error}") from None
+
     def num_children(self, nodes: np.ndarray) -> np.ndarray:
         """int32 [n] of nodes -> int32 [n]"""
         return self.first_child[nodes + 1] - self.first_child[nodes]
@@ -111,6 +129,33 @@ class ItemTrie:
             child = np.where((ahead < end) & (self.tokens.take(ahead, mode="clip") <= tokens), ahead, child)
         assert ((child < end) & (self.tokens.take(child, mode="clip") == tokens)).all(), "no such child in the trie"
         return child
+
+
+def _read_npy(data: bytes) -> np.ndarray:
+    """A read-only view of the array. Not np.load: that unpickles or allocates as the header says, before it looks."""
+    source = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(source)
+    except ValueError:
+        raise ItemTrieError("this is no .npy file; write it with numpy.save") from None
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ItemTrieError(
+            f"the .npy file has format version {version[0]}.{version[1]}; versions 1.0 and 2.0 are read"
+        )
+    try:
+        shape, fortran_order, dtype = readers[version](source)
+    except Exception as error:  # the header is Python source that anybody may have written
+        raise ItemTrieError(f"the header of the .npy file cannot be read: {type(error).__name__}") from None
+    if dtype.kind not in "iu" or min(shape, default=0) < 0:
+        raise ItemTrieError(
+            f"the .npy file holds {dtype} of shape {shape}; item tries are made of integers, save int32"
+        )
+    there, needed = len(data) - source.tell(), math.prod(shape) * dtype.itemsize
+    if there != needed:
+        raise ItemTrieError(f"the .npy file has {there} bytes of data, but {dtype} of shape {shape} is {needed} bytes")
+    items = np.frombuffer(data, dtype, offset=source.tell())
+    return items.reshape(shape, order="F" if fortran_order else "C")
 
 
 def _checked_columns(items: np.ndarray) -> np.ndarray:
@@ -156,6 +201,6 @@ def _refuse_beginnings(depth: int, is_new: np.ndarray, column: np.ndarray, order
         at = int(begins.argmax())
         short, long = int(order[at]), int(order[at + 1])
         raise ItemTrieError(
-            f"item {short} ({depth} tokens) is the beginning of item {long}; one of them must go, or both must end in a "
-            "token that says so"
+            f"item {short} ({depth} tokens) is the beginning of item {long}; leave one of them out, or end both with a "
+            "token of their own"
         )

@@ -1,0 +1,98 @@
+"""The item tries of a worker, by name. A request gets the trie itself: one that is swapped or deleted meanwhile stays
+alive for the requests that have it, and for no others."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..scheduler.item_trie import ItemTrie, ItemTrieError
+from ..scheduler.refusal import RequestRefused
+from .messages import LoadItemTrie
+
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+"""But not . and .., which the path of a URL cannot end in."""
+
+
+class ItemTries:
+    """The registry; the worker's event loop owns it. ``vocab_size``: of the model."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._tries: dict[str, ItemTrie] = {}
+
+    def put(self, name: str, trie: ItemTrie) -> None:
+        """Under this name from now on. Raises ItemTrieError for a trie with tokens that the model does not have."""
+        check_vocabulary(trie, self._vocab_size)
+        self._tries[name] = trie
+
+    def get(self, name: str) -> ItemTrie:
+        """Raises RequestRefused (404)."""
+        trie = self._tries.get(name)
+        if trie is None:
+            loaded = ", ".join(map(repr, self._tries)) or "none"
+            raise RequestRefused(
+                f"there is no item trie {name!r}; loaded: {loaded}",
+                status=404,
+                code="item_trie_not_found",
+                param="sampling_params.item_trie",
+            )
+        return trie
+
+    def delete(self, name: str) -> bool:
+        """True if there was one."""
+        return self._tries.pop(name, None) is not None
+
+    def describe(self) -> list[dict[str, object]]:
+        """One entry per trie, in order of loading; see `describe`."""
+        return [describe(name, trie) for name, trie in self._tries.items()]
+
+
+def describe(name: str, trie: ItemTrie) -> dict[str, object]:
+    """What clients are told of a trie. Depths are in tokens."""
+    return {
+        "name": name,
+        "num_items": trie.num_items,
+        "min_depth": trie.min_depth,
+        "max_depth": trie.max_depth,
+        "num_bytes": trie.num_bytes,
+    }
+
+
+def check_name(name: str) -> None:
+    """Raises ItemTrieError for what may not name a trie: names stand in URLs and on command lines."""
+    if _NAME.fullmatch(name) is None:
+        raise ItemTrieError(f"an item trie cannot be named {name!r}; use 1 to 128 letters, digits, '.', '_' or '-'")
+
+
+def check_vocabulary(trie: ItemTrie, vocab_size: int) -> None:
+    """Raises ItemTrieError for tokens that the model does not have."""
+    if trie.max_token >= vocab_size:
+        raise ItemTrieError(
+            f"an item has the token {trie.max_token}; the model has {vocab_size} tokens, 0 to {vocab_size - 1}"
+        )
+
+
+def pack_trie(call_id: int, name: str, trie: ItemTrie) -> LoadItemTrie:
+    """The message that carries a trie to the worker."""
+    return LoadItemTrie(
+        call_id=call_id,
+        name=name,
+        tokens=trie.tokens.astype("<i4", copy=False).tobytes(),
+        first_child=trie.first_child.astype("<i4", copy=False).tobytes(),
+        num_items=trie.num_items,
+        min_depth=trie.min_depth,
+        max_depth=trie.max_depth,
+    )
+
+
+def unpack_trie(message: LoadItemTrie) -> ItemTrie:
+    """Reads the arrays in place: nothing is built in the worker."""
+    return ItemTrie(
+        tokens=np.frombuffer(message.tokens, dtype="<i4"),
+        first_child=np.frombuffer(message.first_child, dtype="<i4"),
+        num_items=message.num_items,
+        min_depth=message.min_depth,
+        max_depth=message.max_depth,
+    )
