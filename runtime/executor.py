@@ -1,4 +1,4 @@
-"""One step, from a ScheduleBatch to tokens on the host: forward, sample, logprobs, stop strings.
+"""One step, from a ScheduleBatch to tokens on the host: forward, sample or rank beams, logprobs, stop strings.
 
 Everything between the scheduler's two calls. Knows the model runner and the sampler, not the queues.
 """
@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..scheduler.batch import ScheduleBatch, StepResult, StopMatch
+from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.request import Request
+from .beam_candidates import BeamRanker
 from .logprobs import TokenLogprobs, input_logprobs, output_logprobs
 from .model_runner import ModelRunner
 from .sampler import Sampler
-from .stop_strings import StopStringChecker
+from .stop_strings import FoundStop, StopStringChecker
 from .token_bytes import TokenBytes
 
 
@@ -39,6 +40,7 @@ class Executor:
     def __init__(self, runner: ModelRunner, sampler: Sampler, load_token_bytes: Callable[[], TokenBytes]) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._ranker = BeamRanker(runner.config.vocab_size, runner.config.eos_token_ids, runner.device)
         self._load_token_bytes = load_token_bytes
         self._stop_strings: StopStringChecker | None = None
 
@@ -46,24 +48,59 @@ class Executor:
     def run(self, batch: ScheduleBatch) -> StepOutput:
         """Compute one step and wait for it."""
         forward = self._runner.forward(batch)
-        rows = np.flatnonzero(batch.samples)
-        requests = [batch.requests[row] for row in rows]
-        next_ids = np.full(len(batch), -1, dtype=np.int32)
-        output = StepOutput(StepResult(next_ids))
-        if requests:
-            sampled = self._sampler.sample(forward.logits, requests)
-            next_ids[rows] = sampled.cpu().numpy()
-            self._add_output_logprobs(output, forward.logits, sampled, rows, requests)
+        output = StepOutput(StepResult(np.full(len(batch), -1, dtype=np.int32)))
+        self._sample(output, forward.logits, batch)
+        output.result.beams = self._rank_beams(forward.logits, batch)
         if forward.logprob_hidden is not None:
             self._add_input_logprobs(output, forward.logprob_hidden, batch)
+        return output
+
+    def _sample(self, output: StepOutput, logits: torch.Tensor, batch: ScheduleBatch) -> None:
+        """A token for every row that samples and is no beam."""
+        samples = batch.samples.copy()
+        for step in batch.beams:
+            samples[step.start : step.stop] = False
+        rows = np.flatnonzero(samples)
+        if not len(rows):
+            return
+        requests = [batch.requests[row] for row in rows]
+        allowed = {i: batch.allowed[row] for i, row in enumerate(rows.tolist()) if row in batch.allowed}
+        logits = _take_rows(logits, _logits_rows(batch)[rows])
+        sampled = self._sampler.sample(logits, requests, allowed)
+        next_ids = output.result.next_ids
+        next_ids[rows] = sampled.cpu().numpy()
+        self._add_output_logprobs(output, logits, sampled, rows, requests)
         if any(request.sampling.stop for request in requests):
-            if self._stop_strings is None:
-                self._stop_strings = StopStringChecker(self._load_token_bytes())
-            for row, found in self._stop_strings.check(batch.requests, next_ids).items():
-                output.result.stop_matches[row] = StopMatch(found.stop_index, found.kept_tokens)
+            for row, found in self._stop_string_checker().check(batch.requests, next_ids).items():
+                output.result.stop_matches[row] = _stop_match(found)
                 if found.rest:
                     output.stop_rests[row] = found.rest
-        return output
+
+    def _rank_beams(self, logits: torch.Tensor, batch: ScheduleBatch) -> list[BeamCandidates | None]:
+        """Parallel to batch.beams; None for searches that want no candidates."""
+        steps = [step for step in batch.beams if step.num_candidates > 0]
+        if not steps:
+            return [None] * len(batch.beams)
+        rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
+        ranked = iter(self._ranker.rank(_take_rows(logits, _logits_rows(batch)[rows]), steps))
+        found = [next(ranked) if step.num_candidates > 0 else None for step in batch.beams]
+        for step, candidates in zip(batch.beams, found):
+            if candidates is not None and step.request.sampling.stop:
+                candidates.stops.update(self._stops_of(step, candidates))
+        return found
+
+    def _stops_of(self, step: BeamStep, candidates: BeamCandidates) -> dict[int, StopMatch]:
+        beams = step.request.beams
+        assert beams is not None, f"{step.request} is in a search that has not begun"
+        matches = self._stop_string_checker().check_beams(
+            step.request, beams.sequences(), candidates.parents, candidates.tokens
+        )
+        return {candidate: _stop_match(found) for candidate, found in matches.items()}
+
+    def _stop_string_checker(self) -> StopStringChecker:
+        if self._stop_strings is None:
+            self._stop_strings = StopStringChecker(self._load_token_bytes())
+        return self._stop_strings
 
     def forget(self, request: Request) -> None:
         """Drop what is kept for a request that ended."""
@@ -108,3 +145,20 @@ class Executor:
         index = torch.from_numpy(np.concatenate(kept)).to(hidden.device)
         chunks = input_logprobs(hidden[index], targets, top_ks, self._runner.compute_logits)
         output.input_logprobs += zip(requests, chunks)
+
+
+def _logits_rows(batch: ScheduleBatch) -> np.ndarray:
+    """int64 [bs]: where the logits of a batch row are, if it has any (ForwardOutput.logits)."""
+    return np.cumsum(batch.samples) - 1
+
+
+def _take_rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """These rows (int64 [n], ascending, at least one) of the logits; a view where they lie side by side."""
+    first, count = int(rows[0]), len(rows)
+    if int(rows[-1]) - first == count - 1:
+        return logits[first : first + count]
+    return logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+
+
+def _stop_match(found: FoundStop) -> StopMatch:
+    return StopMatch(found.stop_index, found.kept_tokens, found.rest)

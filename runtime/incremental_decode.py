@@ -33,6 +33,14 @@ class IncrementalDecoder:
         token_bytes, skipped = self._token_bytes, self._skipped
         return self._utf8.decode(b"".join([token_bytes[i] for i in token_ids if i not in skipped]))
 
+    def copy(self) -> IncrementalDecoder:
+        """Another decoder in the same state, to go on with other tokens."""
+        other = IncrementalDecoder.__new__(IncrementalDecoder)
+        other._token_bytes, other._skipped = self._token_bytes, self._skipped
+        other._utf8 = codecs.getincrementaldecoder("utf-8")(self._token_bytes.errors)
+        other._utf8.setstate(self._utf8.getstate())
+        return other
+
     def flush(self) -> str:
         """The end of the sequence: U+FFFD for bytes that wait in vain, else nothing."""
         return self._utf8.decode(b"", final=True)

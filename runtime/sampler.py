@@ -2,7 +2,8 @@
 
 Order, as in SGLang and vLLM:
 
-    logit_bias → min_new_tokens (no eos, no stop id yet) → penalties → temperature → top_k → top_p → min_p → draw
+    allowed tokens → logit_bias → min_new_tokens (no eos, no stop id yet) → penalties
+                   → temperature → top_k → top_p → min_p → draw
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut are float64.
@@ -17,13 +18,14 @@ the vocabulary. Work goes in slices of rows, so that temporary memory stays boun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..scheduler.request import Request
+from .forward_batch import upload
 from .noise import draw_keys, exponential_noise
 from .penalties import Penalties, uses_penalties
 from .ranking import SLICE_ELEMENTS, top_tokens
@@ -36,6 +38,9 @@ MAX_RANKED_TOP_K = 4096
 
 MIN_TEMPERATURE = 1e-30
 """A smaller one, though not 0, would be 0 in float32."""
+
+LARGEST_ALLOWED = 1e30
+"""The logit of an allowed token is at most so far from 0: even one that is NaN or -inf goes before one not allowed."""
 
 
 @dataclass(slots=True)
@@ -100,11 +105,17 @@ class Sampler:
         self._plan: _Plan | None = None
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    def sample(
+        self, logits: torch.Tensor, requests: Sequence[Request], allowed: Mapping[int, np.ndarray] | None = None
+    ) -> torch.Tensor:
         """Next token ids, int64 [n] on the device. ``logits``: float32 [n, vocab], left as they are; ``requests``: the
-        n requests of the rows. Each must hold a row (Request.kv) if it uses penalties."""
+        n requests of the rows. Each must hold a row (Request.kv) if it uses penalties.
+
+        allowed: row -> int32 [m], the only tokens it may get, at least one; what they are comes before all other
+        wishes. Rows that are not in it may get any.
+        """
         plan = self._plan_for(requests)
-        logits = self._adjust(logits, plan)
+        logits = self._adjust(logits, plan, allowed or {})
         if plan.greedy_rows is None:
             return logits.argmax(dim=-1)
         next_ids = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
@@ -184,28 +195,34 @@ class Sampler:
 
     # -- what each step does -----------------------------------------------------------------------------------------
 
-    def _adjust(self, logits: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        """logit_bias, min_new_tokens and penalties, on a copy; the same tensor where there are none."""
+    def _adjust(self, logits: torch.Tensor, plan: _Plan, allowed: Mapping[int, np.ndarray]) -> torch.Tensor:
+        """Allowed tokens, logit_bias, min_new_tokens, penalties, on a copy; the same tensor where there are none."""
         requests = plan.requests
         too_short = [
             i for i in plan.min_new_rows if _output_position(requests[i]) < requests[i].sampling.min_new_tokens
         ]
-        if plan.bias is None and not too_short and not plan.penalty_rows:
+        if plan.bias is None and not too_short and not plan.penalty_rows and not allowed:
             return logits
         logits = logits.clone()
+        if allowed:
+            _allow_only(logits, allowed)
         if plan.bias is not None:
             row, token_id, value = plan.bias
             logits[row, token_id] += value
         if too_short:
-            ends = [(i, t) for i in too_short for t in self._end_ids(requests[i])]
+            ends = [(i, t) for i in too_short for t in self._banned_ids(requests[i], allowed.get(i))]
             row, token_id = self._to_device(ends, torch.int64).view(-1, 2).unbind(1)
             logits[row, token_id] = -float("inf")
         if plan.penalty_rows:
             self._penalties.apply(logits, plan.penalty_rows, [requests[i] for i in plan.penalty_rows])
         return logits
 
-    def _end_ids(self, request: Request) -> list[int]:
-        return [i for i in {*self._eos_token_ids, *request.sampling.stop_token_ids} if 0 <= i < self._vocab_size]
+    def _banned_ids(self, request: Request, allowed: np.ndarray | None) -> list[int]:
+        """eos and stop ids; none where they are all that is allowed."""
+        ends = {*self._eos_token_ids, *request.sampling.stop_token_ids}
+        if allowed is not None and len(allowed) <= len(ends) and ends.issuperset(allowed.tolist()):
+            return []
+        return [i for i in ends if 0 <= i < self._vocab_size]
 
     def _draw(self, logits: torch.Tensor, draws: _Draws, keys: torch.Tensor) -> torch.Tensor:
         """Drawn token ids int64 [m], for keys int32 [m, 2]."""
@@ -246,6 +263,21 @@ class Sampler:
 def _race(log_weights: torch.Tensor, kept: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Column of the winner, int64 [m]: kept column v with probability proportional to exp(log_weights[v])."""
     return (log_weights.exp().div_(noise)).mul_(kept).argmax(dim=-1)
+
+
+def _allow_only(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> None:
+    """-inf for every other token of these rows, in place."""
+    row, token_id, rows = upload(
+        [
+            np.repeat(np.array(list(allowed)), [len(ids) for ids in allowed.values()]),
+            np.concatenate(list(allowed.values())),
+            np.array(list(allowed)),
+        ],
+        logits.device,
+    )
+    kept = logits[row, token_id].nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)
+    logits[rows] = -float("inf")
+    logits[row, token_id] = kept
 
 
 def _output_position(request: Request) -> int:

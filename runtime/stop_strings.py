@@ -55,6 +55,16 @@ class StopStringMatcher:
         self.num_tokens = 0
         """Tokens seen."""
 
+    def copy(self) -> StopStringMatcher:
+        """Another matcher of the same text, to go on with other tokens."""
+        other = StopStringMatcher.__new__(StopStringMatcher)
+        other._decoder = self._decoder.copy()
+        other._stop, other._longest, other._min_new_tokens = self._stop, self._longest, self._min_new_tokens
+        other._text, other._text_start = self._text, self._text_start
+        other._marks = self._marks.copy()
+        other.num_tokens = self.num_tokens
+        return other
+
     def push(self, token_id: int) -> FoundStop | None:
         """Take the next token; the match its text completes, if any."""
         old_length = len(self._text)
@@ -92,11 +102,13 @@ class StopStringMatcher:
 
 
 class StopStringChecker:
-    """The matchers of all live requests that have stop strings, by (rid, index)."""
+    """The matchers of all live requests that have stop strings, by (rid, index): one each, or one for each beam."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._matchers: dict[tuple[str, int], StopStringMatcher] = {}
+        self._beams: dict[tuple[str, int], dict[bytes, StopStringMatcher]] = {}
+        """For each search, its live beams at the last check by their tokens (int32 bytes)."""
 
     def check(self, requests: Sequence[Request], next_ids: np.ndarray) -> dict[int, FoundStop]:
         """Batch row -> match, for the rows whose new token completes a stop string.
@@ -108,21 +120,57 @@ class StopStringChecker:
             if request.sampling.stop and next_ids[row] >= 0:
                 found = self._matcher(request).push(int(next_ids[row]))
                 if found is not None:
-                    matches[row] = self._as_seen(request, int(next_ids[row]), found)
+                    matches[row] = self._as_seen(request, request.output_ids, int(next_ids[row]), found)
         return matches
 
-    def _as_seen(self, request: Request, next_id: int, found: FoundStop) -> FoundStop:
-        """Without the rest, if that is part of a special token which the client does not see."""
+    def check_beams(
+        self, request: Request, sequences: np.ndarray, parents: np.ndarray, tokens: np.ndarray
+    ) -> dict[int, FoundStop]:
+        """Candidate -> match, for the continuations of a search that complete a stop string.
+
+        sequences: int32 [beams, generated tokens], what each beam has so far; parents, tokens: int32 [candidates].
+        """
+        matchers = self._beam_matchers(request, sequences)
+        matches: dict[int, FoundStop] = {}
+        for candidate, (parent, token_id) in enumerate(zip(parents.tolist(), tokens.tolist())):
+            found = matchers[parent].copy().push(token_id)
+            if found is not None:
+                matches[candidate] = self._as_seen(request, sequences[parent], token_id, found)
+        return matches
+
+    def _as_seen(self, request: Request, ids: np.ndarray, next_id: int, found: FoundStop) -> FoundStop:
+        """Without the rest, if that is part of a special token which the client does not see. The text is that of
+        ``ids`` and ``next_id``."""
         kept = found.kept_tokens
-        first = int(request.output_ids[kept]) if kept < request.num_output_tokens else next_id
+        first = int(ids[kept]) if kept < len(ids) else next_id
         hidden = request.sampling.skip_special_tokens and first in self._token_bytes.special_ids
         return replace(found, rest="") if hidden else found
+
+    def _beam_matchers(self, request: Request, sequences: np.ndarray) -> list[StopStringMatcher]:
+        """One for each beam. A beam is found by its tokens: whatever the search did since the last check, and however
+        often, what is kept cannot be that of another sequence."""
+        known = self._beams.get(request.key, {})
+        matchers: dict[bytes, StopStringMatcher] = {}
+        for ids in sequences:
+            name = ids.tobytes()
+            matcher = known.get(name)
+            if matcher is None:
+                parent = known.get(ids[:-1].tobytes()) if len(ids) else None
+                matcher = parent.copy() if parent is not None else self._new_matcher(request)
+                for token_id in ids[matcher.num_tokens :].tolist():
+                    matcher.push(token_id)
+            matchers[name] = matcher
+        self._beams[request.key] = matchers
+        return [matchers[ids.tobytes()] for ids in sequences]
+
+    def _new_matcher(self, request: Request) -> StopStringMatcher:
+        return StopStringMatcher(self._token_bytes, request.sampling.stop, request.sampling.min_new_tokens)
 
     def _matcher(self, request: Request) -> StopStringMatcher:
         matcher = self._matchers.get(request.key)
         if matcher is None or matcher.num_tokens != request.num_output_tokens:
             # New here, or a step was lost: what the matcher knows follows from the request's own tokens.
-            matcher = StopStringMatcher(self._token_bytes, request.sampling.stop, request.sampling.min_new_tokens)
+            matcher = self._new_matcher(request)
             for token_id in request.output_ids.tolist():
                 matcher.push(token_id)
             self._matchers[request.key] = matcher
@@ -131,9 +179,10 @@ class StopStringChecker:
     def drop(self, key: tuple[str, int]) -> None:
         """Forget a request that ended; unknown keys are fine."""
         self._matchers.pop(key, None)
+        self._beams.pop(key, None)
 
     def __len__(self) -> int:
-        return len(self._matchers)
+        return len(self._matchers) + len(self._beams)
 
 
 def find_final_stop(token_bytes: TokenBytes, token_ids: Sequence[int], stop: str) -> FoundStop | None:

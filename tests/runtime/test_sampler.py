@@ -35,8 +35,10 @@ def kept_tokens(logits: torch.Tensor, request: Request) -> dict[int, float]:
     return {i: weight[i] for i in nucleus if scaled[i] >= floor or i == ranking[0]}
 
 
-def slow_sample(logits: torch.Tensor, request: Request) -> int:
+def slow_sample(logits: torch.Tensor, request: Request, allowed: np.ndarray | None = None) -> int:
     logits, sampling = logits.clone(), request.sampling
+    if allowed is not None:
+        logits[np.setdiff1d(np.arange(len(logits)), allowed)] = -math.inf
     for token_id, value in (sampling.logit_bias or {}).items():
         logits[token_id] += value
     if request.num_output_tokens < sampling.min_new_tokens:
@@ -103,6 +105,29 @@ def test_mixed_batches_equal_the_slow_twin(seed, vocab_size):
         ids = fast.sample(logits, requests).tolist()
         assert ids == [slow_sample(row, request) for row, request in zip(logits, requests)], f"seed {seed}"
         assert torch.equal(logits, before), "the raw logits are needed for the logprobs"
+        for request, token_id in zip(requests, ids):
+            request.token_ids.append(token_id)
+
+
+@pytest.mark.parametrize("vocab_size", [40, 1000])
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_with_allowed_tokens_equal_the_slow_twin(seed, vocab_size):
+    """Each with its own few tokens or with many, beside rows that may say anything."""
+    rng = np.random.default_rng(seed)
+    fast = sampler(vocab_size)
+    requests = [random_request(rng, vocab_size, row) for row in range(24)]
+    for _ in range(3):
+        logits = random_logits(rng, len(requests), vocab_size)
+        before = logits.clone()
+        allowed = {}
+        for row in rng.choice(24, 16, replace=False).tolist():
+            free = np.setdiff1d(np.arange(vocab_size), [*EOS, 7, 8])  # not only what min_new_tokens bans
+            some = rng.choice(vocab_size, int(rng.choice([0, 2, vocab_size // 2])), replace=False)
+            allowed[row] = np.union1d(some, rng.choice(free, 2)).astype(np.int32)
+        ids = fast.sample(logits, requests, allowed).tolist()
+        assert ids == [slow_sample(logits[i], request, allowed.get(i)) for i, request in enumerate(requests)]
+        assert all(ids[row] in tokens for row, tokens in allowed.items()), f"seed {seed}"
+        assert torch.equal(logits, before)
         for request, token_id in zip(requests, ids):
             request.token_ids.append(token_id)
 
@@ -255,6 +280,25 @@ class TestEdges:
             rows = torch.cat([logits[:1].expand(4, -1), torch.full((1, 600), math.nan)])
             ids = sampler(600).sample(rows, requests)
             assert torch.equal(ids[:4], expected) and 0 <= ids[4] < 600, broken
+
+    @pytest.mark.parametrize(
+        "sampling", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.2}, {"temperature": 1e20}]
+    )
+    @pytest.mark.parametrize("broken", [math.nan, -math.inf, math.inf])
+    def test_a_broken_row_still_yields_an_allowed_token(self, sampling, broken):
+        logits = torch.full((1, 600), broken)
+        request = make_request(repetition_penalty=1.5, prompt=[300, 301], logit_bias={300: -100.0}, **sampling)
+        allowed = np.array([300, 301, 599], dtype=np.int32)
+        assert int(sampler(600).sample(logits, [request], {0: allowed})) in (300, 301, 599)
+
+    def test_where_only_ends_are_allowed_min_new_tokens_gives_way(self):
+        """An item that holds an eos id; the scheduler does not let it end the request yet."""
+        logits = torch.zeros(1, 10)
+        logits[0, 8] = 9.0
+        request = make_request(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,))
+        fast = sampler(10)
+        assert int(fast.sample(logits, [request], {0: np.array([7], dtype=np.int32)})) == 7
+        assert int(fast.sample(logits, [request], {0: np.array([5, 9], dtype=np.int32)})) == 9
 
     def test_tokens_in_flight_count_as_drawn(self):
         """A step that is sampled while the one before is in flight draws at the next position."""

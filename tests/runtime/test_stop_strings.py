@@ -159,3 +159,73 @@ def test_held_back_is_the_longest_tail_that_begins_a_stop_string(text, stop):
 @pytest.mark.parametrize(("text", "held"), [("abc", 0), ("ab#", 1), ("ab##", 2), ("###", 2), ("", 0)])
 def test_held_back_examples(text, held):
     assert held_back(text, ["###"]) == held
+
+
+class TestBeams:
+    @pytest.mark.parametrize("seed", range(20))
+    def test_random_searches_find_what_a_search_of_the_whole_text_finds(self, seed):
+        """Beams multiply, die and go on; now and then a step is lost or asked for twice."""
+        rng = np.random.default_rng(seed)
+        letters = np.array(VOCABULARY, dtype=np.int32)
+        stop = tuple(rng.choice(["ab", "he", "é", "the a", "aé", "b<|im_end|>", "hethe", "a\n"], 3, replace=False))
+        min_new = int(rng.choice([0, 0, 5]))
+        request = make_request(stop=stop, min_new_tokens=min_new, skip_special_tokens=False, beam_width=4)
+        checker = StopStringChecker(TOKENS)
+        sequences = np.empty((1, 0), dtype=np.int32)
+        num_found = 0
+        for _ in range(40):
+            parents = rng.integers(0, len(sequences), 12).astype(np.int32)
+            tokens = rng.choice(letters, 12)
+            if rng.random() < 0.25:
+                checker.check_beams(request, sequences, parents, tokens)
+            found = checker.check_beams(request, sequences, parents, tokens)
+            expected = {}
+            for i, (parent, token) in enumerate(zip(parents, tokens)):
+                ids = [*sequences[parent].tolist(), int(token)]
+                hit = slow_search(ids, list(stop), min_new)
+                if hit is not None and hit[0] == len(ids):
+                    expected[i] = hit[1]
+            assert found == expected, f"seed {seed}"
+            num_found += len(found)
+            live = [i for i in range(12) if i not in found]
+            chosen = rng.choice(live or [0], int(rng.integers(1, 5)), replace=False) if len(live) > 4 else live[:1]
+            if len(chosen) == 0:  # all ended: a new search under the same key
+                sequences = np.empty((1, 0), dtype=np.int32)
+                continue
+            grown = np.column_stack([sequences[parents[chosen]], tokens[chosen]]).astype(np.int32)
+            sequences = np.unique(grown, axis=0)
+            if rng.random() < 0.1:
+                checker.drop(request.key)
+        assert num_found > 3
+
+    def test_a_step_costs_one_push_per_beam_and_candidate(self, monkeypatch):
+        """However long the output is."""
+        pushes = []
+        push = StopStringMatcher.push
+        monkeypatch.setattr(StopStringMatcher, "push", lambda self, token: (pushes.append(token), push(self, token))[1])
+        checker, request = StopStringChecker(TOKENS), make_request(stop=("never",), beam_width=2)
+        sequences = np.empty((1, 0), dtype=np.int32)
+        letters = np.array(VOCABULARY[:2], dtype=np.int32)
+        for length in range(50):
+            pushes.clear()
+            parents = np.array([0, 0], dtype=np.int32)
+            assert checker.check_beams(request, sequences, parents, letters) == {}
+            assert len(pushes) == 2 + (len(sequences) if length else 0)
+            sequences = np.column_stack([sequences[parents], letters])
+
+    def test_the_rest_of_a_hidden_token_is_not_seen(self):
+        end = VOCABULARY[9]
+        for hidden, rest in ((True, ""), (False, "<|im")):
+            request = make_request(stop=("_end|>",), skip_special_tokens=hidden, beam_width=2)
+            found = StopStringChecker(TOKENS).check_beams(
+                request, np.array([[VOCABULARY[0]]], dtype=np.int32), np.zeros(1, np.int32), np.array([end], np.int32)
+            )
+            assert found == {0: FoundStop(0, 1, rest)}
+
+    def test_drop_forgets_the_beams_too(self):
+        checker, request = StopStringChecker(TOKENS), make_request(stop=("x",), beam_width=2)
+        nothing = np.empty((1, 0), dtype=np.int32)
+        checker.check_beams(request, nothing, np.zeros(1, np.int32), np.array(VOCABULARY[:1], np.int32))
+        assert len(checker) == 1
+        checker.drop(request.key)
+        assert len(checker) == 0
