@@ -1,7 +1,8 @@
 """A worker without a model: it speaks the messages of the real one, and fails in every way a worker can on request.
 
-Sample i of a request repeats its prompt, shifted by i; no continuation finds its parent. What goes wrong is said in
-BATON_FAKE_WORKER, a JSON object:
+Sample i of a request repeats its prompt, shifted by i; no continuation finds its parent. A beam search finds as many
+sequences as its prompt has different tokens: its samples, the likeliest first. Of item tries there is "pairs", whose
+items have two tokens, and "empty". What goes wrong is said in BATON_FAKE_WORKER, a JSON object:
     step_s        seconds per step (0)           start_error   message of a start-up error (ModelLoadError)
     crash_after   raise after so many steps      exit_after    exit with status 0 after so many steps
     hang_after    neither answer nor report after so many steps; start_hang: never become ready
@@ -26,6 +27,7 @@ from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.child_process import WorkerProcess, run_child
 from baton.runtime.messages import (
     AbortRequest,
+    BeamOutput,
     Continuation,
     ControlReply,
     ControlRequest,
@@ -67,9 +69,19 @@ class Sample:
         for stop in sampling.stop:
             if stop in text:
                 return FinishReason("stop", matched=stop)
+        if sampling.item_trie is not None and len(self.output) == 2:
+            return FinishReason("stop", matched="item")
         if len(self.output) == sampling.max_new_tokens:
             return FinishReason("length")
         return None
+
+    def advance(self) -> tuple[bool, list[TokenOutput]]:
+        """One step: (is it over, what is to be sent)."""
+        finish = self.step()
+        return finish is not None, [self.flush(finish)] if finish is not None or self.request.stream else []
+
+    def abort(self) -> list[TokenOutput]:
+        return [self.flush(FinishReason("abort", message="aborted by request"))]
 
     def flush(self, finish: FinishReason | None) -> TokenOutput:
         output = TokenOutput(
@@ -110,6 +122,52 @@ class Sample:
         return self.logprobs(self.prompt[start:], first_is_none=start == 0)
 
 
+class Search:
+    """A beam search, as the sum of its samples."""
+
+    def __init__(self, request: GenerateRequest, prompt: list[int], params: DetokenizeParams) -> None:
+        self.request = request
+        found = 0 if request.sampling.item_trie == "empty" else len(set(prompt))
+        self.samples = [Sample(request, index, prompt, params) for index in range(request.sampling.n)]
+        self.found = min(request.sampling.n, found)
+        self.ends: dict[int, FinishReason] = {}
+
+    def advance(self) -> tuple[bool, list[TokenOutput]]:
+        if self.found == 0:
+            return True, self.abort("no item is left")
+        for sample in self.samples[: self.found]:
+            if sample.index not in self.ends and (finish := sample.step()) is not None:
+                self.ends[sample.index] = finish
+        return len(self.ends) == self.found, self.results() if len(self.ends) == self.found else []
+
+    def abort(self, message: str = "aborted by request") -> list[TokenOutput]:
+        """All n of them, without what they had so far."""
+        for sample in self.samples:
+            sample.output, sample.unsent = [], []
+        return [sample.flush(FinishReason("abort", message=message)) for sample in self.samples]
+
+    def results(self) -> list[TokenOutput]:
+        n = self.request.sampling.n
+        shortfall = f"{self.found} of {n} sequences" if self.found < n else None
+        ranked = sorted(self.samples[: self.found], key=self.score, reverse=True)
+        return [
+            msgspec.structs.replace(
+                sample.flush(self.ends[sample.index]),
+                index=rank,
+                beam=BeamOutput(
+                    sequence_score=self.score(sample),
+                    cumulative_logprob=sum(sample.output) / -1000,
+                    num_results=self.found,
+                    shortfall=shortfall,
+                ),
+            )
+            for rank, sample in enumerate(ranked)
+        ]
+
+    def score(self, sample: Sample) -> float:
+        return sum(sample.output) / -1000 / len(sample.output) ** self.request.sampling.length_penalty
+
+
 def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict) -> None:
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
@@ -127,7 +185,7 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
         time.sleep(0.05)
     info = {"context_length": behaviour.get("context_length", 4096), "vocab_size": VOCAB_SIZE}
     outbox.send(WorkerReady(info=msgspec.json.encode(info)))
-    samples: dict[tuple[str, int], Sample] = {}
+    samples: dict[tuple[str, int], Sample | Search] = {}
     steps, heartbeat = 0, 0.0
     while not stop.is_set():
         if time.monotonic() >= heartbeat:
@@ -148,11 +206,10 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
             time.sleep(0.05)
         items = []
         for key, sample in list(samples.items()):
-            finish = sample.step()
-            if finish is not None:
+            is_over, outputs = sample.advance()
+            items += outputs
+            if is_over:
                 del samples[key]
-            if finish is not None or sample.request.stream:
-                items.append(sample.flush(finish))
         if items:
             outbox.send(TokenOutputs(items=items))
 
@@ -164,19 +221,25 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
         case GenerateRequest(continuation=Continuation(parent_rid=parent)):
             reason = f"continuation_of {parent!r}: no such request"
             outbox.send(RequestError(rid=message.rid, status=404, message=reason, param="continuation_of"))
+        case GenerateRequest(sampling=sampling) if sampling.item_trie not in (None, "pairs", "empty"):
+            reason, param = f"item_trie {sampling.item_trie!r} is not loaded", "sampling_params.item_trie"
+            outbox.send(RequestError(rid=message.rid, status=404, message=reason, param=param))
         case GenerateRequest(sampling=sampling):
             prompt = unpack_ids(message.input_ids).tolist()
+            params = DetokenizeParams(
+                skip_special_tokens=sampling.skip_special_tokens,
+                stop=sampling.stop,
+                no_stop_trim=sampling.no_stop_trim,
+                stream=message.stream,
+            )
+            if sampling.beam_width is not None:
+                samples[message.rid, 0] = Search(message, prompt, params)
+                return
             for index in range(sampling.n):
-                params = DetokenizeParams(
-                    skip_special_tokens=sampling.skip_special_tokens,
-                    stop=sampling.stop,
-                    no_stop_trim=sampling.no_stop_trim,
-                    stream=message.stream,
-                )
                 samples[message.rid, index] = Sample(message, index, prompt, params)
         case AbortRequest(rid=rid):
             ended = [key for key in samples if rid in (None, key[0])]
-            items = [samples.pop(key).flush(FinishReason("abort", message="aborted by request")) for key in ended]
+            items = [output for key in ended for output in samples.pop(key).abort()]
             if items:
                 outbox.send(TokenOutputs(items=items))
         case ReleaseRequest():

@@ -141,6 +141,53 @@ def test_wrong_sampling_params(given: dict, message: str, param: str) -> None:
     assert message in error.message and error.param == f"sampling_params.{param}"
 
 
+def test_a_beam_search() -> None:
+    given = {"beam_width": 4, "n": 3, "length_penalty": 0, "early_stopping": "never", "item_trie": "t"}
+    call = parse_generate({"text": "a", "sampling_params": {**given, "temperature": 0}})
+    assert call.is_list and call.prompts[0].sampling == SamplingParams(
+        beam_width=4, n=3, length_penalty=0.0, early_stopping="never", item_trie="t", temperature=0.0
+    )
+    one = parse_generate({"text": "a", "sampling_params": {"beam_width": 4, "early_stopping": True}})
+    assert not one.is_list and one.prompts[0].sampling == SamplingParams(beam_width=4, early_stopping=True)
+    for none in (None, 0):
+        assert parse_sampling_params({"beam_width": none, "temperature": 0.5}) == SamplingParams(temperature=0.5)
+    neutral = {"length_penalty": 1, "early_stopping": False, "use_beam_search": False}
+    assert parse_sampling_params(neutral) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "param"),
+    [
+        ({"use_beam_search": True}, "use_beam_search is not supported; use sampling_params.beam_width:", None),
+        ({"beam_width": 4.0}, "sampling_params.beam_width: expected int, got float", None),
+        ({"beam_width": "4"}, "sampling_params.beam_width: expected int, got str", None),
+        ({"beam_width": True}, "sampling_params.beam_width: expected int, got bool", None),
+        ({"beam_width": False}, "sampling_params.beam_width: expected int, got bool", None),
+        ({"beam_width": -1}, "beam_width is -1; use 1 to 512", None),
+        ({"beam_width": 513}, "beam_width is 513; use 1 to 512", None),
+        ({"beam_width": 4, "n": 5}, "n is 5; a beam search returns at most beam_width (4)", "n"),
+        ({"beam_width": 4, "length_penalty": "1.0"}, "length_penalty: expected float, got str", "length_penalty"),
+        ({"beam_width": 4, "length_penalty": True}, "length_penalty: expected float, got bool", "length_penalty"),
+        ({"beam_width": 4, "length_penalty": 11}, "length_penalty is 11.0; use a value in", "length_penalty"),
+        ({"length_penalty": 2}, "length_penalty is 2.0; it needs a beam_width", "length_penalty"),
+        ({"early_stopping": True}, "early_stopping is True; it needs a beam_width", "early_stopping"),
+        ({"beam_width": 4, "early_stopping": 1}, 'is 1; it takes true, false or "never"', "early_stopping"),
+        ({"beam_width": 4, "early_stopping": 0.0}, "is 0.0; it takes true, false", "early_stopping"),
+        ({"beam_width": 4, "early_stopping": "True"}, 'is "True"; it takes true, false', "early_stopping"),
+        ({"beam_width": 4, "early_stopping": []}, "is []; it takes true, false", "early_stopping"),
+        ({"beam_width": 4, "temperature": 0.5}, "temperature is 0.5; a beam search does not sample", "temperature"),
+        ({"beam_width": 4, "top_k": 5}, "top_k is 5; a beam search does not sample", "top_k"),
+        ({"beam_width": 4, "seed": 5}, "seed is 5; a beam search draws nothing", "seed"),
+        ({"beam_width": 4, "presence_penalty": 1}, "a beam search compares log-prob", "presence_penalty"),
+        ({"item_trie": 5}, "sampling_params.item_trie: expected str, got int", "item_trie"),
+        ({"item_trie": ""}, "name a loaded trie", "item_trie"),
+    ],
+)
+def test_wrong_beam_searches(given: dict, message: str, param: str | None) -> None:
+    error = refusal(text="a", sampling_params=given)
+    assert message in error.message and error.param == f"sampling_params.{param or next(iter(given))}"
+
+
 def test_wrong_sampling_params_of_one_prompt_name_it() -> None:
     error = refusal(text=["a", "b"], sampling_params=[{}, {"top_p": 2}])
     assert error.param == "sampling_params[1].top_p"

@@ -74,6 +74,34 @@ def test_sampling_fields_under_openais_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "width", "n"),
+    [
+        ({"use_beam_search": True, "n": 32}, 32, 32),
+        ({"use_beam_search": True}, 1, 1),
+        ({"use_beam_search": True, "n": 4, "best_of": 8}, 8, 4),
+        ({"use_beam_search": True, "n": 4, "beam_width": 8}, 8, 4),
+        ({"use_beam_search": True, "beam_width": 0, "n": 2}, 2, 2),
+        ({"beam_width": 8}, 8, 1),
+        ({"beam_width": 8, "best_of": 8}, 8, 1),
+        ({"use_beam_search": False, "n": 2, "best_of": 2}, None, 2),
+        ({"use_beam_search": False, "beam_width": 0, "n": 2}, None, 2),
+        ({"beam_width": 0}, None, 1),
+    ],
+)
+@pytest.mark.parametrize("temperature", [None, 0, 0.0, 1])
+def test_beam_searches(given: dict, width: int | None, n: int, temperature: float | None) -> None:
+    sampling = prompt_of(prompt="a", temperature=temperature, **given).sampling
+    assert (sampling.beam_width, sampling.n) == (width, n)
+
+
+def test_how_a_beam_search_ends() -> None:
+    given = {"length_penalty": 0.5, "early_stopping": "never", "item_trie": "t", "n": 2, "use_beam_search": True}
+    assert prompt_of(prompt="a", **given).sampling == SamplingParams(
+        max_new_tokens=16, beam_width=2, n=2, length_penalty=0.5, early_stopping="never", item_trie="t"
+    )
+
+
+@pytest.mark.parametrize(
     ("prompt", "texts", "ids"),
     [
         ("a", ["a"], [None]),
@@ -134,6 +162,16 @@ def test_labels_are_without_effect() -> None:
         ({"n": 0}, "n", "n is 0"),
         ({"n": 2, "best_of": 3}, "best_of", "leave best_of out"),
         ({"best_of": 2}, "best_of", "leave best_of out"),
+        ({"best_of": True}, "best_of", "whole number"),
+        ({"use_beam_search": 1, "n": 2}, "use_beam_search", "true or false"),
+        ({"use_beam_search": False, "beam_width": 4}, "use_beam_search", "leave one of them out"),
+        ({"use_beam_search": True, "n": 4, "best_of": 2}, "n", "at most beam_width (2)"),
+        ({"use_beam_search": True, "beam_width": 4, "best_of": 8}, "best_of", "they mean the same"),
+        ({"use_beam_search": True, "n": "4"}, "n", "n: expected int, got str"),
+        ({"beam_width": "4"}, "beam_width", "beam_width: expected int, got str"),
+        ({"use_beam_search": True, "n": 2, "temperature": 0.5}, "temperature", "does not sample"),
+        ({"length_penalty": 2}, "length_penalty", "it needs a beam_width"),
+        ({"beam_width": 2, "early_stopping": "x"}, "early_stopping", 'it takes true, false or "never"'),
         ({"logprobs": 6}, "logprobs", "use 0 to 5"),
         ({"logprobs": True}, "logprobs", "whole number"),
         ({"echo": 1}, "echo", "true or false"),
@@ -209,6 +247,18 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
         "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16,
                   "prompt_tokens_details": {"cached_tokens": 6}},
     }  # fmt: skip
+
+
+def test_a_search_with_fewer_results_than_asked_for(tokenizer: Tokenizer) -> None:
+    call = parse_completion({"prompt": ["ab", "c"], "n": 2, "use_beam_search": True, "rid": "r"})
+    scores = {"cumulative_logprob": -1.0, "sequence_score": -0.5}
+    few = {"beam_search": {"results": 1, "reason": "no more"}}
+    outputs = [(0, output("x", LENGTH, **scores)), (1, output("y", LENGTH, **scores))]
+    outputs.append((2, output("z", LENGTH, **scores, **few)))
+    answer = CompletionAnswer(call, "m", tokenizer).whole(outputs)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["choices"][2]["baton"] == {"rid": "r", "index": 0, **scores, **few}
+    assert answer["usage"]["completion_tokens"] == 6 and answer["usage"]["prompt_tokens"] == 8
 
 
 def test_echo_of_ids(tokenizer: Tokenizer) -> None:

@@ -88,6 +88,17 @@ def test_stops_are_trimmed_either_way(tokenizer: Tokenizer) -> None:
     assert feed(detokenizer, output("c", [120, EOS_ID], first=True, finish=eos)) == ["x"]
 
 
+def test_results_of_a_search_come_at_once_each_with_its_own_text(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    ends = [FinishReason("stop", matched="item"), FinishReason("stop", matched="END"), FinishReason("abort")]
+    results = [
+        output("s", ids, index=rank, first=True, stop=("END",), stream=False, finish=finish)
+        for rank, (ids, finish) in enumerate(zip((b"an item", b"x END", b""), ends))
+    ]
+    assert feed(detokenizer, *results) == ["an item", "x ", ""]
+    assert detokenizer.num_open == 0
+
+
 def test_an_abort_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert feed(detokenizer, output("r", b"x EN", first=True, stop=("END",))) == ["x "]

@@ -25,6 +25,17 @@ def test_the_source_of_a_prompt() -> None:
     assert child(ids=[1], text=None).source == "continuation_ids"
 
 
+def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
+    for width in (50, 51):
+        wide = Prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=9, beam_width=width))
+        if width == 50:
+            check_prompt(wide, [1], LIMITS)
+            continue
+        with pytest.raises(RequestRefused, match="beam_width is 51; the vocabulary has 50 tokens: use 50") as caught:
+            check_prompt(wide, [1], LIMITS)
+        assert caught.value.param == "beam_width"
+
+
 def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
     check_continuation(child(sampling=SamplingParams(max_new_tokens=99)), [], LIMITS)
     with pytest.raises(RequestRefused, match="empty"):

@@ -107,3 +107,21 @@ def test_abort_flushes_half_a_character():
 def test_a_stop_that_is_not_there_is_an_error():
     with pytest.raises(ValueError, match="does not end in the last"):
         at_once(encode("the river"), FinishReason(type="stop", matched="x"), stop=["x"])
+
+
+ITEM = FinishReason(type="stop", matched="item")
+
+
+@pytest.mark.parametrize("text", ["ab the", "the item"])
+@pytest.mark.parametrize("stop", [(), ("the item!",)])
+def test_a_whole_item_is_whole_text(text: str, stop: tuple[str, ...]) -> None:
+    ids = encode(text)
+    assert at_once(ids, ITEM, stop=stop) == text
+    assert "".join(streamed(ids, ITEM, stop=stop)) == text
+
+
+def test_a_stop_string_may_be_named_like_the_end_of_an_item() -> None:
+    for text, shown in (("the item", "the "), ("the it", "the it")):
+        assert at_once(encode(text), ITEM, stop=("item",)) == shown
+        assert "".join(streamed(encode(text), ITEM, stop=("item",))) == shown
+    assert at_once(encode("the item"), ITEM, stop=("item",), no_stop_trim=True) == "the item"

@@ -1,0 +1,131 @@
+"""Beam searches as the caller sees them: one request, as many outputs as the search has results."""
+
+from __future__ import annotations
+
+import pytest
+from byte_tokenizer import write_byte_tokenizer
+from manager_rig import Backend, check, prompt
+
+from baton.runtime.messages import (
+    AbortRequest,
+    BeamOutput,
+    GenerateRequest,
+    TextOutput,
+    TextOutputs,
+    TokenOutput,
+    pack_ids,
+)
+from baton.runtime.tokenizer import Tokenizer
+from baton.scheduler.request import FinishReason
+from baton.scheduler.sampling_params import SamplingParams
+
+LENGTH = FinishReason("length")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+def search_end(rid: str, texts: list[str], shortfall: str | None = None) -> TextOutputs:
+    """All results of a search, the i-th with the score -i, as the detokenizer sends them."""
+    items = []
+    for rank, text in enumerate(texts):
+        beam = BeamOutput(
+            sequence_score=-rank, cumulative_logprob=-2 * rank, num_results=len(texts), shortfall=shortfall
+        )
+        ids, tokens = pack_ids(list(text.encode())), len(text)
+        output = TokenOutput(
+            rid=rid, index=rank, new_ids=ids, completion_tokens=tokens, cached_tokens=5, finish=LENGTH, beam=beam
+        )
+        items.append(TextOutput(output=output, text=text))
+    return TextOutputs(items=items)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_search_answers_with_its_results(tokenizer: Tokenizer, stream: bool) -> None:
+    async def body(backend: Backend) -> None:
+        search = SamplingParams(beam_width=4, n=3)
+        with await backend.manager.open([prompt("s", sampling=search), prompt("t")], stream=stream) as call:
+            first, second = backend.received()
+            assert isinstance(first, GenerateRequest) and not first.stream, "there is nothing to stream"
+            assert isinstance(second, GenerateRequest) and second.stream is stream
+            await backend.send(search_end("s", ["a", "bc", "d"]))
+            await backend.output("t", "x", LENGTH)
+            if stream:
+                outputs = [pair async for pair in call.updates()]
+            else:
+                outputs = await call.outputs()
+            assert [(position, output["text"]) for position, output in outputs] == list(
+                enumerate(["a", "bc", "d", "x"])
+            )
+            for rank, (_, output) in enumerate(outputs[:3]):
+                meta = output["meta_info"]
+                assert (meta["sequence_score"], meta["cumulative_logprob"]) == (-rank, -2 * rank)
+                assert "beam_search" not in meta
+            assert "sequence_score" not in outputs[3][1]["meta_info"]
+        assert backend.manager.num_open == 0 and backend.received() == []
+
+    check(tokenizer, body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_search_may_have_fewer_results_than_asked_for(tokenizer: Tokenizer, stream: bool) -> None:
+    async def body(backend: Backend) -> None:
+        sampling = SamplingParams(beam_width=4, n=4)
+        prompts = [prompt(rid, sampling=sampling) for rid in "st"]
+        with await backend.manager.open(prompts, stream=stream) as call:
+            await backend.send(search_end("s", ["a", "b"], "2 of 4 sequences: no more"))
+            assert backend.manager.num_open == 1 and not call.finished
+            await backend.send(search_end("t", ["x", "y", "z"], "3 of 4 sequences: no more"))
+            if stream:
+                outputs = [pair async for pair in call.updates(incremental=True)]
+            else:
+                outputs = await call.outputs()
+                assert await call.results() == [output for _, output in outputs]
+            texts = {position: output["text"] for position, output in outputs}
+            assert texts == {0: "a", 1: "b", 4: "x", 5: "y", 6: "z"}
+            few = [output["meta_info"]["beam_search"] for _, output in outputs]
+            assert few[:2] == [{"results": 2, "reason": "2 of 4 sequences: no more"}] * 2
+            assert few[2:] == [{"results": 3, "reason": "3 of 4 sequences: no more"}] * 3
+        assert backend.manager.num_open == 0
+
+    check(tokenizer, body)
+
+
+def test_a_search_whose_caller_has_gone(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        sampling = SamplingParams(beam_width=4, n=4)
+        with await backend.manager.open([prompt("s", sampling=sampling)], stream=False):
+            pass
+        assert [type(message) for message in backend.received()] == [GenerateRequest, AbortRequest]
+        await backend.send(search_end("s", ["a", "b"], "no more"))
+        assert backend.manager.num_open == 0
+        with await backend.manager.open([prompt("s", sampling=sampling)], stream=False) as call:
+            assert backend.manager.abort("s") == ["s"]
+            aborted = FinishReason("abort", message="why")
+            for index in range(4):
+                await backend.output("s", finish=aborted, index=index)
+            reasons = [output["meta_info"]["finish_reason"] for output in await call.results()]
+            assert reasons == [{"type": "abort", "message": "why"}] * 4
+        assert backend.manager.num_open == 0
+
+    check(tokenizer, body)
+
+
+def test_a_search_counts_once_its_tokens_all(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        sampling = SamplingParams(beam_width=4, n=4)
+        with await backend.manager.open([prompt("s", sampling=sampling)], stream=True) as call:
+            await backend.send(search_end("s", ["a", "bc", "def"], "no more"))
+            await call.results()
+        metrics = backend.manager.metrics.render().decode()
+        for line in (
+            'generation_tokens_total{model_name="m"} 6.0',
+            'e2e_request_latency_seconds_count{model_name="m"} 1.0',
+            'time_to_first_token_seconds_count{model_name="m"} 0.0',
+            'cached_tokens_total{model_name="m"} 5.0',
+        ):
+            assert f"baton:{line}" in metrics, metrics
+
+    check(tokenizer, body)
