@@ -1,6 +1,6 @@
 """What must hold between any two operations, checked from scratch. For tests after every step, and for idle servers.
 
-    free + quarantined + evictable + protected + request_private == total        (tokens, padding excluded)
+    free + quarantined + evictable + protected + request_private + beam_private == total   (tokens, padding excluded)
 
 Everything here reads and nothing repairs.
 """
@@ -30,13 +30,15 @@ class Account:
     evictable: int
     protected: int
     request_private: int
+    beam_private: int
     quarantined: int
     total: int
 
     @property
     def leaked(self) -> int:
         """Tokens that nobody has; negative if some are counted twice."""
-        return self.total - self.free - self.evictable - self.protected - self.request_private - self.quarantined
+        held = self.evictable + self.protected + self.request_private + self.beam_private
+        return self.total - self.free - held - self.quarantined
 
     def check(self) -> None:
         if self.leaked:
@@ -74,8 +76,15 @@ def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None)
     _expect(len(np.unique(slots)) == len(slots), cache, "a slot stands in the tree twice")
 
 
-def conservation(cache: RadixCache, allocator: Allocator, sequences: Iterable[KVSequence]) -> Account:
+def conservation(
+    cache: RadixCache,
+    allocator: Allocator,
+    sequences: Iterable[KVSequence],
+    beam_pages: Iterable[np.ndarray] = (),
+) -> Account:
     """Where every token is, given all open ``sequences``; ``Account.check`` compares the sum.
+
+    beam_pages: int32 [n] for each beam search, the pages that its beams hold, each once.
 
     Raises InvariantError where a page has two owners, or a row names a slot that is neither its own nor its path's.
     """
@@ -92,12 +101,15 @@ def conservation(cache: RadixCache, allocator: Allocator, sequences: Iterable[KV
         pages = rows[seq.row, seq.tree_len : seq.length : page] // page
         private += len(pages) * page
         owners.append((f"row {seq.row}", pages))
+    beam_pages = list(beam_pages)
+    owners += [(f"beam search {number}", pages) for number, pages in enumerate(beam_pages)]
     _check_owners(owners, allocator.total_tokens // page)
     return Account(
         free=allocator.free_tokens,
         evictable=cache.evictable_tokens,
         protected=cache.protected_tokens,
         request_private=private,
+        beam_private=sum(map(len, beam_pages)) * page,
         quarantined=allocator.quarantined_tokens,
         total=allocator.total_tokens,
     )

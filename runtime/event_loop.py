@@ -15,17 +15,21 @@ import msgspec
 import numpy as np
 
 from ..scheduler.batch import RequestEvent, ScheduleBatch
+from ..scheduler.item_trie import ItemTrieError
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.request import ContinuationSpec, LogprobOptions, RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
 from .continuation_suffixes import ContinuationSuffixes
 from .executor import Executor, StepOutput
+from .item_tries import ItemTries, unpack_trie
 from .messages import (
     AbortRequest,
     ControlReply,
     ControlRequest,
+    DeleteItemTrie,
     GenerateRequest,
+    LoadItemTrie,
     ReleaseRequest,
     RequestError,
     ToWorker,
@@ -53,6 +57,7 @@ class EventLoop:
         inbox: Receiver[ToWorker],
         outbox: Sender,
         suffixes: ContinuationSuffixes,
+        item_tries: ItemTries,
         info: dict,
         default_retain_ttl: float,
         clock: Callable[[], float] = time.monotonic,
@@ -62,6 +67,7 @@ class EventLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._suffixes = suffixes
+        self._item_tries = item_tries
         self._info = info
         self._default_retain_ttl = default_retain_ttl
         self._clock = clock
@@ -84,6 +90,7 @@ class EventLoop:
             self._failed_steps = 0
             self.complete_suffixes(batch, output)
             events = self._scheduler.process_result(output.result, self._clock())
+            self.remember_rests(events)
             self.send_events(events, output)
 
     def receive(self) -> None:
@@ -104,8 +111,11 @@ class EventLoop:
                 case AbortRequest(rid=str(rid)):
                     self.send_events(self._scheduler.abort(rid, self._clock()))
                 case ReleaseRequest():
-                    released = self._scheduler.release(message.rid)
-                    self._outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(released)))
+                    self.reply(message.call_id, self._scheduler.release(message.rid))
+                case LoadItemTrie():
+                    self.load_item_trie(message)
+                case DeleteItemTrie():
+                    self.reply(message.call_id, self._item_tries.delete(message.name))
                 case ControlRequest():
                     self.control(message)
 
@@ -126,13 +136,14 @@ class EventLoop:
             self._outputs.open(request, message)
 
     def spec(self, message: GenerateRequest, prompt_ids: np.ndarray) -> RequestSpec:
-        """The scheduler's view of a message."""
+        """The scheduler's view of a message. Raises RequestRefused for an item trie that is not loaded."""
         came = message.continuation
         continuation = None
         if came is not None:
             fallback = unpack_ids(came.fallback_ids) if came.fallback_ids is not None else None
             continuation = ContinuationSpec(came.parent_rid, came.index, came.at, came.keep_parent, fallback)
         options = LogprobOptions(message.logprob_start_len, message.top_logprobs_num)
+        trie_name = message.sampling.item_trie
         return RequestSpec(
             rid=message.rid,
             prompt_ids=prompt_ids,
@@ -141,6 +152,7 @@ class EventLoop:
             logprobs=options if message.return_logprob else None,
             continuation=continuation,
             retain_ttl=message.retain_ttl if message.retain_ttl is not None else self._default_retain_ttl,
+            item_trie=None if trie_name is None else self._item_tries.get(trie_name),
         )
 
     def complete_suffixes(self, batch: ScheduleBatch, output: StepOutput) -> None:
@@ -153,9 +165,17 @@ class EventLoop:
             if self._scheduler.ends_by_id(parent, token_id):
                 continue  # a stop id goes before a stop string, and it cuts no token
             self._suffixes.remember(parent.key, rest)
-            for child in self._scheduler.children_waiting_for(parent):
+            for child in self._scheduler.children_waiting_for(parent.rid, parent.index):
                 child.spec = dataclasses.replace(child.spec, prompt_ids=self._suffixes.ids(child.rid))
         self._suffixes.prune(self._scheduler.is_on_record)
+
+    def remember_rests(self, events: list[RequestEvent]) -> None:
+        """The same for beam searches, whose sequences have their numbers only now; no child of theirs waits already."""
+        for event in events:
+            if event.request.beams is not None and event.finish is not None:
+                for index, hypothesis in enumerate(event.request.beams.results):
+                    if hypothesis.rest:
+                        self._suffixes.remember((event.request.rid, index), hypothesis.rest)
 
     def refuse(self, rid: str, refusal: RequestRefused) -> None:
         self._outbox.send(
@@ -198,18 +218,30 @@ class EventLoop:
         for rid, refusal in refusals.items():
             self.refuse(rid, refusal or RequestRefused(reason, status=500, code=code))
 
+    def load_item_trie(self, message: LoadItemTrie) -> None:
+        try:
+            self._item_tries.put(message.name, unpack_trie(message))
+        except ItemTrieError as error:
+            self.reply(message.call_id, str(error), ok=False)
+            return
+        self.reply(message.call_id, None)
+
     def control(self, message: ControlRequest) -> None:
-        if message.verb == "flush_cache":
-            flushed = self._scheduler.flush_cache()
-            payload: object = None if flushed else "requests are running; the cache is flushed only when none is"
-            reply = ControlReply(call_id=message.call_id, ok=flushed, payload=msgspec.json.encode(payload))
-        elif message.verb == "info":
-            info = {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())}
-            reply = ControlReply(call_id=message.call_id, payload=msgspec.json.encode(info))
-        else:
-            payload = f"unknown control verb {message.verb!r}; known: flush_cache, info"
-            reply = ControlReply(call_id=message.call_id, ok=False, payload=msgspec.json.encode(payload))
-        self._outbox.send(reply)
+        match message.verb:
+            case "flush_cache":
+                flushed = self._scheduler.flush_cache()
+                reason = None if flushed else "requests are running; the cache is flushed only when none is"
+                self.reply(message.call_id, reason, ok=flushed)
+            case "info":
+                self.reply(message.call_id, {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())})
+            case "item_tries":
+                self.reply(message.call_id, self._item_tries.describe())
+            case verb:
+                reason = f"unknown control verb {verb!r}; known: flush_cache, info, item_tries"
+                self.reply(message.call_id, reason, ok=False)
+
+    def reply(self, call_id: int, payload: object, *, ok: bool = True) -> None:
+        self._outbox.send(ControlReply(call_id=call_id, ok=ok, payload=msgspec.json.encode(payload)))
 
     def send_stats(self) -> None:
         self._next_heartbeat = self._clock() + HEARTBEAT_S

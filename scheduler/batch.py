@@ -178,7 +178,8 @@ def build_batch(
 ) -> ScheduleBatch:
     """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
 
-    ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests.
+    ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests. A search is
+    a row like any other while its prompt is computed.
     """
     bs = len(requests)
     prefix_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
@@ -187,10 +188,16 @@ def build_batch(
         input_ids = np.concatenate([r.token_ids.view(old, new) for r, old, new in spans])
     samples = np.empty(bs, dtype=bool)
     logprob_starts = new_lens - prefix_lens
+    beams: list[BeamStep] = []
+    allowed: dict[int, np.ndarray] = {}
     for i, (request, new) in enumerate(zip(requests, new_lens.tolist())):
         samples[i] = new == len(request.token_ids) + request.num_output_placeholders
         if request.logprob_next < request.prompt_len and prefix_lens[i] < request.prompt_len - 1:
             logprob_starts[i] = max(0, request.logprob_next - 1 - int(prefix_lens[i]))
+        if samples[i] and request.beams is not None:
+            beams.append(_beam_step(request, i, i + 1))
+        elif samples[i] and request.item_trie is not None:
+            allowed[i] = request.item_trie.children(np.array([request.trie_node], dtype=np.int32))[1]
         request.scheduled_len = new
         request.num_output_placeholders += int(samples[i])
     return ScheduleBatch(
@@ -206,4 +213,49 @@ def build_batch(
         logprob_starts=np.minimum(logprob_starts, new_lens - prefix_lens),
         row_updates=row_updates,
         copies=KVCopies.join(copies),
+        beams=beams,
+        allowed=allowed,
+    )
+
+
+def add_searches(batch: ScheduleBatch, searches: list[Request], input_ids: np.ndarray, slots: np.ndarray) -> None:
+    """Append one row for each beam of each search to a decode batch. input_ids, slots: int32 [rows added]."""
+    requests: list[Request] = []
+    prefix_lens: list[np.ndarray] = []
+    samples: list[np.ndarray] = []
+    for search in searches:
+        kv, start = search.held_beams, len(batch) + len(requests)
+        count = len(kv.rows)
+        requests += [search] * count
+        step = _beam_step(search, start, start + count)
+        batch.beams.append(step)
+        prefix_lens.append(np.full(count, kv.length - 1, dtype=np.int32))
+        samples.append(np.full(count, step.num_candidates > 0))
+        search.num_output_placeholders += 1
+    added = np.ones(len(requests), dtype=np.int32)
+    batch.requests = batch.requests + requests
+    batch.input_ids = np.concatenate([batch.input_ids, input_ids])
+    batch.out_cache_loc = np.concatenate([batch.out_cache_loc, slots])
+    batch.req_pool_indices = np.concatenate([batch.req_pool_indices, *(s.held_beams.rows for s in searches)])
+    batch.prefix_lens = np.concatenate([batch.prefix_lens, *prefix_lens])
+    batch.extend_lens = np.concatenate([batch.extend_lens, added])
+    batch.samples = np.concatenate([batch.samples, *samples])
+    batch.logprob_starts = np.concatenate([batch.logprob_starts, added])
+
+
+def _beam_step(search: Request, start: int, stop: int) -> BeamStep:
+    """What the rows of a search have to answer. A retracted one that computes its known tokens again: nothing."""
+    group, kv = search.beams, search.beam_kv
+    assert group is not None
+    if search.num_computed_beam_tokens < group.num_tokens:
+        return BeamStep(search, start, stop, 0, group.scores, shared_len=kv.start if kv is not None else 0)
+    return BeamStep(
+        search,
+        start,
+        stop,
+        group.num_candidates,
+        group.scores,
+        shared_len=kv.start if kv is not None else 0,
+        bans_ends=group.bans_ends,
+        allowed=group.allowed(),
     )

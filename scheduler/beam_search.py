@@ -20,7 +20,7 @@ import numpy as np
 from .batch import BeamCandidates
 from .item_trie import ItemTrie
 from .refusal import RequestRefused
-from .request import FinishReason
+from .request import FinishReason, Retained
 from .sampling_params import SamplingParams
 
 ITEM = "item"
@@ -91,6 +91,8 @@ class BeamGroup:
         self._steps: list[_Step] = []
         self.finished: list[Hypothesis] = []
         """Best first, at most ``width``."""
+        self.retained: list[Retained | None] = []
+        """What became of the request's retain_ttl, for each of ``results``; set at the end, if it asked for it."""
         self.done = False
 
     @property
@@ -115,6 +117,12 @@ class BeamGroup:
             return None
         where = f"the item trie {self._sampling.item_trie!r}" if self._trie is not None else "the vocabulary"
         return f"{found} of {wanted} sequences: {where} has no more within max_new_tokens {self._max_new_tokens}"
+
+    def tokens_at(self, position: int) -> np.ndarray:
+        """int32 [live]: what each live beam has generated at this place."""
+        if position == self.num_tokens - 1:
+            return self._steps[-1].tokens
+        return self.sequences()[:, position]
 
     # -- what a step needs ---------------------------------------------------------------------------------------------
 

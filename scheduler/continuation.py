@@ -61,10 +61,10 @@ class ParentRecords:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, request: Request, sample: SampleRecord) -> None:
-        """A sequence ended well."""
+    def add(self, request: Request, index: int, sample: SampleRecord) -> None:
+        """A sequence ended well: ``index`` among the samples, or the ranked beams, of its request."""
         record = self._record(request)
-        record.samples[request.index] = sample
+        record.samples[index] = sample
         self._num_tokens += len(sample.ids)
         self._forget_oldest()
 
@@ -137,26 +137,30 @@ class ParkedChildren:
     def __init__(self) -> None:
         self._by_parent: dict[tuple[str, int], list[Request]] = {}
 
-    def add(self, parent: Request, child: Request) -> None:
-        self._by_parent.setdefault(parent.key, []).append(child)
+    def add(self, child: Request) -> None:
+        self._by_parent.setdefault(_parent_key(child), []).append(child)
 
     def remove(self, child: Request) -> None:
         """The child goes away; one that `take` returned is gone already."""
-        spec = child.spec.continuation
-        assert spec is not None
-        key = (spec.parent_rid, spec.index)
+        key = _parent_key(child)
         children = self._by_parent.get(key, [])
         if child in children:
             children.remove(child)
             if not children:
                 del self._by_parent[key]
 
-    def waiting_for(self, parent: Request) -> list[Request]:
-        return self._by_parent.get(parent.key, [])
+    def waiting_for(self, rid: str, index: int) -> list[Request]:
+        return self._by_parent.get((rid, index), [])
 
-    def take(self, parent: Request) -> list[Request]:
+    def take(self, rid: str, index: int) -> list[Request]:
         """The parent ended: its children, which are parked no more."""
-        return self._by_parent.pop(parent.key, [])
+        return self._by_parent.pop((rid, index), [])
+
+
+def _parent_key(child: Request) -> tuple[str, int]:
+    spec = child.spec.continuation
+    assert spec is not None
+    return spec.parent_rid, spec.index
 
 
 def _orphan_leases(record: ParentRecord, leases: LeaseTable) -> None:
@@ -194,6 +198,35 @@ def parked_parent(rid: str) -> RequestRefused:
         status=409,
         code="parent_not_started",
         param="continuation_at",
+    )
+
+
+def undecided_search(spec: ContinuationSpec) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {spec.parent_rid!r}: that beam search has not decided on its sequences; use continuation_at: "
+        "finish",
+        status=409,
+        code="parent_undecided",
+        param="continuation_at",
+    )
+
+
+def search_with_stop_strings(spec: ContinuationSpec) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {spec.parent_rid!r}: what follows a beam search with stop strings is known at its end only; "
+        "send this request after it",
+        status=409,
+        code="parent_undecided",
+        param="continuation_of",
+    )
+
+
+def fewer_results(spec: ContinuationSpec, found: int) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_index is {spec.index}, but the beam search {spec.parent_rid!r} found {found} sequences only",
+        status=409,
+        code="parent_failed",
+        param="continuation_index",
     )
 
 

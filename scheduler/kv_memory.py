@@ -14,6 +14,8 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import KVSequence, RadixCache
 from ..radix.lease import Lease, LeaseTable
 from .batch import KVCopies
+from .beam_memory import BeamRows
+from .beam_search import Hypothesis
 from .request import Request
 
 
@@ -27,8 +29,11 @@ class KVMemory:
         self.allocator = allocator
         self.cache = cache
         self.leases = leases
+        self.beam_rows = BeamRows(req_to_token, allocator)
         self._copies: dict[int, tuple[KVSequence, KVCopies]] = {}
         """By row: whose tokens are copied, and what. A sequence that is closed before the step needs them no more."""
+        self._beam_copies: dict[Request, KVCopies] = {}
+        """The same of beam searches that have forked."""
 
     @property
     def page_size(self) -> int:
@@ -127,14 +132,19 @@ class KVMemory:
         row = self.req_to_token.alloc()
         if row is None:
             return None
+        sequence = self._fork_into(kv, length, row)
+        if sequence is None:
+            self.req_to_token.free(row)
+        return sequence
+
+    def _fork_into(self, kv: KVSequence, length: int, row: int) -> KVSequence | None:
         self._make_free(self.round_up(length) - kv.tree_len)
         forked = self.cache.fork_sequence(kv, length, row)
         if forked is None:
-            self.req_to_token.free(row)
             return None
         sequence, source, target = forked
         if len(source):
-            self._copies[row] = (sequence, KVCopies(source, target))
+            self._copies[row] = (sequence, KVCopies(self._once_copied(source), target))
         return sequence
 
     # -- extend -------------------------------------------------------------------------------------------------------
@@ -147,20 +157,41 @@ class KVMemory:
         bs = len(requests)
         rows = np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=bs)
         old_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
+        slots = self._extend_rows(rows, old_lens, new_lens)
+        if slots is not None:
+            for request, new in zip(requests, new_lens.tolist()):
+                request.held_kv.length = new
+        return slots
+
+    def extend_by_one(self, requests: list[Request], searches: list[Request]) -> np.ndarray | None:
+        """One slot for each request, then one for each beam of each search, which has been forked; as `extend`."""
+        rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
+        old_lens = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
+        for search in searches:
+            rows.append(search.held_beams.rows)
+            old_lens.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
+        all_lens = np.concatenate(old_lens)
+        slots = self._extend_rows(np.concatenate(rows), all_lens, all_lens + 1)
+        if slots is not None:
+            for request, old in zip(requests, old_lens[0].tolist()):
+                request.held_kv.length = old + 1
+            for search in searches:
+                search.held_beams.length += 1
+        return slots
+
+    def _extend_rows(self, rows: np.ndarray, old_lens: np.ndarray, new_lens: np.ndarray) -> np.ndarray | None:
         last_slots = self.req_to_token.rows[rows, np.maximum(old_lens - 1, 0)]
         self._make_free(self.allocator.tokens_needed(old_lens, new_lens), may_break=True)
         slots = self.allocator.alloc_extend(old_lens, new_lens, last_slots)
         if slots is None:
             return None
-        if len(slots) == bs:
+        if len(slots) == len(rows):
             self.req_to_token.write_many(rows, old_lens, slots)
-        else:
-            start = 0
-            for row, old, new in zip(rows.tolist(), old_lens.tolist(), new_lens.tolist()):
-                self.req_to_token.write(row, old, slots[start : start + new - old])
-                start += new - old
-        for request, new in zip(requests, new_lens.tolist()):
-            request.held_kv.length = new
+            return slots
+        start = 0
+        for row, old, new in zip(rows.tolist(), old_lens.tolist(), new_lens.tolist()):
+            self.req_to_token.write(row, old, slots[start : start + new - old])
+            start += new - old
         return slots
 
     def _make_free(self, needed: int, *, may_break: bool = False) -> None:
@@ -172,9 +203,90 @@ class KVMemory:
 
     def take_copies(self) -> list[KVCopies]:
         """The copies that the step now formed has to make before it computes anything."""
-        copies = [copies for kv, copies in self._copies.values() if kv.node is not None]
+        copies = [self._still_wanted(kv, copies) for kv, copies in self._copies.values() if kv.node is not None]
+        copies += self._beam_copies.values()
         self._copies.clear()
+        self._beam_copies.clear()
         return copies
+
+    def _still_wanted(self, kv: KVSequence, copies: KVCopies) -> KVCopies:
+        """Without those whose target the sequence has given back since."""
+        named = np.isin(copies.target, self.req_to_token.rows[kv.row, : kv.length])
+        return copies if named.all() else KVCopies(copies.source[named], copies.target[named])
+
+    def _once_copied(self, source: np.ndarray) -> np.ndarray:
+        """Where the K and V for these slots are now: a copy into them may still be waiting for the next step."""
+        for kv, copies in self._copies.values():
+            if kv.node is None:
+                continue
+            order = np.argsort(copies.target)
+            place = np.searchsorted(copies.target, source, sorter=order).clip(max=len(order) - 1)
+            found = copies.target[order[place]] == source
+            source = np.where(found, copies.source[order[place]], source)
+        return source
+
+    # -- beam searches ------------------------------------------------------------------------------------------------
+
+    def start_search(self, request: Request) -> None:
+        """The prompt is computed: from now on the beams hold what comes behind its whole pages."""
+        assert request.beams is not None
+        request.beam_kv = self.beam_rows.adopt(request.held_kv, request.beams.num_live)
+        request.committed_len = request.scheduled_len = request.held_kv.length
+
+    def fork_beams(self, search: Request) -> bool:
+        """Give each beam of the next step its row; False, and nothing changed, if there is no memory."""
+        kv = search.held_beams
+        if kv.is_forked:
+            return True
+        self._make_free(self.beam_rows.tokens_to_fork(kv), may_break=True)
+        copies = self.beam_rows.fork_rows(kv)
+        if copies is None:
+            return False
+        if len(copies):
+            self._beam_copies[search] = copies
+        return True
+
+    def keep_finished(self, search: Request, finished: list[tuple[Hypothesis, int]]) -> None:
+        """Note where the KV of sequences that have just finished is; with each comes the beam it went on from."""
+        kv = search.held_beams
+        for hypothesis, parent in finished:
+            hypothesis.slots = self.req_to_token.rows[kv.rows[parent], kv.start : kv.length].copy()
+
+    def choose_beams(self, search: Request, parents: np.ndarray) -> None:
+        """The search goes on from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
+        assert search.beams is not None
+        kept: list[np.ndarray] = []
+        for hypothesis in search.beams.finished:
+            if search.spec.retain_ttl <= 0:
+                hypothesis.slots = None
+            elif hypothesis.slots is not None:
+                kept.append(hypothesis.slots)
+        self.beam_rows.choose(search.held_beams, parents, kept)
+
+    def retain_results(self, search: Request, results: list[Hypothesis], deadline: float) -> list[Lease | None]:
+        """A lease on each finished sequence, as far as its KV is still there: at least the prompt's. None where a
+        budget or the pool has no room for it. The search itself goes on holding what it holds."""
+        trunk = search.held_kv
+        prompt_slots = self.req_to_token.rows[trunk.row, : trunk.length].copy()
+        leases: list[Lease | None] = []
+        for hypothesis in results:
+            row = self.req_to_token.alloc() if len(self.leases) < self.leases.max_leases else None
+            if row is None:
+                leases.append(None)
+                continue
+            slots = hypothesis.slots if hypothesis.slots is not None else prompt_slots[:0]
+            self.req_to_token.write(row, 0, prompt_slots)
+            self.req_to_token.write(row, trunk.length, slots)
+            length = min(trunk.length + len(slots), search.prompt_len + hypothesis.kept_tokens)
+            view = KVSequence(trunk.namespace, row, trunk.node, trunk.tree_len, length)
+            forked = self._fork_into(view, length, row)
+            lease = self.leases.grant(forked, deadline) if forked is not None else None
+            if forked is None:
+                self.req_to_token.free(row)
+            elif lease is None:
+                self.cache.release(forked)
+            leases.append(lease)
+        return leases
 
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 
@@ -215,6 +327,10 @@ class KVMemory:
         quarantine_step: a step in flight still writes the slots beyond the committed ones; they return after it.
         """
         kv = request.held_kv
+        if request.beam_kv is not None:
+            self.beam_rows.close(request.beam_kv, kv, quarantine_step if request.num_output_placeholders else None)
+            request.beam_kv = None
+            self._beam_copies.pop(request, None)
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
         self.cache.cache_finished_req(kv, request.token_ids.view(0, request.committed_len), quarantine_step=in_flight)
         self._forget(request)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from ..memory_pool.allocator import Allocator
 from .refusal import RequestRefused
-from .request import LogprobOptions
+from .request import LogprobOptions, RequestSpec
 
 
-def check_lengths(prompt_len: int, wanted: int | None, context: int, pool: int) -> int:
-    """How many tokens a request may generate: ``wanted``, or what context and pool (in tokens) leave if that is None.
+def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: Allocator) -> int:
+    """How many tokens a request may generate: max_new_tokens, or what context and pool leave if that is None; not more
+    than the longest item of its trie has.
 
-    Raises RequestRefused if the prompt, or prompt + wanted, can never fit.
+    Raises RequestRefused if the prompt, or prompt and output, can never fit, or if no item is short enough.
     """
+    wanted, trie, pool = spec.sampling.max_new_tokens, spec.item_trie, allocator.total_tokens
     if prompt_len == 0:
         raise RequestRefused("the prompt is empty; send at least one token", param="input_ids")
     if prompt_len >= context:
@@ -20,6 +23,14 @@ def check_lengths(prompt_len: int, wanted: int | None, context: int, pool: int) 
             code="context_length_exceeded",
             param="input_ids",
         )
+    if trie is not None:
+        if wanted is not None and wanted < trie.min_depth:
+            raise RequestRefused(
+                f"max_new_tokens is {wanted}, but the shortest item of {spec.sampling.item_trie!r} has "
+                f"{trie.min_depth} tokens",
+                param="max_new_tokens",
+            )
+        wanted = trie.max_depth if wanted is None else min(wanted, trie.max_depth)
     if wanted is not None and prompt_len + wanted > context:
         raise RequestRefused(
             f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) = {prompt_len + wanted} exceeds the context "
@@ -27,15 +38,29 @@ def check_lengths(prompt_len: int, wanted: int | None, context: int, pool: int) 
             code="context_length_exceeded",
             param="max_new_tokens",
         )
-    most = min(context - prompt_len, pool - prompt_len + 1)  # the last token's KV is never computed
+    most = min(context - prompt_len, _room(spec, prompt_len, allocator) + 1)  # the last token's KV is never computed
     if most < 1 or (wanted is not None and wanted > most):
+        beams = f" × beam_width ({spec.sampling.beam_width})" if spec.sampling.beam_width is not None else ""
         raise RequestRefused(
-            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) can never fit the KV pool of {pool} tokens; "
-            "shorten the request or start the server with a larger --max-total-tokens",
+            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){beams} can never fit the KV pool of {pool} "
+            "tokens; shorten the request or start the server with a larger --max-total-tokens",
             code="kv_pool_exceeded",
             param="max_new_tokens",
         )
     return most if wanted is None else wanted
+
+
+def _room(spec: RequestSpec, prompt_len: int, allocator: Allocator) -> int:
+    """Generated tokens whose KV fits the pool beside the prompt, in each beam where there are some; -1 if the prompt
+    does not fit. Beams share the whole pages of the prompt. Finished ones that are to be leased are kept beside them,
+    and copied in the end: three times as much."""
+    pool, page, width = allocator.total_tokens, allocator.page_size, spec.sampling.beam_width
+    if width is None:
+        return pool - prompt_len
+    partial = prompt_len % page
+    sequences = 3 * width if spec.retain_ttl > 0 else width
+    pages = (pool - (prompt_len - partial)) // page // sequences
+    return max(-1, pages * page - partial)
 
 
 def check_logprob_start(options: LogprobOptions | None, prompt_len: int) -> None:

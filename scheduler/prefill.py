@@ -31,12 +31,18 @@ class DecodeReserve:
 
     INITIAL, MINIMUM, DECAY, CLIP = 0.7, 0.1, 0.001, 4096
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
         self._ratio = self.INITIAL
 
     def tokens(self, request: Request) -> int:
+        """Tokens to keep free for a request; each beam of a search fills pages of its own."""
         remaining = request.max_new_tokens - request.num_output_tokens
-        return int(min(remaining, self.CLIP) * self._ratio)
+        expected = int(min(remaining, self.CLIP) * self._ratio)
+        if request.beams is None:
+            return expected
+        page = self._page_size
+        return request.num_rows * -(-(request.prompt_len % page + expected) // page) * page
 
     def decoded(self) -> None:
         self._ratio = max(self.MINIMUM, self._ratio - self.DECAY)
@@ -108,7 +114,7 @@ class PrefillScheduler:
         step = ExtendStep(self._chunk_size)
         if self.prefilling is not None and not self._add_chunk(self.prefilling, step):
             return None  # no memory for the next chunk: running requests must end or be retracted first
-        if waiting and len(running) + len(step.requests) < self._max_running:
+        if waiting:
             self._admit(waiting, running, computing, step, now)
         if not step.requests:
             return None
@@ -136,12 +142,13 @@ class PrefillScheduler:
         for request in (*computing, *step.requests):
             shared.add(request)
         deferred = 0
+        rows = sum(request.num_rows for request in (*running, *step.requests))
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: set[Request] = set()
         for request in self._order(waiting):
             if deferred >= MAX_DEFERRED or step.budget <= 0:
                 break
-            if len(running) + len(step.requests) >= self._max_running:
+            if rows + request.num_rows > self._max_running:
                 break
             if self._better_later(request, shared):
                 deferred += 1
@@ -157,6 +164,7 @@ class PrefillScheduler:
                 request.status = RequestStatus.WAITING
                 break
             admitted.add(request)
+            rows += request.num_rows
             self._count_pass(request)
             shared.add(request)
             reserve += own_reserve

@@ -29,7 +29,9 @@ from ..radix.lease import Lease
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from .beam_memory import BeamKV
     from .beam_search import BeamGroup
+    from .item_trie import ItemTrie
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,10 +144,11 @@ class ContinuationSpec:
 
 @dataclass(slots=True, frozen=True)
 class RequestSpec:
-    """What arrives: one prompt, ``sampling.n`` sequences.
+    """What arrives: one prompt, ``sampling.num_requests`` sequences.
 
     prompt_ids: int32 [prompt_len]; for a continuation only what follows the parent's tokens, and may be empty.
     retain_ttl: seconds for which the finished sequences stay leased, for continuations; 0 for not at all.
+    item_trie: the items that outputs are limited to, what sampling.item_trie names.
     """
 
     rid: str
@@ -155,6 +158,7 @@ class RequestSpec:
     logprobs: LogprobOptions | None = None
     continuation: ContinuationSpec | None = None
     retain_ttl: float = 0.0
+    item_trie: ItemTrie | None = None
 
 
 ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
@@ -197,12 +201,14 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "beam_kv",
         "beams",
         "cached_tokens",
         "committed_len",
         "finish",
         "index",
         "inheritance",
+        "item_trie",
         "kv",
         "logprob_next",
         "logprobs",
@@ -221,6 +227,7 @@ class Request:
         "spec",
         "status",
         "token_ids",
+        "trie_node",
     )
 
     def __init__(self, spec: RequestSpec, *, index: int, seed: int, arrival: float, sequence_number: int) -> None:
@@ -255,6 +262,11 @@ class Request:
         """True once cached_tokens is set and counted; a retracted request is not counted again."""
         self.beams: BeamGroup | None = None
         """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
+        self.beam_kv: BeamKV | None = None
+        """What the beams hold, once the prompt is computed; ``kv`` then is the prompt's whole pages."""
+        self.item_trie = spec.item_trie
+        self.trie_node = 0
+        """Where in the item trie the generated tokens are; a beam search keeps one for each beam instead."""
         self.retractions = 0
         self.finish: FinishReason | None = None
 
@@ -279,6 +291,17 @@ class Request:
         return self.kv
 
     @property
+    def held_beams(self) -> BeamKV:
+        """``beam_kv`` of a search whose prompt is computed."""
+        assert self.beam_kv is not None, f"{self} has no beams yet"
+        return self.beam_kv
+
+    @property
+    def num_computed_beam_tokens(self) -> int:
+        """Generated tokens of each beam whose KV is computed, or being computed."""
+        return self.beam_kv.length - self.prompt_len if self.beam_kv is not None else 0
+
+    @property
     def key(self) -> tuple[str, int]:
         return self.rid, self.index
 
@@ -287,6 +310,16 @@ class Request:
         """Known tokens that may come from the cache: at least one is computed, and so is all that owes a logprob."""
         limit = len(self.token_ids) - 1
         return min(limit, self.logprob_next - 1) if self.logprob_next < self.prompt_len else limit
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """An eos token ends it. Not where an item trie says what an output is: there the end of an item does."""
+        return not self.sampling.ignore_eos and self.item_trie is None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a decode step it may take: a search one for each beam."""
+        return self.sampling.num_rows
 
     @property
     def num_output_tokens(self) -> int:

@@ -29,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length_penalty: a finished sequence scores cumulative log-probability / (generated tokens ** length_penalty).
     early_stopping: True ends the search when beam_width sequences have finished, False when the best running one is not
     expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.
-    item_trie: name of the trie whose items are the only outputs; the end of an item ends the output.
+    item_trie: name of the trie whose items are the only outputs; the end of an item ends the output, eos does not.
     """
 
     max_new_tokens: int | None = 128
@@ -77,6 +77,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         need(all(-100.0 <= value <= 100.0 for value in biases), "logit_bias", "use values in [-100, 100]")
         need(self.seed is None or 0 <= self.seed < 2**63, "seed", "use 0 to 2**63 - 1")
         need(self.item_trie != "", "item_trie", "name a loaded trie, or leave it out")
+        trie_and_minimum = self.item_trie is not None and self.min_new_tokens > 0
+        need(not trie_and_minimum, "min_new_tokens", "an item of item_trie ends where it ends; leave it out")
         if self.beam_width is None:
             need(self.length_penalty == 1.0, "length_penalty", "it needs a beam_width")
             need(self.early_stopping is False, "early_stopping", "it needs a beam_width")

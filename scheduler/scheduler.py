@@ -18,14 +18,18 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..radix.lease import Lease, LeaseTable
-from .batch import RequestEvent, ScheduleBatch, StepResult, StopMatch
+from .batch import BeamCandidates, RequestEvent, ScheduleBatch, StepResult, StopMatch
+from .beam_search import ITEM, BeamGroup, check_beam_limits
 from .config import SchedulerConfig
 from .continuation import (
     ParentRecords,
     ParkedChildren,
     SampleRecord,
     failed_parent,
+    fewer_results,
     parked_parent,
+    search_with_stop_strings,
+    undecided_search,
     unknown_index,
     unknown_parent,
 )
@@ -69,7 +73,7 @@ class Scheduler:
             max_leases=config.max_leased_requests,
         )
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
-        self._reserve = DecodeReserve()
+        self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(
             self._memory,
             make_policy(config.schedule_policy, cache),
@@ -91,7 +95,7 @@ class Scheduler:
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
     def add(self, spec: RequestSpec, now: float) -> list[Request]:
-        """Take ``spec.sampling.n`` sequences. Raises RequestRefused for what can never be served."""
+        """Take ``spec.sampling.num_requests`` sequences. Raises RequestRefused for what can never be served."""
         if spec.rid in self._live:
             raise RequestRefused(
                 f"rid {spec.rid!r} is still running; use another rid or abort it first",
@@ -99,6 +103,8 @@ class Scheduler:
                 code="duplicate_rid",
                 param="rid",
             )
+        config = self._config
+        check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
         requests = self._make_requests(spec, now)
         if spec.continuation is None:
             self._begin(requests, TokenBuffer(spec.prompt_ids))
@@ -111,21 +117,21 @@ class Scheduler:
     def _make_requests(self, spec: RequestSpec, now: float) -> list[Request]:
         seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))
         first = self._num_requests
-        self._num_requests += spec.sampling.n
+        self._num_requests += spec.sampling.num_requests
         return [
             Request(spec, index=index, seed=seed + index, arrival=now, sequence_number=first + index)
-            for index in range(spec.sampling.n)
+            for index in range(spec.sampling.num_requests)
         ]
 
     def _begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
         """Queue sequences whose prompt is known. Raises RequestRefused if they can never fit."""
         spec = requests[0].spec
-        max_new_tokens = check_lengths(
-            len(prompt), spec.sampling.max_new_tokens, self._config.context_length, self._memory.total_tokens
-        )
+        max_new_tokens = check_lengths(spec, len(prompt), self._config.context_length, self._memory.allocator)
         check_logprob_start(spec.logprobs, len(prompt))
         for request in requests:
             request.begin(prompt.share(), max_new_tokens)
+            if spec.sampling.beam_width is not None:
+                request.beams = BeamGroup(spec.sampling, max_new_tokens, spec.item_trie, self._count_end_ids(request))
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
@@ -142,10 +148,14 @@ class Scheduler:
         elif continuation.at == "now":
             if parent.status is RequestStatus.PARKED:
                 raise parked_parent(parent.rid)
+            if parent.sampling.beam_width is not None:
+                raise undecided_search(continuation)
             self._fork(children, parent, now)
         else:
+            if parent.sampling.beam_width is not None and parent.sampling.stop:
+                raise search_with_stop_strings(continuation)
             for child in children:
-                self._parked.add(parent, child)
+                self._parked.add(child)
 
     def _live_parent(self, continuation: ContinuationSpec, namespace: str) -> Request | None:
         """The parent if it has not ended. Raises RequestRefused if it is someone else's."""
@@ -154,10 +164,11 @@ class Scheduler:
             return None
         if siblings[0].namespace != namespace:
             raise unknown_parent(continuation.parent_rid)
-        parent = next((r for r in siblings if r.index == continuation.index), None)
-        if parent is None and continuation.index >= siblings[0].sampling.n:
+        if continuation.index >= siblings[0].sampling.n:
             raise unknown_index(continuation)
-        return parent
+        if siblings[0].sampling.beam_width is not None:
+            return siblings[0]
+        return next((r for r in siblings if r.index == continuation.index), None)
 
     def _inherit_record(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
         sample = self._records.find(continuation, children[0].namespace)
@@ -197,25 +208,33 @@ class Scheduler:
             children[0].inheritance.lease = lease
 
     def _wake_children(
-        self, parent: Request, sample: SampleRecord | None, now: float
+        self, parent: Request, samples: dict[int, SampleRecord], now: float
     ) -> list[tuple[Request, RequestRefused]]:
         """A parent ended: its parked children inherit. Returns those that cannot, and why."""
         refused: list[tuple[Request, RequestRefused]] = []
-        by_rid: dict[str, list[Request]] = {}
-        for child in self._parked.take(parent):
-            by_rid.setdefault(child.rid, []).append(child)
-        for children in by_rid.values():
-            try:
-                if sample is None:
-                    raise failed_parent(parent.rid, parent.finish)
-                self._inherit(children, sample, now)
-            except RequestRefused as refusal:
-                refused += [(child, refusal) for child in children]
+        indices = [parent.index] if parent.beams is None else range(parent.sampling.n)
+        for index in indices:
+            by_rid: dict[str, list[Request]] = {}
+            for child in self._parked.take(parent.rid, index):
+                by_rid.setdefault(child.rid, []).append(child)
+            for children in by_rid.values():
+                try:
+                    if index not in samples:
+                        raise self._no_sample(parent, children[0], len(samples))
+                    self._inherit(children, samples[index], now)
+                except RequestRefused as refusal:
+                    refused += [(child, refusal) for child in children]
         return refused
 
-    def children_waiting_for(self, parent: Request) -> list[Request]:
-        """Children that are parked until ``parent`` ends; their spec may still be replaced."""
-        return self._parked.waiting_for(parent)
+    def _no_sample(self, parent: Request, child: Request, found: int) -> RequestRefused:
+        assert child.spec.continuation is not None
+        if found:
+            return fewer_results(child.spec.continuation, found)
+        return failed_parent(parent.rid, parent.finish)
+
+    def children_waiting_for(self, rid: str, index: int) -> list[Request]:
+        """Children that are parked until this sequence ends; their spec may still be replaced."""
+        return self._parked.waiting_for(rid, index)
 
     def is_on_record(self, rid: str) -> bool:
         """True if ``rid`` has ended and can still be named as a parent."""
@@ -262,9 +281,9 @@ class Scheduler:
             request, reason = current.request, current.finish
             assert reason is not None
             request.finish = reason
-            sample = None
+            samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
-                sample = self._record_sample(request, kept_tokens, now)
+                samples = self._record_samples(request, kept_tokens, now)
             elif current.refusal is None:
                 self._records.fail(request, reason.message or "aborted", self.leases)
             self._give_back(request, now)
@@ -273,25 +292,46 @@ class Scheduler:
             siblings.remove(request)
             if not siblings:
                 del self._live[request.rid]
-            for child, refusal in self._wake_children(request, sample, now):
+            for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
                 ended.append(RequestEvent(child, -1, -1, gone, refusal))
         return ended
 
-    def _record_sample(self, request: Request, kept_tokens: int | None, now: float) -> SampleRecord:
-        """What a child will inherit: the ids without the matched stop, and a lease on their KV if anybody wants one."""
+    def _record_samples(self, request: Request, kept_tokens: int | None, now: float) -> dict[int, SampleRecord]:
+        """What children will inherit, by sample: the ids without the matched stop, and a lease on their KV if anybody
+        wants one."""
+        if request.beams is not None:
+            return self._record_results(request, now)
         length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
         trimmed = len(request.token_ids) - length
         ttl = request.spec.retain_ttl
         lease = None
-        if ttl > 0 or self._parked.waiting_for(request):
+        if ttl > 0 or self._parked.waiting_for(request.rid, request.index):
             self._leave(request)
             lease = self._memory.retain(request, length, now + ttl, self._newest_step)
             if ttl > 0:
                 request.retained = _retained(lease)
         sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
-        self._records.add(request, sample)
-        return sample
+        self._records.add(request, request.index, sample)
+        return {request.index: sample}
+
+    def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
+        """The same for the sequences that a beam search has found."""
+        group, ttl = search.beams, search.spec.retain_ttl
+        assert group is not None
+        results = group.results
+        leases: list[Lease | None] = [None] * len(results)
+        if ttl > 0 or any(self._parked.waiting_for(search.rid, index) for index in range(len(results))):
+            leases = self._memory.retain_results(search, results, now + ttl)
+        if ttl > 0:
+            group.retained = [_retained(lease) for lease in leases]
+        samples: dict[int, SampleRecord] = {}
+        for index, (hypothesis, lease) in enumerate(zip(results, leases)):
+            ids = TokenBuffer(search.token_ids.view())
+            ids.extend(hypothesis.ids[: hypothesis.kept_tokens])
+            samples[index] = SampleRecord(ids, len(hypothesis.ids) - hypothesis.kept_tokens, lease)
+            self._records.add(search, index, samples[index])
+        return samples
 
     def _give_back(self, request: Request, now: float) -> None:
         """Take a request out of the set it is in, and close what it still holds."""
@@ -378,14 +418,17 @@ class Scheduler:
         batch = self._in_flight.pop(0)
         events: list[RequestEvent] = []
         for row, request in enumerate(batch.requests):
-            if request.finish is not None:
-                continue  # ended while this step was in flight: its token was never asked for
+            if request.finish is not None or request.beam_kv is not None:
+                continue  # ended while this step was in flight, so that its token was never asked for; or a beam
             self._commit(request, int(batch.prefix_lens[row] + batch.extend_lens[row]))
-            if batch.samples[row]:
+            if batch.samples[row] and request.beams is None:
                 token_id = int(result.next_ids[row])
                 events += self._take_token(request, row, token_id, result.stop_matches.get(row), now)
             if request.kv is not None and batch.is_extend:
                 self._memory.publish(request)
+        for step, candidates in zip(batch.beams, result.beams, strict=True):
+            if step.request.finish is None:
+                events += self._take_candidates(step.request, candidates, now)
         self._memory.allocator.release_quarantine(batch.step_id)
         self.leases.step_done(batch.step_id)
         if not batch.is_extend:
@@ -415,12 +458,17 @@ class Scheduler:
         request.token_ids.append(token_id)
         sampling = request.sampling
         may_stop = request.num_output_tokens > sampling.min_new_tokens
+        trie = request.item_trie
+        if trie is not None:
+            request.trie_node = int(trie.advance(np.array([request.trie_node]), np.array([token_id]))[0])
         if may_stop and self.ends_by_id(request, token_id):
             reason = FinishReason(type="stop", matched=token_id)
             kept = request.num_output_tokens - 1
         elif may_stop and stop_match is not None:
             reason = FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index])
             kept = stop_match.kept_tokens
+        elif trie is not None and trie.is_leaf(np.array([request.trie_node]))[0]:
+            reason, kept = FinishReason(type="stop", matched=ITEM), None
         elif request.num_output_tokens >= request.max_new_tokens:
             reason, kept = FinishReason(type="length"), None
         else:
@@ -429,9 +477,33 @@ class Scheduler:
             kept = None
         return self._end(RequestEvent(request, row, token_id, reason), now, kept)
 
+    def _take_candidates(self, search: Request, candidates: BeamCandidates | None, now: float) -> list[RequestEvent]:
+        """A step of a beam search: select, give up the beams that lost, keep what a lease will want."""
+        group = search.beams
+        assert group is not None
+        search.num_output_placeholders = 0
+        if search.beam_kv is None:
+            self._memory.start_search(search)
+        if candidates is None:
+            return []
+        selection = group.select(candidates, lambda token_id: self.ends_by_id(search, token_id))
+        self._memory.keep_finished(search, selection.finished)
+        if not group.done:
+            self._memory.choose_beams(search, selection.parents)
+            return []
+        if group.results:
+            reason = group.results[0].finish
+        else:
+            reason = FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
+        return self._end(RequestEvent(search, -1, -1, reason), now)
+
+    def _count_end_ids(self, request: Request) -> int:
+        eos = self._eos_token_ids if request.ends_at_eos else frozenset()
+        return len(eos.union(request.sampling.stop_token_ids))
+
     def ends_by_id(self, request: Request, token_id: int) -> bool:
         """True if this token id ends the request: eos or one of its stop ids. That goes before any stop string."""
-        is_eos = token_id in self._eos_token_ids and not request.sampling.ignore_eos
+        is_eos = token_id in self._eos_token_ids and request.ends_at_eos
         return is_eos or token_id in request.sampling.stop_token_ids
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -452,16 +524,17 @@ class Scheduler:
         holders = [request for request in self.live_requests if request.kv is not None]
         sequences = [request.held_kv for request in holders]
         sequences += [lease.kv for lease in self.leases.live() if lease.kv is not None]
-        if unaccounted_tokens(cache, sequences) == 0:
+        beam_pages = [self._memory.beam_rows.pages(r.beam_kv) for r in holders if r.beam_kv is not None]
+        if unaccounted_tokens(cache, sequences, beam_pages) == 0:
             return []
-        audit = audit_pages(cache, sequences)
+        audit = audit_pages(cache, sequences, beam_pages)
         self._counters.leaked_tokens += len(audit.missing) * cache.page_size
         if len(audit.doubled) == 0:
             cache.allocator.free(audit.missing * cache.page_size)
             return []
         for request in holders:
             self._leave(request)
-            request.kv = None
+            request.kv = request.beam_kv = None
         self.leases.abandon()
         cache.abandon()
         self._memory.take_copies()

@@ -28,20 +28,25 @@ class PageAudit:
     doubled: np.ndarray
 
 
-def unaccounted_tokens(cache: RadixCache, sequences: Sequence[KVSequence]) -> int:
-    """Tokens that the sums of all owners fall short of the pool; negative if they exceed it; 0 when all is well."""
+def unaccounted_tokens(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray]) -> int:
+    """Tokens that the sums of all owners fall short of the pool; negative if they exceed it; 0 when all is well.
+
+    beam_pages: int32 [n] for each beam search, the pages that its beams hold.
+    """
     allocator, page = cache.allocator, cache.page_size
     private = sum(-(-seq.length // page) * page - seq.tree_len for seq in sequences)
+    private += sum(map(len, beam_pages)) * page
     held = allocator.free_tokens + allocator.quarantined_tokens + cache.evictable_tokens + cache.protected_tokens
     return allocator.total_tokens - held - private
 
 
-def audit_pages(cache: RadixCache, sequences: Sequence[KVSequence]) -> PageAudit:
-    """Look up the owners of every page: free list, quarantine, tree, sequences. Logs what it finds, with a dump."""
+def audit_pages(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray] = ()) -> PageAudit:
+    """Look up the owners of every page: free list, quarantine, tree, sequences, beams. Logs it all, with a dump."""
     allocator, page, rows = cache.allocator, cache.page_size, cache.req_to_token.rows
     owners = [allocator.free_pages(), allocator.quarantined_pages()]
     owners += [node.value[::page] // page for node in cache.tree.nodes()]
     owners += [rows[seq.row, seq.tree_len : seq.length : page] // page for seq in sequences]
+    owners += beam_pages
     counts = np.bincount(np.concatenate(owners), minlength=allocator.total_tokens // page + 1)[1:]
     pages = np.arange(1, len(counts) + 1, dtype=np.int32)
     audit = PageAudit(missing=pages[counts == 0], doubled=pages[counts > 1])

@@ -7,9 +7,14 @@ page freed too early, one bad split, and the output differs from `expected_outpu
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from baton.scheduler.batch import ScheduleBatch, StepResult
+from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult
+from baton.scheduler.beam_search import BeamGroup, Hypothesis
+from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.sampling_params import SamplingParams
 
 VOCAB = 1000
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
@@ -24,6 +29,77 @@ def _next_token(kv: np.ndarray) -> int:
     with np.errstate(over="ignore"):
         weights = np.arange(1, 2 * len(kv), 2, dtype=np.uint64)
         return int((kv * weights).sum() >> np.uint64(33)) % VOCAB
+
+
+def _token_logprobs(kv: np.ndarray) -> np.ndarray:
+    """float32 [VOCAB]: what follows a sequence, as log-probabilities of a kind: all different, none positive."""
+    with np.errstate(over="ignore"):
+        state = (kv * np.arange(1, 2 * len(kv), 2, dtype=np.uint64)).sum()
+        mixed = (state ^ np.arange(1, VOCAB + 1, dtype=np.uint64)) * np.uint64(_MULTIPLIER) + np.uint64(_INCREMENT)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MULTIPLIER)
+    return -(mixed >> np.uint64(44)).astype(np.float32) / np.float32(2**17)
+
+
+def _candidates(step: BeamStep, logprobs: np.ndarray, end_ids: frozenset[int]) -> BeamCandidates:
+    """The best continuations, by sorting all of them. logprobs: float32 [rows, VOCAB]."""
+    parents, tokens = (array.ravel() for array in np.indices(logprobs.shape, dtype=np.int32))
+    if step.allowed is not None:
+        parents, tokens = step.allowed
+    if step.bans_ends:
+        free = ~np.isin(tokens, [*end_ids, *step.request.sampling.stop_token_ids])
+        parents, tokens = parents[free], tokens[free]
+    each = logprobs[parents, tokens]
+    scores = step.scores[parents] + each
+    best = np.argsort(-scores, kind="stable")[: step.num_candidates]
+    return BeamCandidates(parents[best], tokens[best], scores[best], each[best])
+
+
+def _echo(tokens: list[int]) -> np.ndarray:
+    kv, state = [], _START
+    for token in tokens:
+        state = _mix(state, token)
+        kv.append(state)
+    return np.array(kv, dtype=np.uint64)
+
+
+class _Asker:
+    """Stands in for the request in a BeamStep."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.sampling = sampling
+
+
+def _next_allowed(kv: np.ndarray, allowed: np.ndarray) -> int:
+    return int(allowed[_token_logprobs(kv)[allowed].argmax()])
+
+
+def expected_beams(
+    prompt: list[int],
+    sampling: SamplingParams,
+    trie: ItemTrie | None = None,
+    end_ids: frozenset[int] = frozenset(),
+) -> list[Hypothesis]:
+    """What a beam search finds after ``prompt``, with no KV at all: every beam is computed from its tokens alone."""
+    assert sampling.max_new_tokens is not None
+    eos = frozenset() if sampling.ignore_eos or trie is not None else end_ids
+    ends = eos | set(sampling.stop_token_ids)
+    limit = sampling.max_new_tokens if trie is None else min(sampling.max_new_tokens, trie.max_depth)
+    group = BeamGroup(sampling, limit, trie, len(ends))
+    asker: Any = _Asker(sampling)
+    while not group.done:
+        sequences = group.sequences().tolist() if group.num_tokens else [[]]
+        logprobs = np.stack([_token_logprobs(_echo(prompt + ids)) for ids in sequences])
+        step = BeamStep(
+            asker,
+            0,
+            len(sequences),
+            group.num_candidates,
+            group.scores,
+            bans_ends=group.bans_ends,
+            allowed=group.allowed(),
+        )
+        group.select(_candidates(step, logprobs, eos), ends.__contains__)
+    return group.results
 
 
 def expected_output(prompt: list[int], num_tokens: int, end_ids: frozenset[int] = frozenset()) -> list[int]:
@@ -47,7 +123,8 @@ def expected_output(prompt: list[int], num_tokens: int, end_ids: frozenset[int] 
 class KVEchoModel:
     """Computes ScheduleBatches on ``num_slots`` slots (padding included). Reads rows only through its own mirror."""
 
-    def __init__(self, num_slots: int, num_rows: int, max_context: int) -> None:
+    def __init__(self, num_slots: int, num_rows: int, max_context: int, end_ids: frozenset[int] = frozenset()) -> None:
+        self._end_ids = end_ids
         self._kv = np.zeros(num_slots, dtype=np.uint64)
         self._mirror = np.zeros((num_rows, max_context), dtype=np.int32)
         self._last_next_ids = np.zeros(0, dtype=np.int32)
@@ -58,6 +135,8 @@ class KVEchoModel:
         self._mirror.reshape(-1)[updates.flat_index(self._mirror.shape[1])] = updates.values
         self._kv[batch.copies.target] = self._kv[batch.copies.source]
         next_ids = np.full(len(batch), -1, dtype=np.int32)
+        logprobs = {}
+        of_search = {row for step in batch.beams for row in range(step.start, step.stop)}
         start = 0
         for i, (row, old, new) in enumerate(
             zip(batch.req_pool_indices.tolist(), batch.prefix_lens.tolist(), batch.extend_lens.tolist())
@@ -72,9 +151,19 @@ class KVEchoModel:
                     assert token >= 0, "a placeholder names a row that sampled nothing"
                 state = _mix(state, token)
                 self._kv[slot] = state
-            if batch.samples[i]:
-                next_ids[i] = _next_token(self._kv[self._mirror[row, : old + new]])
+            kv = self._kv[self._mirror[row, : old + new]]
+            if i in of_search:
+                logprobs[i] = _token_logprobs(kv)
+            elif batch.samples[i]:
+                next_ids[i] = _next_token(kv) if i not in batch.allowed else _next_allowed(kv, batch.allowed[i])
             start += new
         self.computed_tokens += start
         self._last_next_ids = next_ids
-        return StepResult(next_ids=next_ids)
+        beams = [self._answer(step, logprobs) for step in batch.beams]
+        return StepResult(next_ids=next_ids, beams=beams)
+
+    def _answer(self, step: BeamStep, logprobs: dict[int, np.ndarray]) -> BeamCandidates | None:
+        if step.num_candidates == 0:
+            return None
+        ends = frozenset() if step.request.sampling.ignore_eos else self._end_ids
+        return _candidates(step, np.stack([logprobs[row] for row in range(step.start, step.stop)]), ends)

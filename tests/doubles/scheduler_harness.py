@@ -15,7 +15,10 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_tree, conservation
 from baton.scheduler.batch import RequestEvent, StepResult
+from baton.scheduler.beam_memory import BeamRows
+from baton.scheduler.beam_search import Hypothesis
 from baton.scheduler.config import PolicyName, SchedulerConfig
+from baton.scheduler.item_trie import ItemTrie
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.request import ContinuationSpec, FinishReason, Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
@@ -43,6 +46,8 @@ class Outcome:
     finish: FinishReason | None = None
     refusal: RequestRefused | None = None
     request: Request | None = None
+    results: list[Hypothesis] = field(default_factory=list)
+    """Of a beam search."""
 
 
 class Harness:
@@ -81,7 +86,7 @@ class Harness:
         self.allocator = FailingAllocator(num_tokens, page_size)
         self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disable_radix_cache)
         self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos)
-        self.model = KVEchoModel(num_tokens + page_size, rows + leases, context)
+        self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos))
         self.depth = depth
         self.check = check
         self.now = 0.0
@@ -97,11 +102,16 @@ class Harness:
         namespace: str = "",
         retain_ttl: float = 0.0,
         continuation: ContinuationSpec | None = None,
+        trie: ItemTrie | None = None,
         **sampling,
     ) -> None:
+        if trie is not None:
+            sampling["item_trie"] = "items"
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
         ids = np.array(prompt, dtype=np.int32)
-        spec = RequestSpec(rid, ids, params, namespace, continuation=continuation, retain_ttl=retain_ttl)
+        spec = RequestSpec(
+            rid, ids, params, namespace, continuation=continuation, retain_ttl=retain_ttl, item_trie=trie
+        )
         for request in self.scheduler.add(spec, self.now):
             self.outcomes[request.key] = Outcome(request=request)
 
@@ -154,10 +164,30 @@ class Harness:
         check_tree(self.cache)
         sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
         sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]
-        conservation(self.cache, self.allocator, sequences).check()
+        searches = [r for r in self.scheduler.live_requests if r.beam_kv is not None]
+        rows = BeamRows(self.pool, self.allocator)
+        conservation(self.cache, self.allocator, sequences, [rows.pages(r.held_beams) for r in searches]).check()
+        for search in searches:
+            self._check_search(search)
         for request in self.scheduler.live_requests:
             known = len(request.token_ids) + request.num_output_placeholders
             assert request.committed_len <= request.scheduled_len <= known, request
+
+    def _check_search(self, search: Request) -> None:
+        """Its rows are taken and its own, share the prompt, and are as many as may be."""
+        kv, rows, group = search.held_beams, self.pool.rows, search.beams
+        assert group is not None
+        every = [*kv.rows.tolist(), *kv.spare]
+        assert len(set(every)) == len(every) <= group.width and search.held_kv.row in every
+        assert all(map(self.pool.is_taken, every))
+        trunk = rows[search.held_kv.row, : kv.start]
+        assert all(np.array_equal(rows[row, : kv.start], trunk) for row in kv.rows)
+        assert len(kv.parents) == group.num_live and kv.length <= search.prompt_len + group.num_tokens
+        # Behind the prompt: at most width × ceil((partial page + steps) / page) pages, twice that where a lease is due.
+        page = self.config.page_size
+        most = group.width * -(-(search.prompt_len % page + group.num_tokens) // page)
+        held = len(BeamRows(self.pool, self.allocator).pages(kv))
+        assert held <= max(1, most) * (2 if search.spec.retain_ttl else 1), (held, most)
 
     def _take(self, events: list[RequestEvent]) -> None:
         for event in events:
@@ -166,3 +196,5 @@ class Harness:
             if event.token_id >= 0:
                 outcome.tokens.append(event.token_id)
             outcome.finish, outcome.refusal = event.finish, event.refusal
+            if event.finish is not None and event.request.beams is not None:
+                outcome.results = event.request.beams.results

@@ -29,7 +29,7 @@ def healthy() -> tuple[CacheRig, Running]:
 def test_the_account_names_every_token() -> None:
     rig, _ = healthy()
     assert rig.verify() == Account(
-        free=256 - 24 - 16, evictable=4, protected=20, request_private=16, quarantined=0, total=256
+        free=256 - 24 - 16, evictable=4, protected=20, request_private=16, beam_private=0, quarantined=0, total=256
     )
 
 
