@@ -5,7 +5,7 @@ The shape of the protocol follows FlashInfer's plan/run split, so that a GPU bac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,16 @@ class AttentionSpec:
     head_dim: int
     scale: float
     sliding_window: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class SharedPrefix:
+    """Sequences ``first`` to ``first + count`` of a step have the same slots in their first ``length`` positions, one
+    new token each, and are equally long."""
+
+    first: int
+    count: int
+    length: int
 
 
 @dataclass(slots=True)
@@ -44,6 +54,8 @@ class AttentionBatch:
     extend_lens: np.ndarray
     """int32 [bs], host; all 1 in a decode step."""
     is_decode: bool
+    shared: list[SharedPrefix] = field(default_factory=list)
+    """Groups that a backend may read the prefix once for; disjoint, and it may ignore them."""
 
 
 class AttentionBackend(Protocol):

@@ -5,6 +5,7 @@ attends to them with one SDPA call per *block* of queries:
 
     decode, short extends      many sequences per tile, one block:     sequences × queries × keys, one mask
     long extends (prefill)     one sequence per tile, many blocks:     block b sees the keys up to its own end only
+    beams of a search          their prefix read once for all:         see shared_prefix.py
 
 Grouped queries are query rows: the `group` heads that share a KV head are attended as group × queries rows over that
 head, so K and V are never repeated. Tiles depend on the step and the window, not on the layer; they are planned once,
@@ -21,6 +22,8 @@ import torch.nn.functional as F
 
 from ..memory_pool.kv_pool import MHAKVPool
 from .backend import AttentionBatch, AttentionSpec
+from .shared_prefix import SharedTile, attend_shared, plan_shared, saves_keys
+from .slots import gather, run_or_index
 
 BLOCK_ROWS = 256
 """Query rows (queries × group) per SDPA call of a long extend: large enough for full speed, small enough that the
@@ -55,6 +58,19 @@ class _Tile:
     blocks: list[_Block]
 
 
+@dataclass(slots=True)
+class _Plan:
+    """How the layers of one window attend in a step."""
+
+    tiles: list[_Tile]
+    shared: list[SharedTile]
+
+    @property
+    def most_keys(self) -> int:
+        """Keys that are gathered at one time, at most."""
+        return max([tile.sequences * tile.length for tile in self.tiles] + [tile.keys for tile in self.shared])
+
+
 @dataclass(slots=True, frozen=True)
 class _Rows:
     """Host view of the sequences a step attends to; int64 [bs] each."""
@@ -74,7 +90,7 @@ class TorchNativeBackend:
     def __init__(self, kv_pool: MHAKVPool) -> None:
         self._pool = kv_pool
         self._batch: AttentionBatch | None = None
-        self._tiles: dict[tuple[int | None, int], list[_Tile]] = {}
+        self._plans: dict[tuple[int | None, int], _Plan] = {}
         self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
         self._key_buffer = kv_pool.k[0].new_empty(0)
         self._value_buffer = kv_pool.v[0].new_empty(0)
@@ -82,7 +98,7 @@ class TorchNativeBackend:
     def plan(self, batch: AttentionBatch) -> None:
         """Forget the last step; tiles are made when the first layer with a given window asks for them."""
         self._batch = batch
-        self._tiles.clear()
+        self._plans.clear()
 
     def run(self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend.run."""
@@ -91,26 +107,28 @@ class TorchNativeBackend:
             raise RuntimeError("run before plan: call plan(batch) once per step")
         self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
         group = spec.num_heads // spec.num_kv_heads
-        tiles = self._tiles.get((spec.sliding_window, group))
-        if tiles is None:
-            tiles = self._tiles[spec.sliding_window, group] = self._plan_tiles(batch, spec.sliding_window, group)
+        plan = self._plans.get((spec.sliding_window, group))
+        if plan is None:
+            plan = self._plans[spec.sliding_window, group] = self._make_plan(batch, spec.sliding_window, group)
         pool_k, pool_v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
-        self._reserve(max(tile.sequences * tile.length for tile in tiles))
+        self._reserve(plan.most_keys)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for tile in tiles:
+        for shared in plan.shared:
+            attend_shared(spec, shared, q, (pool_k, pool_v), (self._key_buffer, self._value_buffer), out)
+        for tile in plan.tiles:
             keys, values = _gather(pool_k, tile, self._key_buffer), _gather(pool_v, tile, self._value_buffer)
             for block in tile.blocks:
                 _attend(spec, group, tile.sequences, block, q, keys, values, out)
         return out
 
     def _reserve(self, keys: int) -> None:
-        """Buffers for the gathered keys and values of one tile: kept, for fresh memory costs more than the gather."""
+        """Buffers for keys and values gathered together: kept, for fresh memory costs more than the gather."""
         if len(self._key_buffer) < keys:
             shape = (keys, *self._pool.k[0].shape[1:])
             self._key_buffer = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
             self._value_buffer = torch.empty_like(self._key_buffer)
 
-    def _plan_tiles(self, batch: AttentionBatch, window: int | None, group: int) -> list[_Tile]:
+    def _make_plan(self, batch: AttentionBatch, window: int | None, group: int) -> _Plan:
         extend_lens = batch.extend_lens.astype(np.int64)
         prefix_lens = batch.prefix_lens.astype(np.int64)
         key_starts = np.zeros_like(prefix_lens) if window is None else np.maximum(prefix_lens - window + 1, 0)
@@ -121,14 +139,18 @@ class TorchNativeBackend:
             key_starts=key_starts,
             num_keys=prefix_lens + extend_lens - key_starts,
         )
+        groups = [shared for shared in batch.shared if saves_keys(batch, shared, window)]
+        is_plain = np.ones(len(extend_lens), dtype=bool)
+        for shared in groups:
+            is_plain[shared.first : shared.first + shared.count] = False
         block_length = max(BLOCK_ROWS // group, 1)
         is_long = extend_lens > block_length
         tiles = [
             self._long_tile(batch, rows, row, window, group, block_length) for row in np.flatnonzero(is_long).tolist()
         ]
-        for members in _groups(rows, np.flatnonzero(~is_long)):
+        for members in _groups(rows, np.flatnonzero(~is_long & is_plain)):
             tiles.append(self._grouped_tile(batch, rows, members, window, group))
-        return tiles
+        return _Plan(tiles, [plan_shared(batch, shared, int(rows.first_token[shared.first])) for shared in groups])
 
     def _long_tile(
         self, batch: AttentionBatch, rows: _Rows, row: int, window: int | None, group: int, block_length: int
@@ -145,7 +167,7 @@ class TorchNativeBackend:
             mask = band[(block_length - size) * group :, band.shape[1] - (stop - low) :]
             blocks.append(_Block(slice(first + begin, first + begin + size), size, slice(low, stop), mask, None))
         slots = batch.req_to_token[int(batch.host_rows[row]), start : start + length]
-        return _Tile(_run_or_index(slots), 1, length, blocks)
+        return _Tile(run_or_index(slots), 1, length, blocks)
 
     def _grouped_tile(
         self, batch: AttentionBatch, rows: _Rows, members: np.ndarray, window: int | None, group: int
@@ -157,7 +179,7 @@ class TorchNativeBackend:
         if n == 1:
             start = int(rows.key_starts[members[0]])
             slots = batch.req_to_token[int(batch.host_rows[members[0]]), start : start + keys]
-            slots = _run_or_index(slots, any_order=length == 1)
+            slots = run_or_index(slots, any_order=length == 1)
             position = start + torch.arange(keys, device=device).unsqueeze(0)
             is_key = None
         else:
@@ -248,32 +270,9 @@ def _groups(rows: _Rows, members: np.ndarray) -> list[np.ndarray]:
     return [np.sort(np.array(group)) for group in groups]
 
 
-def _run_or_index(slots: torch.Tensor, *, any_order: bool = False) -> slice | torch.Tensor:
-    """int32 [keys] -> a slice of the pool where the slots are one ascending run (no copy needed), else themselves.
-
-    any_order: the run may be shuffled; a query that sees all keys does not care. Looked at on the CPU only: on a GPU
-    it would wait for the device.
-    """
-    if slots.device.type != "cpu":
-        return slots
-    host = slots.numpy()
-    count = len(host)
-    if any_order:  # no slot occurs twice, so the extremes tell
-        first = int(host.min())
-        is_run = int(host.max()) - first == count - 1
-    else:
-        first = int(host[0])
-        is_run = int(host[-1]) - first == count - 1 and bool((np.diff(host) == 1).all())
-    return slice(first, first + count) if is_run else slots
-
-
 def _gather(pool: torch.Tensor, tile: _Tile, buffer: torch.Tensor) -> torch.Tensor:
     """pool [slots, kv_heads, head_dim] -> [sequences, kv_heads, keys, head_dim], a strided view of pool or buffer."""
-    if isinstance(tile.slots, slice):
-        found = pool[tile.slots]
-    else:
-        found = torch.index_select(pool, 0, tile.slots, out=buffer[: len(tile.slots)])
-    return found.view(tile.sequences, tile.length, *pool.shape[1:]).transpose(1, 2)
+    return gather(pool, tile.slots, buffer).view(tile.sequences, tile.length, *pool.shape[1:]).transpose(1, 2)
 
 
 def _attend(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..attention.backend import AttentionBatch
+from ..attention.backend import AttentionBatch, SharedPrefix
 from ..scheduler.batch import ForwardMode, ScheduleBatch
 
 
@@ -66,6 +66,7 @@ def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> For
         prefix_lens=prefix_lens,
         extend_lens=extend_lens,
         is_decode=batch.mode is ForwardMode.DECODE,
+        shared=shared_prefixes(batch),
     )
     return ForwardBatch(
         input_ids=input_ids,
@@ -75,6 +76,18 @@ def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> For
         logprob_indices=logprobs if len(logprobs) else None,
         copies=(source, target) if len(source) else None,
     )
+
+
+def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:
+    """The beams of each search that compute one token each and share slots."""
+    return [
+        SharedPrefix(step.start, step.stop - step.start, step.shared_len)
+        for step in batch.beams
+        if step.stop - step.start > 1
+        and step.shared_len > 0
+        and (batch.extend_lens[step.start : step.stop] == 1).all()
+        and (batch.prefix_lens[step.start : step.stop] == batch.prefix_lens[step.start]).all()
+    ]
 
 
 def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:

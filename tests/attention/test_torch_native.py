@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.attention import torch_native
-from baton.attention.backend import AttentionBatch, AttentionSpec
+from baton.attention import shared_prefix, torch_native
+from baton.attention.backend import AttentionBatch, AttentionSpec, SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
 
@@ -32,6 +32,7 @@ class Scene:
         page_size=1,
         seed=0,
         layout="scattered",
+        shared: tuple[SharedPrefix, ...] = (),
     ):
         """lengths: (prefix, new tokens) of each sequence. layout of its slots: scattered, ascending or descending."""
         rng = np.random.default_rng(seed)
@@ -67,6 +68,13 @@ class Scene:
             slots.append(own)
             self.k.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
             self.v.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
+        self.shared = list(shared)
+        for group in shared:
+            first, part = group.first, slice(group.length)
+            for other in range(first + 1, first + group.count):
+                for owned in (slots, self.k, self.v):
+                    owned[other][part] = owned[first][part]
+                self.req_to_token[self.rows[other], part] = slots[first][part]
         for own, prefix, k, v in zip(slots, self.prefix_lens, self.k, self.v, strict=True):
             self.pool.k[0][own[:prefix]] = k[:prefix]
             self.pool.v[0][own[:prefix]] = v[:prefix]
@@ -84,6 +92,7 @@ class Scene:
                 prefix_lens=self.prefix_lens,
                 extend_lens=self.extend_lens,
                 is_decode=bool((self.extend_lens == 1).all()),
+                shared=self.shared,
             )
         )
         new = [slice(int(prefix), None) for prefix in self.prefix_lens]
@@ -116,6 +125,8 @@ def small_blocks(monkeypatch):
     """Borders between blocks and tiles come up with few tokens."""
     monkeypatch.setattr(torch_native, "BLOCK_ROWS", 16)
     monkeypatch.setattr(torch_native, "TILE_KEYS", 96)
+    monkeypatch.setattr(shared_prefix, "SCORES", 4 * 3 * 50)
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_KEYS", 0)
 
 
 SHAPES = {
@@ -164,6 +175,89 @@ def test_random_batches(seed):
     window = None if rng.random() < 0.5 else int(rng.integers(1, 100))
     lengths = list(zip(prefixes.tolist(), news.tolist(), strict=True))
     Scene(lengths, window=window, seed=seed, page_size=int(rng.choice([1, 4]))).check()
+
+
+@pytest.fixture
+def attended(monkeypatch) -> list[int]:
+    """How many sequences each call attended over one prefix."""
+    counts = []
+    attend = torch_native.attend_shared
+
+    def counting(spec, tile, *args) -> None:
+        counts.append(tile.count)
+        attend(spec, tile, *args)
+
+    monkeypatch.setattr(torch_native, "attend_shared", counting)
+    return counts
+
+
+@pytest.mark.parametrize("layout", ["scattered", "ascending", "descending"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1)])
+def test_beams_over_one_prefix(attended, heads, kv_heads, layout):
+    """Two searches among ordinary sequences; slots that only the others' copies of the prefix had hold NaN."""
+    lengths = [(30, 1), *[(50, 1)] * 7, (3, 1), *[(20, 1)] * 2]
+    groups = (SharedPrefix(1, 7, 44), SharedPrefix(9, 2, 20))
+    Scene(lengths, heads=heads, kv_heads=kv_heads, layout=layout, shared=groups).check()
+    assert attended == [7, 2]
+
+
+def test_a_prefix_is_shared_beside_extends(attended):
+    Scene([(0, 33), *[(40, 1)] * 4, (12, 5)], shared=(SharedPrefix(1, 4, 32),)).check()
+    assert attended == [4]
+
+
+@pytest.mark.parametrize(("window", "expected"), [(60, [3]), (51, [3]), (50, []), (7, [])])
+def test_where_a_window_cuts_the_prefix_each_reads_its_own(attended, window, expected):
+    Scene([(50, 1)] * 3 + [(9, 1)], window=window, shared=(SharedPrefix(0, 3, 40),)).check()
+    assert attended == expected
+
+
+def test_a_prefix_too_short_to_be_worth_it(attended, monkeypatch):
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_KEYS", 81)
+    scene = Scene([(50, 1)] * 3, shared=(SharedPrefix(0, 3, 40),))
+    scene.check()
+    assert attended == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_batches_with_searches(seed):
+    rng = np.random.default_rng(seed)
+    lengths: list[tuple[int, int]] = []
+    groups = []
+    for _ in range(int(rng.integers(1, 6))):
+        if rng.random() < 0.3:
+            lengths.append((int(rng.integers(0, 120)), int(rng.choice([1, 1, 20]))))
+            continue
+        prefix, count = int(rng.integers(1, 150)), int(rng.integers(2, 12))
+        groups.append(SharedPrefix(len(lengths), count, int(rng.integers(1, prefix + 1))))
+        lengths += [(prefix, 1)] * count
+    kv_heads, group = rng.choice([1, 2, 3], 2).tolist()
+    window = None if rng.random() < 0.7 else int(rng.integers(1, 200))
+    options = {"heads": kv_heads * group, "kv_heads": kv_heads, "page_size": int(rng.choice([1, 4]))}
+    Scene(lengths, seed=seed, window=window, shared=tuple(groups), **options).check()
+
+
+def test_half_precision_beams_are_as_exact_as_the_plain_path():
+    scene = Scene([(300, 1)] * 4, shared=(SharedPrefix(0, 4, 290),))
+    expected = scene.expected()
+    pool = MHAKVPool(
+        num_tokens=scene.pool.num_tokens,
+        page_size=1,
+        num_layers=1,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    pool.k[0].copy_(scene.pool.k[0])
+    pool.v[0].copy_(scene.pool.v[0])
+    scene.pool, scene.q = pool, scene.q.bfloat16()
+    scene.k, scene.v = [k.bfloat16() for k in scene.k], [v.bfloat16() for v in scene.v]
+    shared = scene.run()
+    scene.shared = []
+    plain = scene.run()
+    assert shared.dtype == torch.bfloat16
+    assert (shared - expected).abs().max() <= 1.5 * (plain - expected).abs().max()
 
 
 def test_masks_are_kept_between_steps_and_grow():

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from sampling_requests import make_request
 
+from baton.attention.backend import SharedPrefix
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.forward_batch import build_forward_batch, upload
-from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
+from baton.scheduler.batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch
 
 
 def int32(*values: int) -> np.ndarray:
@@ -82,6 +84,28 @@ def test_copies_are_uploaded():
     forward = build_forward_batch(make_batch(rows, copies=copies), mirror)
     assert forward.copies is not None
     assert [slots.tolist() for slots in forward.copies] == [[3, 4], [8, 3]]
+
+
+def test_beams_of_a_decode_share_their_prefix():
+    """Not a prompt, not a single beam, and not what computes several tokens each."""
+    rows, mirror = ReqToTokenPool(8, 16), torch.zeros(8, 16, dtype=torch.int32)
+    request = make_request(beam_width=4)
+    steps = [(0, 1, 4), (1, 4, 4), (4, 6, 0), (6, 8, 4)]
+    batch = make_batch(
+        rows,
+        input_ids=np.arange(10, dtype=np.int32),
+        out_cache_loc=np.arange(10, dtype=np.int32),
+        req_pool_indices=np.arange(8, dtype=np.int32),
+        prefix_lens=int32(5, 6, 6, 6, 7, 7, 4, 4),
+        extend_lens=int32(1, 1, 1, 1, 1, 1, 2, 2),
+        samples=np.ones(8, dtype=bool),
+        logprob_starts=np.full(8, 2, dtype=np.int32),
+        beams=[
+            BeamStep(request, start, stop, 8, np.zeros(stop - start, np.float32), shared_len=shared)
+            for start, stop, shared in steps
+        ],
+    )
+    assert build_forward_batch(batch, mirror).attention.shared == [SharedPrefix(1, 3, 4)]
 
 
 def test_upload_splits_one_buffer():
