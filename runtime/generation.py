@@ -31,8 +31,8 @@ class ContinuationPrompt:
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Prompt:
     """One prompt, continued ``sampling.n`` times: by samples, or by the best sequences of a beam search. Exactly one of
-    ``text`` and ``input_ids`` is given; with ``continuation`` they are the whole prompt for the case that the parent has
-    been forgotten, and may be missing.
+    ``text`` and ``input_ids`` is given; with ``continuation`` they are the whole prompt for the case that the parent
+    has been forgotten, and may be missing.
 
     group: the name the caller gave the call this prompt belongs to; aborting it aborts every prompt of the call.
     namespace: prompts of different namespaces share no cache.

@@ -35,6 +35,9 @@ COMPUTE_ONLY = {
 }
 """Computes the prompt and adds nothing to it: the one token generated is made a stop, which no child inherits."""
 
+_ITEM = "item"
+"""What ``matched`` says of an output that is a whole item of a trie: nothing of it is cut off."""
+
 _GONE = ("parent_forgotten", "parent_not_found")
 """Codes of a parent that this chain knows to have existed: too long ago, or before a restart."""
 
@@ -81,8 +84,8 @@ class Chain:
     def generate(
         self, sampling: dict[str, Any], options: dict[str, Any], *, stream: bool
     ) -> Iterator[list[dict[str, Any]]]:
-        """One step. Yields the answers (one per sample) as they grow, at last the whole ones; then the chain has moved
-        on to the first of them. Raises BackendError."""
+        """One step. Yields the answers (one per sample, or result of a search) as they grow, at last the whole ones;
+        then the chain has moved on to the first of them. Raises BackendError."""
         rid = uuid4().hex
         fields = {"rid": rid, "sampling_params": sampling, "retain_ttl": self._retain_ttl, **options}
         several = sampling.get("n", 1) > 1
@@ -91,7 +94,7 @@ class Chain:
             answers = answer if isinstance(answer, list) else [answer]
             yield answers
         self._check_finished(answers)
-        kept = _kept_ids(answers[0], sampling.get("no_stop_trim", False))
+        kept = _kept_ids(answers[0], sampling)
         num_tokens = answers[0]["meta_info"]["prompt_tokens"] + len(kept) if kept is not None else None
         self._move_on(
             _Piece(answers[0]["text"], kept),
@@ -272,10 +275,13 @@ class Chain:
                 raise BackendError(f"computing a prompt alone ended with {finish}, not with token {_FORCED}")
 
 
-def _kept_ids(answer: dict[str, Any], no_stop_trim: bool) -> list[int] | None:
+def _kept_ids(answer: dict[str, Any], sampling: dict[str, Any]) -> list[int] | None:
     """The generated ids that a child inherits; None where a stop string cut them somewhere."""
     finish, ids = answer["meta_info"]["finish_reason"], answer["output_ids"]
-    if finish["type"] != "stop" or no_stop_trim:
+    if finish["type"] != "stop" or sampling.get("no_stop_trim", False):
+        return ids
+    stop = sampling.get("stop", ())
+    if finish["matched"] == _ITEM and _ITEM not in ([stop] if isinstance(stop, str) else stop):
         return ids
     return None if isinstance(finish["matched"], str) else ids[:-1]
 

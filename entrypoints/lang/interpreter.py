@@ -19,7 +19,7 @@ from ...runtime.chat_template import ChatTemplateError
 from .chain import Chain
 from .chat import RoleTexts
 from .errors import BackendError, ProgramError
-from .ir import Gen, RoleBegin, RoleEnd, Select, Step
+from .ir import Beam, Gen, RoleBegin, RoleEnd, Select, Step
 from .options import RunOptions
 from .text_stream import TextStream
 from .variable import Variable
@@ -68,6 +68,9 @@ class Interpreter:
             case Gen():
                 variable = self._declare(step.name)
                 self._put(_Task(f"gen({step.name!r})", lambda: self._generate(step, variable), variable))
+            case Beam():
+                variable = self._declare(step.name)
+                self._put(_Task(f"beam({step.name!r})", lambda: self._search(step, variable), variable))
             case Select():
                 variable = self._declare(step.name)
                 self._put(_Task(f"select({step.name!r})", lambda: self._select(step, variable), variable))
@@ -212,6 +215,14 @@ class Interpreter:
         texts, metas = [answer["text"] for answer in answers], [answer["meta_info"] for answer in answers]
         is_list = sampling.get("n", 1) > 1
         variable.finish(texts if is_list else shown, metas if is_list else metas[0])
+
+    def _search(self, step: Beam, variable: Variable) -> None:
+        sampling = {**self.options.search, **step.sampling}
+        (answers,) = self._chain.generate(sampling, step.options, stream=False)
+        texts = [answer["text"] for answer in answers]
+        variable.stream.append(texts[0])
+        self._show(texts[0])
+        variable.finish(texts, [answer["meta_info"] for answer in answers])
 
     def _select(self, step: Select, variable: Variable) -> None:
         choice = self._chain.choose(step.choices)

@@ -2,6 +2,7 @@
 
     s += "text"                                  a string is itself
     s += gen("name", max_tokens=32, stop="\\n")   Gen
+    s += beam("name", width=32, max_tokens=3)    Beam
     s += select("name", choices=["yes", "no"])   Select
     s += user("Hi " + gen("x"))                  RoleBegin, ..., RoleEnd
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 class Expr:
@@ -29,6 +30,15 @@ class Expr:
 @dataclass(frozen=True, slots=True)
 class Gen(Expr):
     """Generate. ``sampling``: the sampling_params that were given; ``options``: fields beside them (logprobs)."""
+
+    name: str | None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Beam(Expr):
+    """Search for the likeliest sequences, and append the best; fields as in Gen."""
 
     name: str | None
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +70,7 @@ class Joined(Expr):
     parts: tuple[Expr | str, ...]
 
 
-Step = str | Gen | Select | RoleBegin | RoleEnd
+Step = str | Gen | Beam | Select | RoleBegin | RoleEnd
 
 
 def steps_of(expr: Expr | str) -> Iterator[Step]:
@@ -71,7 +81,7 @@ def steps_of(expr: Expr | str) -> Iterator[Step]:
     elif isinstance(expr, Step):
         yield expr
     else:
-        raise TypeError(f"{type(expr).__name__} cannot be appended to a state; use str, gen, select or a role")
+        raise TypeError(f"{type(expr).__name__} cannot be appended to a state; use str, gen, beam, select or a role")
 
 
 _NOT_SUPPORTED = {
@@ -106,6 +116,7 @@ def gen(
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
+    item_trie: str | None = None,
     choices: Sequence[str] | None = None,
     **unsupported: Any,
 ) -> Expr:
@@ -123,7 +134,7 @@ def gen(
         "max_new_tokens": max_tokens,
         "min_new_tokens": min_tokens,
         "n": n,
-        "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+        "stop": _strings(stop),
         "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
         "temperature": temperature,
         "top_p": top_p,
@@ -132,18 +143,58 @@ def gen(
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
         "repetition_penalty": repetition_penalty,
-        "logit_bias": None if logit_bias is None else {str(token_id): bias for token_id, bias in logit_bias.items()},
+        "logit_bias": _biases(logit_bias),
         "seed": seed,
         "ignore_eos": ignore_eos,
         "no_stop_trim": no_stop_trim,
         "skip_special_tokens": skip_special_tokens,
+        "item_trie": item_trie,
     }
-    options = {
-        "return_logprob": return_logprob,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
+    return Gen(name, _given(sampling), _logprobs(return_logprob, top_logprobs_num, return_text_in_logprobs))
+
+
+def beam(
+    name: str | None,
+    width: int,
+    max_tokens: int | None = None,
+    item_trie: str | None = None,
+    n: int | None = None,
+    length_penalty: float | None = None,
+    early_stopping: bool | Literal["never"] | None = None,
+    stop: str | Sequence[str] | None = None,
+    min_tokens: int | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    logit_bias: dict[int, float] | None = None,
+    ignore_eos: bool | None = None,
+    no_stop_trim: bool | None = None,
+    skip_special_tokens: bool | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> Expr:
+    """Search for the likeliest sequences, ``width`` at a time, and store their texts as ``name``: always a list, best
+    first, of ``n`` (by default ``width``) or, where there are not so many, fewer. The state goes on with the best.
+
+    item_trie: the trie on the server whose items are the only sequences. The other names mean what they mean in
+    ``sampling_params`` of POST /generate; max_tokens is max_new_tokens there. Scores are in the step's meta.
+    """
+    _check_name(name)
+    sampling = {
+        "beam_width": width,
+        "n": width if n is None else n,
+        "max_new_tokens": max_tokens,
+        "item_trie": item_trie,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "stop": _strings(stop),
+        "min_new_tokens": min_tokens,
+        "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
+        "logit_bias": _biases(logit_bias),
+        "ignore_eos": ignore_eos,
+        "no_stop_trim": no_stop_trim,
+        "skip_special_tokens": skip_special_tokens,
     }
-    return Gen(name, _given(sampling), _given(options))
+    return Beam(name, _given(sampling), _logprobs(return_logprob, top_logprobs_num, return_text_in_logprobs))
 
 
 def select(
@@ -222,6 +273,23 @@ def _refuse(given: dict[str, Any], where: str) -> None:
             raise TypeError(f"{where}() has no parameter {name!r}")
         if value is not None:
             raise ValueError(f"{where}: {name} is not supported: {_NOT_SUPPORTED[name]}")
+
+
+def _strings(stop: str | Sequence[str] | None) -> str | list[str] | None:
+    return stop if stop is None or isinstance(stop, str) else list(stop)
+
+
+def _biases(given: dict[int, float] | None) -> dict[str, float] | None:
+    return None if given is None else {str(token_id): bias for token_id, bias in given.items()}
+
+
+def _logprobs(return_logprob: bool | None, top_logprobs_num: int | None, with_text: bool | None) -> dict[str, Any]:
+    options = {
+        "return_logprob": return_logprob,
+        "top_logprobs_num": top_logprobs_num,
+        "return_text_in_logprobs": with_text,
+    }
+    return _given(options)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ SAMPLING_OPTIONS = (
 )  # fmt: skip
 """Defaults for every `gen` of a run."""
 
+SEARCH_OPTIONS = (
+    "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
+)  # fmt: skip
+"""Those of them that a `beam` takes too; the others say how a token is drawn, and a search draws none."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -26,6 +31,11 @@ class RunOptions:
     stream: bool = False
     retain_ttl: float = DEFAULT_RETAIN_TTL
     sampling: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """Defaults for every `beam`."""
+        return {name: value for name, value in self.sampling.items() if name in SEARCH_OPTIONS}
 
 
 OPTION_NAMES = frozenset({*SAMPLING_OPTIONS, *(option.name for option in fields(RunOptions))} - {"sampling"})

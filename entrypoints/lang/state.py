@@ -64,7 +64,7 @@ class ProgramState:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The text of the step ``name``, once it is there; a list for n > 1, or after `join`.
+        """The text of the step ``name``, once it is there; a list for n > 1, a `beam`, or after `join`.
 
         Raises KeyError for an unknown name, ProgramError if the step failed.
         """
@@ -79,7 +79,9 @@ class ProgramState:
 
     def meta(self, name: str) -> Any:
         """The server's meta_info of the step ``name``: finish_reason, prompt_tokens, cached_tokens, … and, for every
-        step after the first, ``continuation`` {path, inherited_tokens, recomputed_tokens, trimmed_tokens}."""
+        step after the first, ``continuation`` {path, inherited_tokens, recomputed_tokens, trimmed_tokens}.
+
+        A list of them for n > 1 and for a `beam`, whose results have ``sequence_score`` and ``cumulative_logprob``."""
         with self._reading():
             return self._variable(name).meta()
 

@@ -25,13 +25,14 @@ Script = Callable[[str, dict[str, Any]], str]
 @dataclass
 class FakeBackend:
     """``script`` may raise BackendError. ``hold``: requests wait for this event, or for their abort. ``ticks``: streams
-    take one for each of their events."""
+    take one for each of their events. found: sequences that a beam search finds at most. Items have three tokens."""
 
     script: Script = lambda prompt, sampling: f"[{len(prompt)}]"
     template: str = CHAT
     score: Callable[[str, str], float] = lambda prompt, choice: -1.0
     hold: threading.Event | None = None
     ticks: threading.Semaphore | None = None
+    found: int = 1000
     calls: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     leases: set[str] = field(default_factory=set)
@@ -98,15 +99,20 @@ class FakeBackend:
                 text, finish = text[: text.index(stop)], {"type": "stop", "matched": stop}
         if text and ord(text[-1]) in sampling.get("stop_token_ids", []):
             text, finish = text[:-1], {"type": "stop", "matched": ord(text[-1])}
+        if "item_trie" in sampling:
+            text, finish = text[:3], {"type": "stop", "matched": "item"}
         finish = finish or {"type": "length", "length": len(text)}
         n = sampling.get("n", 1)
-        texts = [text] if n == 1 else [f"{text}{i}" for i in range(n)]
+        is_search = "beam_width" in sampling
+        texts = [text] if n == 1 else [f"{text}{i}" for i in range(min(n, self.found) if is_search else n)]
         with self._lock:
             self.records[fields["rid"]] = [prompt + text for text in texts]
             if fields.get("retain_ttl"):
                 self.leases.add(fields["rid"])
         answers = [_answer(fields["rid"], prompt, text, finish) for text in texts]
-        for answer in answers:
+        for rank, answer in enumerate(answers):
+            if is_search:
+                answer["meta_info"] |= {"sequence_score": -rank, "cumulative_logprob": -2 * rank}
             answer["meta_info"]["retained"] = {"tokens": 1, "ttl": 1.0} if fields.get("retain_ttl") else None
             if fields.get("return_logprob"):
                 choice = prompt[fields["logprob_start_len"] :]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.lang import assistant, gen, role_message, select, user
-from baton.entrypoints.lang.ir import Gen, RoleBegin, RoleEnd, Select, steps_of
+from baton.entrypoints.lang import assistant, beam, gen, role_message, select, user
+from baton.entrypoints.lang.ir import Beam, Gen, RoleBegin, RoleEnd, Select, steps_of
 
 
 def test_expressions_add_up() -> None:
@@ -53,6 +53,32 @@ def test_gen_takes_sampling_parameters() -> None:
     assert gen() == Gen(None)
 
 
+def test_beam_takes_what_a_search_takes() -> None:
+    assert beam("x", 4) == Beam("x", {"beam_width": 4, "n": 4})
+    expr = beam(
+        "x", width=8, max_tokens=3, item_trie="items", n=2, length_penalty=0.0, early_stopping="never", stop=("a",),
+        stop_token_ids=(5,), logit_bias={7: 1.5}, ignore_eos=True, return_logprob=True, top_logprobs_num=2,
+    )  # fmt: skip
+    assert expr == Beam(
+        "x",
+        {
+            "beam_width": 8,
+            "n": 2,
+            "max_new_tokens": 3,
+            "item_trie": "items",
+            "length_penalty": 0.0,
+            "early_stopping": "never",
+            "stop": ["a"],
+            "stop_token_ids": [5],
+            "logit_bias": {"7": 1.5},
+            "ignore_eos": True,
+        },
+        {"return_logprob": True, "top_logprobs_num": 2},
+    )
+    assert list(steps_of("a" + beam(None, 2) + "b")) == ["a", Beam(None, {"beam_width": 2, "n": 2}), "b"]
+    assert gen("x", item_trie="items") == Gen("x", {"item_trie": "items"})
+
+
 def test_choices() -> None:
     assert select("x", choices=["a", "b"]) == Select("x", ("a", "b")) == gen("x", choices=["a", "b"], temperature=0)
 
@@ -65,6 +91,9 @@ def test_choices() -> None:
         (lambda: gen("x", dtype=int), ValueError, "dtype is not supported"),
         (lambda: gen("x", max_token=3), TypeError, "no parameter 'max_token'"),
         (lambda: gen(""), ValueError, "name of a variable is ''"),
+        (lambda: beam("", 2), ValueError, "name of a variable is ''"),
+        (lambda: beam("x", 2, temperature=0.5), TypeError, "temperature"),  # type: ignore[call-arg]
+        (lambda: beam("x"), TypeError, "width"),  # type: ignore[call-arg]
         (lambda: select("x"), ValueError, "at least one non-empty string"),
         (lambda: select("x", choices="ab"), ValueError, "choices is 'ab'"),
         (lambda: select("x", choices=["a", ""]), ValueError, "non-empty"),
