@@ -15,9 +15,11 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import uvloop
 
 from ..runtime.channels import Endpoints, Sender
@@ -29,6 +31,7 @@ from ..runtime.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
+from .item_trie_source import build_item_trie
 from .native_api import GenerateCall, parse_generate, stream_events
 from .request_fields import read_rid
 from .server_args import ServerArgs, compose
@@ -48,8 +51,9 @@ class EngineError(RuntimeError):
 class Engine:
     """Generates in this process. Safe to use from several threads and loops at once.
 
-    Raises UsageError for a wrong setting, ModelLoadError or TokenizerError for a model that cannot be served. Calls
-    raise RequestRefused where the server would answer with a 4xx or 5xx.
+    Raises UsageError for a wrong setting, ModelLoadError or TokenizerError for a model that cannot be served,
+    ItemTrieError for an item trie that cannot be loaded. Calls raise RequestRefused where the server would answer with
+    a 4xx or 5xx.
     """
 
     def __init__(self, *, worker: WorkerFunction | None = None, **settings: Any) -> None:
@@ -132,6 +136,33 @@ class Engine:
         """`release` for asyncio."""
         return await asyncio.wrap_future(self._submit(self._manager.release(read_rid(rid, "rid"))))
 
+    # -- item tries ------------------------------------------------------------------------------------------------
+
+    def load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
+        """Make items known under a name, for ``sampling_params: {"item_trie": name}``; requests that run keep what the
+        name stood for. items: int [items, longest], shorter ones padded with -1, or the path of a .npy file of it."""
+        self._run(self._load_item_trie(name, items))
+
+    async def async_load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
+        """`load_item_trie` for asyncio."""
+        await asyncio.wrap_future(self._submit(self._load_item_trie(name, items)))
+
+    def delete_item_trie(self, name: str) -> bool:
+        """Forget a name; requests that run keep the items. False if there is no such trie."""
+        return self._run(self._manager.delete_item_trie(name))
+
+    async def async_delete_item_trie(self, name: str) -> bool:
+        """`delete_item_trie` for asyncio."""
+        return await asyncio.wrap_future(self._submit(self._manager.delete_item_trie(name)))
+
+    def list_item_tries(self) -> list[dict]:
+        """name, num_items, min_depth, max_depth and num_bytes of each."""
+        return self._run(self._manager.list_item_tries())
+
+    async def async_list_item_tries(self) -> list[dict]:
+        """`list_item_tries` for asyncio."""
+        return await asyncio.wrap_future(self._submit(self._manager.list_item_tries()))
+
     # -- the rest of the API ---------------------------------------------------------------------------------------
 
     def flush_cache(self) -> None:
@@ -201,6 +232,9 @@ class Engine:
         # Not waited for: this may run in a garbage collection, on any thread.
         if not self._loop.is_closed():
             self._submit(outputs.aclose())
+
+    async def _load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
+        await self._manager.load_item_trie(name, await build_item_trie(items))
 
     async def _abort(self, rid: str | None) -> list[str]:
         return self._manager.abort(None if rid is None else read_rid(rid, "rid"))

@@ -18,12 +18,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from ..runtime import metrics
+from ..runtime import item_tries, metrics
 from ..runtime.generation import Prompt
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
-from .http_transport import ApiKeyCheck, EventStream, JSONAnswer, answer_error, read_json_object, until_disconnect
+from .http_transport import (
+    ApiKeyCheck,
+    EventStream,
+    JSONAnswer,
+    answer_error,
+    read_binary,
+    read_json_object,
+    until_disconnect,
+)
+from .item_trie_source import build_item_trie
 from .native_api import GenerateCall, parse_generate, stream_events
 from .openai_completions import CompletionAnswer, in_openai_words, parse_completion
 from .request_fields import read_rid, refuse_unserved
@@ -69,6 +78,9 @@ class HttpApi:
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
             ("/abort_request", self.abort_request, post),
             ("/release", self.release, post),
+            ("/item_tries", self.load_item_trie, post),
+            ("/item_tries", self.list_item_tries, get),
+            ("/item_tries/{name}", self.delete_item_trie, ["DELETE"]),
             ("/metrics", self.metrics, get),
             ("/v1/models", self.models, get),
             ("/v1/completions", self.completions, post),
@@ -141,6 +153,28 @@ class HttpApi:
         refuse_unserved(fields, ("rid",), {}, (), where="")
         released = await self._manager.release(read_rid(fields.get("rid"), "rid"))
         return JSONAnswer({"released": released})
+
+    # -- item tries ------------------------------------------------------------------------------------------------
+
+    async def load_item_trie(self, request: Request) -> Response:
+        """Put the uploaded items under ?name=; requests from now on get them, those that run keep what they have."""
+        body = await read_binary(request, self._max_body)
+        name = request.query_params.get("name")
+        if name is None:
+            raise RequestRefused("name is missing; POST /item_tries?name=NAME", param="name")
+        trie = await build_item_trie(body)
+        await self._manager.load_item_trie(name, trie)
+        return JSONAnswer(item_tries.describe(name, trie))
+
+    async def list_item_tries(self) -> Response:
+        return JSONAnswer({"item_tries": await self._manager.list_item_tries()})
+
+    async def delete_item_trie(self, name: str) -> Response:
+        if not await self._manager.delete_item_trie(name):
+            raise RequestRefused(
+                f"there is no item trie {name!r}", status=404, code="item_trie_not_found", param="name"
+            )
+        return JSONAnswer({"deleted": name})
 
     # -- health ----------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -
 
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The request's body, which must be a JSON object. Raises RequestRefused (400, 413, 415)."""
-    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    content_type = _content_type(request, "application/json")
     if content_type != "application/json" and not content_type.endswith("+json"):
         # Not leniency's place: a web page may post text/plain to localhost without the browser asking us first.
         raise RequestRefused(
@@ -77,6 +77,24 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise RequestRefused("the body must be a JSON object", code="invalid_json")
     return decoded
+
+
+async def read_binary(request: Request, max_bytes: int) -> bytes:
+    """The request's body, whatever it is. Raises RequestRefused (413, 415)."""
+    content_type = _content_type(request, "")
+    if content_type != "application/octet-stream":
+        # As above: no header, or one that forms may send, is what a web page can post without being asked.
+        raise RequestRefused(
+            f"Content-Type is {content_type!r}; send the file's bytes with Content-Type: application/octet-stream",
+            status=415,
+            code="unsupported_media_type",
+        )
+    return await _read_body(request, max_bytes)
+
+
+def _content_type(request: Request, default: str) -> str:
+    """Without its parameters, lower-case."""
+    return request.headers.get("content-type", default).split(";")[0].strip().lower()
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:

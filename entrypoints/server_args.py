@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..runtime.config import ModelArgs, WorkerConfig
+from ..runtime.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
+from ..scheduler.item_trie import ItemTrieError
 
 
 class UsageError(ValueError):
@@ -30,6 +32,7 @@ class ServerConfig:
     api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; empty: no check")
     cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
+    item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
     incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", "of all processes")
     ready_timeout: float = flag(1200.0, "the model must be loaded within this time")
@@ -55,7 +58,12 @@ class ServerArgs:
 
     @property
     def worker_config(self) -> WorkerConfig:
-        return WorkerConfig(model=self.model, scheduler=self.scheduler, log_level=self.server.log_level)
+        return WorkerConfig(
+            model=self.model,
+            scheduler=self.scheduler,
+            item_tries=_named_files(self.server.item_trie),
+            log_level=self.server.log_level,
+        )
 
 
 _PARTS: dict[str, type] = {"model": ModelArgs, "scheduler": SchedulerConfig, "server": ServerConfig}
@@ -118,12 +126,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
-    shown = "" if field.default is False or field.default == "" else f" (default: {field.default})"
+    shown = "" if field.default is False or field.default in ("", ()) else f" (default: {field.default})"
     options: dict[str, Any] = {"dest": field.name, "help": (field.metadata["help"] + shown).replace("%", "%%")}
     if kind is bool:
         # A switch that is on by default is turned off with --no-<name>.
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         return options | {"action": action}
+    if kind == tuple[str, ...]:
+        return options | {"action": "append", "metavar": "NAME=FILE"}
     if get_origin(kind) is Literal:
         return options | {"choices": get_args(kind), "metavar": "{" + ",".join(get_args(kind)) + "}"}
     return options | {"type": kind, "metavar": kind.__name__.upper()}
@@ -135,6 +145,11 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         if value not in get_args(kind):
             raise UsageError(f"{_flag_name(name)} is {value!r}; use one of {', '.join(get_args(kind))}")
         return value
+    if kind == tuple[str, ...]:
+        values = [value] if isinstance(value, str) else value
+        if isinstance(values, list | tuple) and all(isinstance(item, str) for item in values):
+            return tuple(values)
+        raise UsageError(f"{_flag_name(name)} is {value!r}; it takes a string or a list of strings")
     if kind is float and type(value) is int:
         return float(value)
     if kind is str and hasattr(value, "__fspath__"):
@@ -145,6 +160,23 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
 
 
 _A_KIND = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _named_files(settings: tuple[str, ...]) -> dict[str, str]:
+    """NAME=FILE, … -> name -> file. Raises UsageError."""
+    files: dict[str, str] = {}
+    for setting in settings:
+        name, equals, file = setting.partition("=")
+        if not (equals and file):
+            raise UsageError(f"--item-trie is {setting!r}; it takes NAME=FILE.npy")
+        try:
+            check_name(name)
+        except ItemTrieError as error:
+            raise UsageError(f"--item-trie {setting}: {error}") from None
+        if name in files:
+            raise UsageError(f"--item-trie names {name!r} twice; give each trie its own name")
+        files[name] = file
+    return files
 
 
 def _flag_name(field_name: str) -> str:
@@ -207,3 +239,4 @@ def _refuse_contradictions(args: ServerArgs) -> None:
         server.watchdog_timeout > 2,
         f"--watchdog-timeout is {server.watchdog_timeout}; the worker reports once a second, use more than 2",
     )
+    _named_files(server.item_trie)

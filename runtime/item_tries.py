@@ -23,8 +23,12 @@ class ItemTries:
         self._tries: dict[str, ItemTrie] = {}
 
     def put(self, name: str, trie: ItemTrie) -> None:
-        """Under this name from now on. Raises ItemTrieError for a trie with tokens that the model does not have."""
-        check_vocabulary(trie, self._vocab_size)
+        """Under this name from now on. Raises ItemTrieError for a trie with a token that the model does not have."""
+        if trie.max_token >= self._vocab_size:
+            raise ItemTrieError(
+                f"item trie {name!r}: an item has the token {trie.max_token}; the model has {self._vocab_size} tokens, "
+                f"0 to {self._vocab_size - 1}"
+            )
         self._tries[name] = trie
 
     def get(self, name: str) -> ItemTrie:
@@ -64,14 +68,6 @@ def check_name(name: str) -> None:
     """Raises ItemTrieError for what may not name a trie: names stand in URLs and on command lines."""
     if _NAME.fullmatch(name) is None:
         raise ItemTrieError(f"an item trie cannot be named {name!r}; use 1 to 128 letters, digits, '.', '_' or '-'")
-
-
-def check_vocabulary(trie: ItemTrie, vocab_size: int) -> None:
-    """Raises ItemTrieError for tokens that the model does not have."""
-    if trie.max_token >= vocab_size:
-        raise ItemTrieError(
-            f"an item has the token {trie.max_token}; the model has {vocab_size} tokens, 0 to {vocab_size - 1}"
-        )
 
 
 def pack_trie(call_id: int, name: str, trie: ItemTrie) -> LoadItemTrie:

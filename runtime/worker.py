@@ -20,6 +20,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..scheduler.config import SchedulerConfig
+from ..scheduler.item_trie import ItemTrie
 from ..scheduler.request import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
@@ -29,6 +30,7 @@ from .config import WorkerConfig
 from .continuation_suffixes import ContinuationSuffixes
 from .event_loop import EventLoop
 from .executor import Executor
+from .item_tries import ItemTries
 from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder
 from .model_runner import ModelRunner
@@ -95,18 +97,25 @@ def warm_up(scheduler: Scheduler, executor: Executor) -> None:
 
 
 def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event) -> None:
-    """Serve until ``stop`` is set. Raises ModelLoadError if the model cannot be served as asked."""
+    """Serve until ``stop`` is set. Raises ModelLoadError if the model cannot be served as asked, ItemTrieError for a
+    trie that cannot be loaded."""
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
     try:
+        tries = {
+            name: ItemTrie.load(path) for name, path in config.item_tries.items()
+        }  # fails before a model is loaded
         scheduler, executor, info = build_worker(config)
+        item_tries = ItemTries(info["vocab_size"])
+        for name, trie in tries.items():
+            item_tries.put(name, trie)
         warm_up(scheduler, executor)
         gc.collect()
         gc.freeze()  # what stands by now lives for ever: later collections need not look at it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
         ttl = config.scheduler.default_retain_ttl
-        EventLoop(scheduler, executor, inbox, outbox, suffixes, info, ttl).run(stop)
+        EventLoop(scheduler, executor, inbox, outbox, suffixes, item_tries, info, ttl).run(stop)
     finally:
         inbox.close()
         outbox.close()

@@ -1,0 +1,254 @@
+"""Tries are what nested dicts would be, and every table that is none is named with its fix."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from collections import deque
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from baton.scheduler.item_trie import ItemTrie, ItemTrieError
+
+Nested = dict[int, "Nested"]
+"""A trie as nested dicts, the slow twin: token -> what may follow."""
+
+
+def nested_of(items: list[list[int]]) -> Nested:
+    root: Nested = {}
+    for item in items:
+        node = root
+        for token in item:
+            node = node.setdefault(token, {})
+    return root
+
+
+def table(items: list[list[int]], extra: int = 0) -> np.ndarray:
+    """Padded with -1, and with ``extra`` columns that hold nothing."""
+    rows = np.full((len(items), max(map(len, items)) + extra), -1)
+    for row, item in zip(rows, items, strict=True):
+        row[: len(item)] = item
+    return rows
+
+
+def nodes(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def same(got: np.ndarray, wanted: list[int]) -> bool:
+    return got.dtype == np.int32 and got.tolist() == wanted
+
+
+def without_beginnings(items: list[list[int]]) -> list[list[int]]:
+    return [item for item in items if not any(item != other and other[: len(item)] == item for other in items)]
+
+
+def random_items(rng: random.Random) -> list[list[int]]:
+    """Few or many, of one length or several, over a small vocabulary: doubles and common beginnings abound."""
+    shortest, longest = sorted(rng.choices(range(1, 6), k=2))
+    vocabulary = rng.choice([1, 2, 3, 7, 30])
+    lengths = [rng.randint(shortest, longest) for _ in range(rng.choice([1, 2, 5, 40, 200]))]
+    return [rng.choices(range(vocabulary), k=length) for length in lengths]
+
+
+SEEDS = range(100)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equals_the_nested_twin(seed: int) -> None:
+    rng = random.Random(seed)
+    items = without_beginnings(random_items(rng))
+    trie = ItemTrie.build(table(items, extra=rng.randint(0, 2)))
+    order: deque[tuple[int, Nested]] = deque([(0, nested_of(items))])
+    number = 1
+    while order:
+        node, wanted = order.popleft()
+        index, tokens = trie.children(nodes(node))
+        assert same(tokens, sorted(wanted)) and same(index, [0] * len(wanted))
+        assert same(trie.num_children(nodes(node)), [len(wanted)])
+        assert trie.is_leaf(nodes(node)).tolist() == [not wanted]
+        children = trie.advance(np.full(len(tokens), node, dtype=np.int32), tokens)
+        assert same(children, list(range(number, number + len(wanted)))), "breadth first"
+        number += len(wanted)
+        order.extend((child, wanted[token]) for child, token in zip(children.tolist(), tokens.tolist(), strict=True))
+    assert number == len(trie.tokens) == len(trie.first_child) - 1
+    assert trie.num_items == len({tuple(item) for item in items})
+    assert (trie.min_depth, trie.max_depth) == (min(map(len, items)), max(map(len, items)))
+    assert trie.is_uniform == (trie.min_depth == trie.max_depth)
+    assert trie.max_token == max(max(item) for item in items)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_item_that_begins_another_is_found_wherever_it_is(seed: int) -> None:
+    items = random_items(random.Random(seed))
+    if without_beginnings(items) == items:
+        ItemTrie.build(table(items))
+        return
+    with pytest.raises(ItemTrieError, match="is the beginning of") as error:
+        ItemTrie.build(table(items))
+    short, long = map(int, re.findall(r"item (\d+)", str(error.value)))
+    assert items[short] != items[long] and items[long][: len(items[short])] == items[short]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_many_nodes_at_once(seed: int) -> None:
+    """Like one after the other, for any nodes in any order, several times too."""
+    rng = random.Random(seed)
+    trie = ItemTrie.build(table(without_beginnings(random_items(rng))))
+    asked = np.array(rng.choices(range(len(trie.tokens)), k=rng.randint(0, 12)), dtype=np.int32)
+    index, tokens = trie.children(asked)
+    apart = [(i, token) for i, node in enumerate(asked) for token in trie.children(nodes(node))[1].tolist()]
+    assert same(index, [i for i, _ in apart]) and same(tokens, [token for _, token in apart])
+    reached = [int(trie.advance(nodes(asked[i]), nodes(token))[0]) for i, token in apart]
+    assert same(trie.advance(asked[index], tokens), reached)
+    assert trie.tokens[reached].tolist() == tokens.tolist()
+
+
+def test_a_node_of_many_children_is_searched_to_its_edges() -> None:
+    """Also where a neighbour without children, or the end of the trie, comes next."""
+    rng = np.random.default_rng(1)
+    for count in (1, 2, 3, 127, 128, 129, 8192):
+        tokens = np.sort(rng.choice(100_000, count, replace=False))
+        trie = ItemTrie.build(np.concatenate([np.stack([np.full(count, head), tokens], axis=1) for head in (3, 7)]))
+        for head in (1, 2):
+            reached = trie.advance(np.full(count, head), tokens)
+            assert (np.diff(reached) == 1).all() and (trie.tokens[reached] == tokens).all()
+            assert (reached >= trie.first_child[head]).all() and (reached < trie.first_child[head + 1]).all()
+
+
+@pytest.mark.parametrize(("node", "token"), [(0, 2), (0, 0), (0, 9), (1, 9), (2, 4)])
+def test_a_step_that_the_trie_does_not_have_is_a_bug(node: int, token: int) -> None:
+    trie = ItemTrie.build(np.array([[1, 4], [3, 5]]))  # nodes: 1 and 2, then the leaves
+    with pytest.raises(AssertionError, match="no such child"):
+        trie.advance(nodes(node), nodes(token))
+
+
+def test_a_leaf_goes_nowhere() -> None:
+    trie = ItemTrie.build(np.array([[1], [2]]))
+    with pytest.raises(AssertionError, match="no such child"):
+        trie.advance(nodes(2), nodes(2))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64, ">i4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_integers_of_every_kind(dtype: str, order: Literal["C", "F"]) -> None:
+    wanted = ItemTrie.build(np.array([[1, 4], [1, 5], [2, 4]], dtype=np.int32))
+    got = ItemTrie.build(np.array([[2, 4], [1, 5], [1, 4], [1, 5]], dtype=dtype, order=order))
+    assert same(got.tokens, wanted.tokens.tolist()) and same(got.first_child, wanted.first_child.tolist())
+    assert got.num_items == 3
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (np.zeros(3, dtype=int), r"not of 1 dimensions"),
+        (np.zeros((1, 1, 1), dtype=int), r"not of 3 dimensions"),
+        (np.zeros((2, 2)), r"not of float64"),
+        (np.zeros((2, 2), dtype=bool), r"not of bool"),
+        (np.array([["a"]]), r"not of <U1"),
+        (np.zeros((0, 3), dtype=int), r"no items: the shape is \(0, 3\)"),
+        (np.zeros((3, 0), dtype=int), r"no items: the shape is \(3, 0\)"),
+        (table([[1, 2], []]), r"item 1 has no tokens"),
+        (np.array([[1, 2], [-1, 2]]), r"item 1 begins with -1"),
+        (np.array([[1, 2, 3], [1, -1, 2]]), r"item 1 has -1 between its tokens: \[1, -1, 2\]"),
+        (np.array([[1, 2], [3, -2]]), r"item 1 has the token -2"),
+        (np.array([[2**31]]), r"2147483648 is no token id"),
+        (np.array([[2**63]], dtype=np.uint64), r"9223372036854775808 is no token id"),
+        (table([[3, 4, 9], [5], [3, 4]]), r"item 2 \(2 tokens\) is the beginning of item 0"),
+    ],
+)
+def test_what_makes_no_trie(items: np.ndarray, message: str) -> None:
+    with pytest.raises(ItemTrieError, match=message):
+        ItemTrie.build(items)
+
+
+def npy(items: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, items)
+    return file.getvalue()
+
+
+def with_header(header: str, data: bytes = b"", version: int = 1) -> bytes:
+    """A .npy file whose header is this text."""
+    text = header.encode("latin1") + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + data
+
+
+ITEM_TABLE = np.array([[1, 4], [1, 5], [2, 4]], dtype=np.int32)
+
+
+@pytest.mark.parametrize("items", [ITEM_TABLE, np.asfortranarray(ITEM_TABLE), ITEM_TABLE.astype(">i8")])
+def test_files_are_read(items: np.ndarray, tmp_path: Path) -> None:
+    wanted = ItemTrie.build(ITEM_TABLE)
+    (tmp_path / "items.npy").write_bytes(npy(items))
+    for got in (ItemTrie.from_npy(npy(items)), ItemTrie.load(tmp_path / "items.npy")):
+        assert same(got.tokens, wanted.tokens.tolist()) and same(got.first_child, wanted.first_child.tolist())
+    version_2 = with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }", ITEM_TABLE.tobytes(), 2)
+    assert ItemTrie.from_npy(version_2).num_items == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no .npy file"),
+        (b"[[1, 2]]", "no .npy file"),
+        (b"\x93NUM", "no .npy file"),
+        (b"\x93NUMPY\x01\x00", "cannot be read"),
+        (b"\x93NUMPY\x09\x00" + bytes(100), "format version 9.0"),
+        (npy(ITEM_TABLE)[:-1], "has 23 bytes of data, but int32 of shape .3, 2. is 24 bytes"),
+        (npy(ITEM_TABLE) + b"!", "has 25 bytes of data"),
+        (npy(ITEM_TABLE)[:60], "cannot be read"),
+        (npy(ITEM_TABLE[0]), "not of 1 dimensions"),
+        (npy(np.array(1.5, dtype=np.float32)), "holds float32"),
+        (npy(ITEM_TABLE.astype(np.float32)), "holds float32"),
+        (npy(np.array([[{"a": 1}]], dtype=object)), "holds object"),
+        (npy(np.zeros(2, dtype=[("a", "<i4"), ("b", "<i4")])), "holds .*'a'"),
+        (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (10**9, 10**9)}"), "cannot be read"),
+        (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (4000000000, 9)}"), "is 144000000000 bytes"),
+        (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (-1, -1)}", bytes(4)), "shape .-1, -1."),
+        (with_header("{'descr': '<i4', 'fortran_order': False}"), "cannot be read"),
+        (with_header("{'descr': 'nonsense', 'fortran_order': False, 'shape': (1, 1)}"), "cannot be read"),
+        (with_header("(" * 9000), "cannot be read"),
+        (with_header("__import__('os')"), "cannot be read"),
+        (with_header("'"), "cannot be read"),
+    ],
+)
+def test_garbage_in_files_is_named(data: bytes, message: str) -> None:
+    with pytest.raises(ItemTrieError, match=message):
+        ItemTrie.from_npy(data)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_bytes_raise_anything_else(seed: int) -> None:
+    rng = random.Random(seed)
+    whole = npy(ITEM_TABLE)
+    for _ in range(100):
+        noise, at = rng.randbytes(rng.choice([0, 1, 2, 30])), rng.randint(0, len(whole))
+        for data in (noise, whole[:at] + noise, whole[:at] + noise + whole[at + len(noise) :]):
+            try:
+                trie = ItemTrie.from_npy(data)
+            except ItemTrieError:
+                continue
+            assert 1 <= trie.num_items <= 6
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ItemTrieError, match=r"cannot read .*missing.npy: No such file"):
+        ItemTrie.load(tmp_path / "missing.npy")
+    with pytest.raises(ItemTrieError, match=r"cannot read .*: Is a directory"):
+        ItemTrie.load(tmp_path)
+    (tmp_path / "text.npy").write_text("1 2 3")
+    with pytest.raises(ItemTrieError, match=r"text.npy: this is no .npy file"):
+        ItemTrie.load(tmp_path / "text.npy")
+
+
+def test_sizes_are_as_promised() -> None:
+    """Four bytes per node and array: a million items of three levels are far below 100 MB."""
+    items = np.random.default_rng(0).integers(0, 64, (20_000, 3))
+    trie = ItemTrie.build(items)
+    assert trie.num_items == len(np.unique(items, axis=0))
+    assert trie.num_bytes == 4 * (2 * len(trie.tokens) + 1)
