@@ -212,7 +212,7 @@ class Scheduler:
     ) -> list[tuple[Request, RequestRefused]]:
         """A parent ended: its parked children inherit. Returns those that cannot, and why."""
         refused: list[tuple[Request, RequestRefused]] = []
-        indices = [parent.index] if parent.beams is None else range(parent.sampling.n)
+        indices = [parent.index] if parent.sampling.beam_width is None else range(parent.sampling.n)
         for index in indices:
             by_rid: dict[str, list[Request]] = {}
             for child in self._parked.take(parent.rid, index):

@@ -102,8 +102,21 @@ def expected_beams(
     return group.results
 
 
-def expected_output(prompt: list[int], num_tokens: int, end_ids: frozenset[int] = frozenset()) -> list[int]:
+def _expected_item(prompt: list[int], trie: ItemTrie) -> list[int]:
+    output: list[int] = []
+    node = np.zeros(1, dtype=np.int32)
+    while not trie.is_leaf(node)[0]:
+        output.append(_next_allowed(_echo(prompt + output), trie.children(node)[1]))
+        node = trie.advance(node, np.array(output[-1:], dtype=np.int32))
+    return output
+
+
+def expected_output(
+    prompt: list[int], num_tokens: int, end_ids: frozenset[int] = frozenset(), trie: ItemTrie | None = None
+) -> list[int]:
     """What the model says after ``prompt``: the oracle, computed from the tokens alone."""
+    if trie is not None:
+        return _expected_item(prompt, trie)
     state: int = _START
     kv: list[int] = []
     for token in prompt:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pytest
-from kv_echo import VOCAB, expected_output
+from kv_echo import VOCAB, expected_beams, expected_output
 from scheduler_harness import Harness
 
+from baton.scheduler.item_trie import ItemTrie
 from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.sampling_params import SamplingParams
 
 SEED = int(os.environ.get("BATON_SIM_SEED", "20"))
 
@@ -33,6 +36,8 @@ class Sent:
     new: int
     ignore_eos: bool
     parent: tuple[str, int] | None = None
+    search: SamplingParams | None = None
+    trie: ItemTrie | None = None
 
 
 class Simulation:
@@ -58,7 +63,9 @@ class Simulation:
         self.sent: dict[str, Sent] = {}
         self.namespaces: dict[str, str] = {}
         self.aborted: set[str] = set()
+        self.trie = ItemTrie.build(np.random.default_rng(seed).integers(0, VOCAB, (60, 3), dtype=np.int32))
         self.paths: set[str] = set()
+        self.searches = 0
 
     def run(self, steps: int) -> None:
         rng, harness = self.rng, self.harness
@@ -82,7 +89,18 @@ class Simulation:
         rng = self.rng
         new, n, ignore = rng.randrange(1, 40), rng.choice([1, 1, 1, 3]), rng.random() < 0.5
         ttl = rng.choice([0.0, 5.0, 60.0])
-        common = {"n": n, "ignore_eos": ignore, "retain_ttl": ttl, "no_stop_trim": rng.random() < 0.2}
+        trie = self.trie if rng.random() < 0.1 else None
+        search: dict[str, Any] = {}
+        if rng.random() < 0.25:
+            width = rng.choice([1, 2, 3])
+            n, new = rng.randint(1, width), max(3, new // 2)
+            search = {"beam_width": width, "early_stopping": rng.choice([False, True, "never"])}
+            search["length_penalty"] = rng.choice([0.0, 1.0, 1.5])
+        elif trie is not None:
+            new = max(3, new)
+        common = {"n": n, "ignore_eos": ignore, "no_stop_trim": rng.random() < 0.2, **search}
+        params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
+        common |= {"retain_ttl": ttl, "trie": trie}
         if self.sent and rng.random() < 0.5:
             parent = rng.choice(list(self.sent)[-12:])
             suffix = [rng.randrange(20) for _ in range(rng.choice([0, 1, 3, 20]))]
@@ -97,12 +115,16 @@ class Simulation:
             except RequestRefused as refusal:
                 assert refusal.status in (400, 404, 409, 410), refusal
                 return
-            self.sent[rid] = Sent(suffix, new, ignore, (parent, index))
+            self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie)
         else:
             namespace = rng.choice(["", "", "salt"])
             prompt = random_prompt(rng, self.stems, 200)
-            self.harness.add(rid, prompt, new, namespace=namespace, **common)
-            self.sent[rid] = Sent(prompt, new, ignore)
+            try:
+                self.harness.add(rid, prompt, new, namespace=namespace, **common)
+            except RequestRefused as refusal:
+                assert params is not None and refusal.code == "kv_pool_exceeded", refusal
+                return
+            self.sent[rid] = Sent(prompt, new, ignore, None, params, trie)
         self.namespaces[rid] = namespace
 
     def abort(self, rid: str) -> None:
@@ -118,7 +140,12 @@ class Simulation:
         request = self.harness.outcomes[rid, index].request
         assert request is not None and request.inheritance is not None
         self.paths.add(request.inheritance.path)
-        sequence = self.prompt_of(*sent.parent) + self.harness.outcomes[sent.parent].tokens
+        parent, sample = sent.parent
+        if self.sent[parent].search is not None:
+            said = self.harness.outcomes[parent, 0].results[sample].ids.tolist()
+            sequence = self.prompt_of(parent, 0) + said
+        else:
+            sequence = self.prompt_of(parent, sample) + self.harness.outcomes[parent, sample].tokens
         return sequence[: request.inheritance.inherited_tokens] + sent.prompt
 
     def check(self) -> None:
@@ -132,8 +159,15 @@ class Simulation:
                 assert rid in self.aborted
                 if not outcome.tokens:
                     continue
+            if sent.search is not None:
+                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, frozenset(self.eos))
+                assert [(r.ids.tolist(), r.score) for r in outcome.results] == [
+                    (r.ids.tolist(), r.score) for r in found
+                ]
+                self.searches += 1
+                continue
             end_ids = frozenset() if sent.ignore_eos else frozenset(self.eos)
-            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids)
+            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids, sent.trie)
             if outcome.finish.type == "abort":
                 expected = expected[: len(outcome.tokens)]
             assert outcome.tokens == expected, (rid, index)
@@ -160,9 +194,12 @@ def test_simulation(page_size: int, depth: int, offset: int) -> None:
 
 def test_simulation_takes_every_path() -> None:
     paths: set[str] = set()
+    searches = 0
     for offset in range(3):
-        paths |= simulate(SEED + 50 + offset, steps=200, page_size=16).paths
-    assert paths >= {"handoff", "fork", "match"}
+        simulation = simulate(SEED + 50 + offset, steps=200, page_size=16)
+        paths |= simulation.paths
+        searches += simulation.searches
+    assert paths >= {"handoff", "fork", "match"} and searches > 10
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
