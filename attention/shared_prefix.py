@@ -21,7 +21,7 @@ from .slots import gather, run_or_index
 
 SCORES = 1 << 18
 """Scores made at once: what a core's cache holds."""
-MIN_SAVED_KEYS = 1024
+MIN_SAVED_KEYS = 768
 """Keys that need not be read again for each sequence, below which a plain tile is as fast."""
 
 
