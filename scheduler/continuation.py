@@ -1,238 +1,221 @@
-"""Who may continue whom, and what a child inherits: the records of finished requests and the children that wait.
+"""Continuation: how the KV and the ids of one request pass to the next (DESIGN: a lock handoff).
 
-    parent runs      ──▶ the child is parked under the parent's key until the parent ends
-    parent finished  ──▶ its record has the ids a child inherits, and the lease on their KV while that lives
-    parent failed    ──▶ its record is a tombstone: 409
-    parent forgotten ──▶ only its name is remembered: the child's own full prompt, else 410
-    anything else    ──▶ 404, also where the namespace differs: nobody learns of other people's requests
+    parent has ended   ──▶ the child inherits its recorded ids, and claims the lease on their KV if there is one
+    parent runs        ──▶ "finish": the child is parked and inherits in the step in which the parent ends
+                           "now": it inherits what the parent has by now; a copy of the parent's KV is leased for it
 
-Owns records and parked children; leases belong to the LeaseTable, requests to the Scheduler.
+Admission turns the claim into the child's own lock (KVMemory.open). Owns the records of finished requests and the
+parked children; leases belong to the LeaseTable, requests and queues to the Scheduler.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from ..radix.lease import Lease, LeaseTable
+from .config import SchedulerConfig
+from .continuation_refusals import (
+    failed_parent,
+    fewer_results,
+    parked_parent,
+    search_with_stop_strings,
+    undecided_search,
+    unknown_index,
+    unknown_parent,
+)
+from .kv_memory import KVMemory
+from .parent_records import ParentRecords, ParkedChildren, SampleRecord
 from .refusal import RequestRefused
-from .request import ContinuationSpec, FinishReason, Request, TokenBuffer
+from .request import ContinuationSpec, Inheritance, Request, RequestStatus, Retained, TokenBuffer
+
+Begin = Callable[[list[Request], TokenBuffer], None]
+"""Queue sequences whose prompt is known now. Raises RequestRefused if they can never fit."""
 
 
-@dataclass(slots=True)
-class SampleRecord:
-    """One finished sequence. ``ids``: what a child inherits, the matched stop left out."""
+class Continuations:
+    """See the module."""
 
-    ids: TokenBuffer
-    trimmed_tokens: int
-    lease: Lease | None = None
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, leases: LeaseTable, begin: Begin) -> None:
+        self._memory = memory
+        self._leases = leases
+        self._begin = begin
+        self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
+        self._parked = ParkedChildren()
 
+    # -- children arrive ----------------------------------------------------------------------------------------------
 
-@dataclass(slots=True)
-class ParentRecord:
-    """One finished rid; ``failure`` says why nobody can continue it."""
+    def start(self, children: list[Request], siblings: Sequence[Request] | None, now: float) -> None:
+        """Let new requests inherit from their parent, at once or, if it still runs, when it ends.
 
-    namespace: str
-    samples: dict[int, SampleRecord] = field(default_factory=dict)
-    failure: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(sample.ids) for sample in self.samples.values())
-
-    @property
-    def is_leased(self) -> bool:
-        return any(sample.lease is not None and sample.lease.is_live for sample in self.samples.values())
-
-
-class ParentRecords:
-    """Finished requests, the oldest forgotten first when there are too many; those with a live lease never are."""
-
-    FORGOTTEN_PER_RECORD = 16
-    """So many names of forgotten requests are remembered for each record that is kept."""
-
-    def __init__(self, max_records: int, max_tokens: int) -> None:
-        self._max_records = max_records
-        self._max_tokens = max_tokens
-        self._records: OrderedDict[str, ParentRecord] = OrderedDict()
-        self._forgotten: OrderedDict[str, str] = OrderedDict()
-        self._num_tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def add(self, request: Request, index: int, sample: SampleRecord) -> None:
-        """A sequence ended well: ``index`` among the samples, or the ranked beams, of its request."""
-        record = self._record(request)
-        record.samples[index] = sample
-        self._num_tokens += len(sample.ids)
-        self._forget_oldest()
-
-    def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
-        """A sequence was aborted or failed, and with it its rid: nobody can continue the others either."""
-        record = self._record(request)
-        record.failure = reason
-        _orphan_leases(record, leases)
-        self._forget_oldest()
-
-    def get(self, rid: str) -> ParentRecord | None:
-        return self._records.get(rid)
-
-    def discard(self, rid: str, leases: LeaseTable) -> None:
-        """A new request takes the name over: the old one's record and leases go."""
-        self._forgotten.pop(rid, None)
-        record = self._records.pop(rid, None)
-        if record is None:
-            return
-        self._num_tokens -= record.num_tokens
-        _orphan_leases(record, leases)
-
-    def find(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
-        """The sample that ``spec`` continues; None if it has been forgotten but the spec brings its own prompt.
-
-        Raises RequestRefused: 404, 409 or 410.
+        siblings: the live sequences of the parent's rid; None if none is. Raises RequestRefused.
         """
-        rid = spec.parent_rid
-        record = self._records.get(rid)
-        forgotten = self._forgotten.get(rid) == namespace
-        if forgotten and (record is None or spec.index not in record.samples):
-            if spec.fallback_ids is not None:
-                return None
-            raise RequestRefused(
-                f"continuation_of {rid!r}: that request is no longer on record; send its full prompt as text or "
-                "input_ids too, or raise --max-finished-requests",
-                status=410,
-                code="parent_forgotten",
-                param="continuation_of",
-            )
-        if record is None or record.namespace != namespace:
-            raise unknown_parent(rid)
-        if record.failure is not None:
-            raise failed_parent(rid, record.failure)
-        if spec.index not in record.samples:
-            raise unknown_index(spec)
-        return record.samples[spec.index]
+        continuation = children[0].spec.continuation
+        assert continuation is not None
+        parent = _live_parent(siblings, continuation, children[0].namespace) if siblings is not None else None
+        if parent is None:
+            self._inherit_record(children, continuation, now)
+        elif continuation.at == "now":
+            if parent.status is RequestStatus.PARKED:
+                raise parked_parent(parent.rid)
+            if parent.is_search:
+                raise undecided_search(continuation)
+            self._fork(children, parent, now)
+        else:
+            if parent.is_search and parent.sampling.stop:
+                raise search_with_stop_strings(continuation)
+            for child in children:
+                self._parked.add(child)
 
-    def _record(self, request: Request) -> ParentRecord:
-        record = self._records.setdefault(request.rid, ParentRecord(request.namespace))
-        self._records.move_to_end(request.rid)
-        return record
+    def _inherit_record(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
+        sample = self._records.find(continuation, children[0].namespace)
+        if sample is not None:
+            self._inherit(children, sample, now)
+            return
+        assert continuation.fallback_ids is not None
+        self._begin(children, TokenBuffer(continuation.fallback_ids))
+        for child in children:
+            child.inheritance = Inheritance("fallback")
 
-    def _forget_oldest(self) -> None:
-        while len(self._records) > self._max_records or self._num_tokens > self._max_tokens:
-            newest = next(reversed(self._records))
-            old = next((r for r, x in self._records.items() if r != newest and not x.is_leased), None)
-            if old is None:
-                return
-            record = self._records.pop(old)
-            self._num_tokens -= record.num_tokens
-            self._forgotten[old] = record.namespace
-            if len(self._forgotten) > self.FORGOTTEN_PER_RECORD * self._max_records:
-                self._forgotten.popitem(last=False)
+    def _inherit(self, children: list[Request], sample: SampleRecord, now: float) -> None:
+        """Give children the recorded ids, and the first one a claim on the lease."""
+        spec = children[0].spec
+        prompt = sample.ids.share()
+        prompt.extend(spec.prompt_ids)
+        self._begin(children, prompt)
+        assert spec.continuation is not None
+        for child in children:
+            child.inheritance = Inheritance("match", len(sample.ids), sample.trimmed_tokens)
+        first = children[0].inheritance
+        if first is not None and sample.lease is not None and self._leases.claim(sample.lease, now):
+            first.path, first.lease, first.keep_parent = "handoff", sample.lease, spec.continuation.keep_parent
 
+    def _fork(self, children: list[Request], parent: Request, now: float) -> None:
+        """Children of what the parent has right now; a claimed lease of their own holds it for the first of them."""
+        prompt = TokenBuffer(parent.token_ids.view())
+        prompt.extend(children[0].spec.prompt_ids)
+        self._begin(children, prompt)
+        for child in children:
+            child.inheritance = Inheritance("fork", len(parent.token_ids))
+        if parent.kv is None or children[0].inheritance is None:
+            return  # it waits itself: there is no KV yet, or what there was is in the tree
+        lease = self._memory.lease_copy(parent, now)
+        if lease is not None:
+            self._leases.claim(lease, now)
+            children[0].inheritance.lease = lease
 
-class ParkedChildren:
-    """Children of parents that still run, by the parent's (rid, index), in order of arrival."""
-
-    def __init__(self) -> None:
-        self._by_parent: dict[tuple[str, int], list[Request]] = {}
-
-    def add(self, child: Request) -> None:
-        self._by_parent.setdefault(_parent_key(child), []).append(child)
-
-    def remove(self, child: Request) -> None:
-        """The child goes away; one that `take` returned is gone already."""
-        key = _parent_key(child)
-        children = self._by_parent.get(key, [])
-        if child in children:
-            children.remove(child)
-            if not children:
-                del self._by_parent[key]
+    def unpark(self, child: Request) -> None:
+        """A parked child goes away."""
+        self._parked.remove(child)
 
     def waiting_for(self, rid: str, index: int) -> list[Request]:
-        return self._by_parent.get((rid, index), [])
+        """Children that are parked until this sequence ends."""
+        return self._parked.waiting_for(rid, index)
 
-    def take(self, rid: str, index: int) -> list[Request]:
-        """The parent ended: its children, which are parked no more."""
-        return self._by_parent.pop((rid, index), [])
+    # -- parents end --------------------------------------------------------------------------------------------------
+
+    def record(
+        self, request: Request, kept_tokens: int | None, now: float, newest_step: int | None
+    ) -> dict[int, SampleRecord]:
+        """A request ended well. Returns what children will inherit, by sample: the ids without the matched stop, and a
+        lease on their KV if anybody wants one.
+
+        kept_tokens: output tokens that are inherited, None for all; a search says it for each result. newest_step: the
+        step in flight that may still write for the request.
+        """
+        if request.is_search:
+            return self._record_results(request, now)
+        length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
+        trimmed = len(request.token_ids) - length
+        ttl = request.spec.retain_ttl
+        lease = None
+        if ttl > 0 or self._parked.waiting_for(request.rid, request.index):
+            lease = self._memory.retain(request, length, now + ttl, newest_step)
+            if ttl > 0:
+                request.retained = _retained(lease)
+        sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
+        self._records.add(request, request.index, sample)
+        return {request.index: sample}
+
+    def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
+        group, ttl = search.beams, search.spec.retain_ttl
+        assert group is not None
+        results = group.results
+        leases: list[Lease | None] = [None] * len(results)
+        if ttl > 0 or any(self._parked.waiting_for(search.rid, index) for index in range(len(results))):
+            leases = self._memory.retain_results(search, results, now + ttl)
+        if ttl > 0:
+            group.retained = [_retained(lease) for lease in leases]
+        samples: dict[int, SampleRecord] = {}
+        for index, (hypothesis, lease) in enumerate(zip(results, leases)):
+            ids = TokenBuffer(search.token_ids.view())
+            ids.extend(hypothesis.ids[: hypothesis.kept_tokens])
+            samples[index] = SampleRecord(ids, len(hypothesis.ids) - hypothesis.kept_tokens, lease)
+            self._records.add(search, index, samples[index])
+        return samples
+
+    def fail(self, request: Request) -> None:
+        """A request was aborted or failed."""
+        reason = request.finish.message if request.finish is not None else None
+        self._records.fail(request, reason or "aborted", self._leases)
+
+    def wake(
+        self, parent: Request, samples: dict[int, SampleRecord], now: float
+    ) -> list[tuple[Request, RequestRefused]]:
+        """A parent ended: its parked children inherit. Returns those that cannot, and why."""
+        refused: list[tuple[Request, RequestRefused]] = []
+        for index in range(parent.sampling.n) if parent.is_search else (parent.index,):
+            by_rid: dict[str, list[Request]] = {}
+            for child in self._parked.take(parent.rid, index):
+                by_rid.setdefault(child.rid, []).append(child)
+            for children in by_rid.values():
+                try:
+                    if index not in samples:
+                        raise _no_sample(parent, children[0], len(samples))
+                    self._inherit(children, samples[index], now)
+                except RequestRefused as refusal:
+                    refused += [(child, refusal) for child in children]
+        return refused
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def is_on_record(self, rid: str) -> bool:
+        """True if ``rid`` has ended and can still be named as a parent."""
+        return self._records.get(rid) is not None
+
+    def forget(self, rid: str) -> None:
+        """Take a finished request off the record, as if it had never been."""
+        self._records.discard(rid, self._leases)
+
+    def release(self, rid: str) -> bool:
+        """Give up the leases of a finished request; its ids stay on record. False if it has none."""
+        record = self._records.get(rid)
+        if record is None or not record.is_leased:
+            return False
+        for sample in record.samples.values():
+            if sample.lease is not None:
+                self._leases.release(sample.lease)
+        return True
 
 
-def _parent_key(child: Request) -> tuple[str, int]:
-    spec = child.spec.continuation
-    assert spec is not None
-    return spec.parent_rid, spec.index
+def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, namespace: str) -> Request | None:
+    """The parent if it has not ended. Raises RequestRefused if it is someone else's, or there is no such sample."""
+    if siblings[0].namespace != namespace:
+        raise unknown_parent(continuation.parent_rid)
+    if continuation.index >= siblings[0].sampling.n:
+        raise unknown_index(continuation)
+    if siblings[0].is_search:
+        return siblings[0]
+    return next((r for r in siblings if r.index == continuation.index), None)
 
 
-def _orphan_leases(record: ParentRecord, leases: LeaseTable) -> None:
-    for sample in record.samples.values():
-        if sample.lease is not None:
-            leases.orphan(sample.lease)
+def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:
+    assert child.spec.continuation is not None
+    if found:
+        return fewer_results(child.spec.continuation, found)
+    return failed_parent(parent.rid, parent.finish)
 
 
-def unknown_parent(rid: str) -> RequestRefused:
-    return RequestRefused(
-        f"continuation_of {rid!r}: no such request, or it belongs to another cache_salt; check both",
-        status=404,
-        code="parent_not_found",
-        param="continuation_of",
-    )
-
-
-def failed_parent(rid: str, reason: FinishReason | str | None) -> RequestRefused:
-    """``reason``: how the parent ended. One that waited for its own parent in vain does not repeat that story."""
-    if not isinstance(reason, str):
-        text = reason.message if reason is not None else None
-        reason = "its own parent failed" if text is None or text.startswith("continuation_of") else text
-    return RequestRefused(
-        f"continuation_of {rid!r}: that request did not finish ({reason}); run it again first",
-        status=409,
-        code="parent_failed",
-        param="continuation_of",
-    )
-
-
-def parked_parent(rid: str) -> RequestRefused:
-    return RequestRefused(
-        f"continuation_of {rid!r}: that request waits for its own parent and has no tokens yet; "
-        "use continuation_at: finish",
-        status=409,
-        code="parent_not_started",
-        param="continuation_at",
-    )
-
-
-def undecided_search(spec: ContinuationSpec) -> RequestRefused:
-    return RequestRefused(
-        f"continuation_of {spec.parent_rid!r}: that beam search has not decided on its sequences; use continuation_at: "
-        "finish",
-        status=409,
-        code="parent_undecided",
-        param="continuation_at",
-    )
-
-
-def search_with_stop_strings(spec: ContinuationSpec) -> RequestRefused:
-    return RequestRefused(
-        f"continuation_of {spec.parent_rid!r}: what follows a beam search with stop strings is known at its end only; "
-        "send this request after it",
-        status=409,
-        code="parent_undecided",
-        param="continuation_of",
-    )
-
-
-def fewer_results(spec: ContinuationSpec, found: int) -> RequestRefused:
-    return RequestRefused(
-        f"continuation_index is {spec.index}, but the beam search {spec.parent_rid!r} found {found} sequences only",
-        status=409,
-        code="parent_failed",
-        param="continuation_index",
-    )
-
-
-def unknown_index(spec: ContinuationSpec) -> RequestRefused:
-    return RequestRefused(
-        f"continuation_index is {spec.index}, but request {spec.parent_rid!r} has no such sample; use 0 to n - 1",
-        code="invalid_request",
-        param="continuation_index",
-    )
+def _retained(lease: Lease | None) -> Retained:
+    if lease is None:
+        return Retained(refused="the leases' budget is used up (--max-leased-ratio, --max-leased-requests)")
+    return Retained(tokens=lease.tokens, deadline=lease.deadline)

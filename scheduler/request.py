@@ -312,6 +312,11 @@ class Request:
         return min(limit, self.logprob_next - 1) if self.logprob_next < self.prompt_len else limit
 
     @property
+    def is_search(self) -> bool:
+        """A beam search: one sequence here, up to n results."""
+        return self.sampling.beam_width is not None
+
+    @property
     def ends_at_eos(self) -> bool:
         """An eos token ends it. Not where an item trie says what an output is: there the end of an item does."""
         return not self.sampling.ignore_eos and self.item_trie is None

@@ -17,38 +17,19 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
-from ..radix.lease import Lease, LeaseTable
+from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, RequestEvent, ScheduleBatch, StepResult, StopMatch
 from .beam_search import ITEM, BeamGroup, check_beam_limits
 from .config import SchedulerConfig
-from .continuation import (
-    ParentRecords,
-    ParkedChildren,
-    SampleRecord,
-    failed_parent,
-    fewer_results,
-    parked_parent,
-    search_with_stop_strings,
-    undecided_search,
-    unknown_index,
-    unknown_parent,
-)
+from .continuation import Continuations
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
 from .limits import check_lengths, check_logprob_start
+from .parent_records import SampleRecord
 from .policy import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
-from .request import (
-    ContinuationSpec,
-    FinishReason,
-    Inheritance,
-    Request,
-    RequestSpec,
-    RequestStatus,
-    Retained,
-    TokenBuffer,
-)
+from .request import FinishReason, Request, RequestSpec, RequestStatus, TokenBuffer
 from .self_check import audit_pages, unaccounted_tokens
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 
@@ -82,8 +63,7 @@ class Scheduler:
             max_running=config.max_running_requests,
         )
         self._decode = DecodeScheduler(self._memory)
-        self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
-        self._parked = ParkedChildren()
+        self._continuations = Continuations(config, self._memory, self.leases, self._begin)
         self._waiting: list[Request] = []
         self._live: dict[str, list[Request]] = {}
         self._in_flight: list[ScheduleBatch] = []
@@ -109,8 +89,8 @@ class Scheduler:
         if spec.continuation is None:
             self._begin(requests, TokenBuffer(spec.prompt_ids))
         else:
-            self._add_children(requests, spec.continuation, now)
-        self._records.discard(spec.rid, self.leases)
+            self._continuations.start(requests, self._live.get(spec.continuation.parent_rid), now)
+        self._continuations.forget(spec.rid)
         self._live[spec.rid] = requests
         return list(requests)
 
@@ -140,119 +120,21 @@ class Scheduler:
 
     # -- continuations ------------------------------------------------------------------------------------------------
 
-    def _add_children(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
-        """Let new requests inherit from their parent, at once or, if it still runs, when it ends."""
-        parent = self._live_parent(continuation, children[0].namespace)
-        if parent is None:
-            self._inherit_record(children, continuation, now)
-        elif continuation.at == "now":
-            if parent.status is RequestStatus.PARKED:
-                raise parked_parent(parent.rid)
-            if parent.sampling.beam_width is not None:
-                raise undecided_search(continuation)
-            self._fork(children, parent, now)
-        else:
-            if parent.sampling.beam_width is not None and parent.sampling.stop:
-                raise search_with_stop_strings(continuation)
-            for child in children:
-                self._parked.add(child)
-
-    def _live_parent(self, continuation: ContinuationSpec, namespace: str) -> Request | None:
-        """The parent if it has not ended. Raises RequestRefused if it is someone else's."""
-        siblings = self._live.get(continuation.parent_rid)
-        if siblings is None:
-            return None
-        if siblings[0].namespace != namespace:
-            raise unknown_parent(continuation.parent_rid)
-        if continuation.index >= siblings[0].sampling.n:
-            raise unknown_index(continuation)
-        if siblings[0].sampling.beam_width is not None:
-            return siblings[0]
-        return next((r for r in siblings if r.index == continuation.index), None)
-
-    def _inherit_record(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
-        sample = self._records.find(continuation, children[0].namespace)
-        if sample is not None:
-            self._inherit(children, sample, now)
-            return
-        assert continuation.fallback_ids is not None
-        self._begin(children, TokenBuffer(continuation.fallback_ids))
-        for child in children:
-            child.inheritance = Inheritance("fallback")
-
-    def _inherit(self, children: list[Request], sample: SampleRecord, now: float) -> None:
-        """Give children the recorded ids, and the first one a claim on the lease."""
-        spec = children[0].spec
-        prompt = sample.ids.share()
-        prompt.extend(spec.prompt_ids)
-        self._begin(children, prompt)
-        assert spec.continuation is not None
-        for child in children:
-            child.inheritance = Inheritance("match", len(sample.ids), sample.trimmed_tokens)
-        first = children[0].inheritance
-        if first is not None and sample.lease is not None and self.leases.claim(sample.lease, now):
-            first.path, first.lease, first.keep_parent = "handoff", sample.lease, spec.continuation.keep_parent
-
-    def _fork(self, children: list[Request], parent: Request, now: float) -> None:
-        """Children of what the parent has right now; a claimed lease of their own holds it for the first of them."""
-        prompt = TokenBuffer(parent.token_ids.view())
-        prompt.extend(children[0].spec.prompt_ids)
-        self._begin(children, prompt)
-        for child in children:
-            child.inheritance = Inheritance("fork", len(parent.token_ids))
-        if parent.kv is None or children[0].inheritance is None:
-            return  # it waits itself: there is no KV yet, or what there was is in the tree
-        lease = self._memory.lease_copy(parent, now)
-        if lease is not None:
-            self.leases.claim(lease, now)
-            children[0].inheritance.lease = lease
-
-    def _wake_children(
-        self, parent: Request, samples: dict[int, SampleRecord], now: float
-    ) -> list[tuple[Request, RequestRefused]]:
-        """A parent ended: its parked children inherit. Returns those that cannot, and why."""
-        refused: list[tuple[Request, RequestRefused]] = []
-        indices = [parent.index] if parent.sampling.beam_width is None else range(parent.sampling.n)
-        for index in indices:
-            by_rid: dict[str, list[Request]] = {}
-            for child in self._parked.take(parent.rid, index):
-                by_rid.setdefault(child.rid, []).append(child)
-            for children in by_rid.values():
-                try:
-                    if index not in samples:
-                        raise self._no_sample(parent, children[0], len(samples))
-                    self._inherit(children, samples[index], now)
-                except RequestRefused as refusal:
-                    refused += [(child, refusal) for child in children]
-        return refused
-
-    def _no_sample(self, parent: Request, child: Request, found: int) -> RequestRefused:
-        assert child.spec.continuation is not None
-        if found:
-            return fewer_results(child.spec.continuation, found)
-        return failed_parent(parent.rid, parent.finish)
-
     def children_waiting_for(self, rid: str, index: int) -> list[Request]:
         """Children that are parked until this sequence ends; their spec may still be replaced."""
-        return self._parked.waiting_for(rid, index)
+        return self._continuations.waiting_for(rid, index)
 
     def is_on_record(self, rid: str) -> bool:
         """True if ``rid`` has ended and can still be named as a parent."""
-        return self._records.get(rid) is not None
+        return self._continuations.is_on_record(rid)
 
     def forget(self, rid: str) -> None:
         """Take a finished request off the record, as if it had never been."""
-        self._records.discard(rid, self.leases)
+        self._continuations.forget(rid)
 
     def release(self, rid: str) -> bool:
         """Give up the leases of a finished request; its ids stay on record. False if it has none."""
-        record = self._records.get(rid)
-        if record is None or not record.is_leased:
-            return False
-        for sample in record.samples.values():
-            if sample.lease is not None:
-                self.leases.release(sample.lease)
-        return True
+        return self._continuations.release(rid)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -281,73 +163,37 @@ class Scheduler:
             request, reason = current.request, current.finish
             assert reason is not None
             request.finish = reason
+            self._leave(request, now)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
-                samples = self._record_samples(request, kept_tokens, now)
+                samples = self._continuations.record(request, kept_tokens, now, self._newest_step)
             elif current.refusal is None:
-                self._records.fail(request, reason.message or "aborted", self.leases)
-            self._give_back(request, now)
+                self._continuations.fail(request)
+            if request.kv is not None:  # what has been retained is in a lease by now
+                self._memory.close(request, self._newest_step)
             request.status = RequestStatus.FINISHED
             siblings = self._live[request.rid]
             siblings.remove(request)
             if not siblings:
                 del self._live[request.rid]
-            for child, refusal in self._wake_children(request, samples, now):
+            for child, refusal in self._continuations.wake(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
                 ended.append(RequestEvent(child, -1, -1, gone, refusal))
         return ended
 
-    def _record_samples(self, request: Request, kept_tokens: int | None, now: float) -> dict[int, SampleRecord]:
-        """What children will inherit, by sample: the ids without the matched stop, and a lease on their KV if anybody
-        wants one."""
-        if request.beams is not None:
-            return self._record_results(request, now)
-        length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
-        trimmed = len(request.token_ids) - length
-        ttl = request.spec.retain_ttl
-        lease = None
-        if ttl > 0 or self._parked.waiting_for(request.rid, request.index):
-            self._leave(request)
-            lease = self._memory.retain(request, length, now + ttl, self._newest_step)
-            if ttl > 0:
-                request.retained = _retained(lease)
-        sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
-        self._records.add(request, request.index, sample)
-        return {request.index: sample}
-
-    def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
-        """The same for the sequences that a beam search has found."""
-        group, ttl = search.beams, search.spec.retain_ttl
-        assert group is not None
-        results = group.results
-        leases: list[Lease | None] = [None] * len(results)
-        if ttl > 0 or any(self._parked.waiting_for(search.rid, index) for index in range(len(results))):
-            leases = self._memory.retain_results(search, results, now + ttl)
-        if ttl > 0:
-            group.retained = [_retained(lease) for lease in leases]
-        samples: dict[int, SampleRecord] = {}
-        for index, (hypothesis, lease) in enumerate(zip(results, leases)):
-            ids = TokenBuffer(search.token_ids.view())
-            ids.extend(hypothesis.ids[: hypothesis.kept_tokens])
-            samples[index] = SampleRecord(ids, len(hypothesis.ids) - hypothesis.kept_tokens, lease)
-            self._records.add(search, index, samples[index])
-        return samples
-
-    def _give_back(self, request: Request, now: float) -> None:
-        """Take a request out of the set it is in, and close what it still holds."""
+    def _leave(self, request: Request, now: float) -> None:
+        """Take a request out of the set it is in."""
         if request.status is RequestStatus.PARKED:
-            self._parked.remove(request)
+            self._continuations.unpark(request)
         elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
             if request.inheritance is not None and request.inheritance.lease is not None:
                 self.leases.unclaim(request.inheritance.lease, now)
                 request.inheritance.lease = None
-        elif request.kv is not None:  # what has been retained is in a lease by now
-            self._leave(request)
-            self._memory.close(request, self._newest_step)
+        else:
+            self._stop_computing(request)
 
-    def _leave(self, request: Request) -> None:
-        """Take a request that holds KV out of its set."""
+    def _stop_computing(self, request: Request) -> None:
         if request is self._prefill.prefilling:
             self._prefill.prefilling = None
         else:
@@ -393,7 +239,7 @@ class Scheduler:
                 self._retract(self._prefill.prefilling or self._decode.pick_victim())
 
     def _retract(self, request: Request) -> None:
-        self._leave(request)
+        self._stop_computing(request)
         self._memory.close(request, None)
         request.status = RequestStatus.WAITING
         request.retractions += 1
@@ -533,7 +379,6 @@ class Scheduler:
             cache.allocator.free(audit.missing * cache.page_size)
             return []
         for request in holders:
-            self._leave(request)
             request.kv = request.beam_kv = None
         self.leases.abandon()
         cache.abandon()
@@ -552,9 +397,3 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
         return take_stats(self._counters, self._memory.cache, self.leases, running, len(self._waiting))
-
-
-def _retained(lease: Lease | None) -> Retained:
-    if lease is None:
-        return Retained(refused="the leases' budget is used up (--max-leased-ratio, --max-leased-requests)")
-    return Retained(tokens=lease.tokens, deadline=lease.deadline)
