@@ -55,6 +55,14 @@ def test_command_line_and_keywords_agree() -> None:
     assert parse_command_line(argv) == compose(keywords)
 
 
+def test_item_tries_add_up() -> None:
+    args = parse_command_line([*MODEL, "--item-trie", "a=x.npy", "--item-trie", "b=/y=z.npy"])
+    assert args.worker_config.item_tries == {"a": "x.npy", "b": "/y=z.npy"}
+    assert args == compose({"model_path": "m", "item_trie": ["a=x.npy", "b=/y=z.npy"]})
+    assert compose({"model_path": "m", "item_trie": "a=x.npy"}).worker_config.item_tries == {"a": "x.npy"}
+    assert parse_command_line(MODEL).worker_config.item_tries == {}
+
+
 def test_worker_config_holds_what_the_worker_needs() -> None:
     config = compose({"model_path": "m", "page_size": 16, "log_level": "debug", "api_key": "k"}).worker_config
     assert (config.model.model_path, config.scheduler.page_size, config.log_level) == ("m", 16, "debug")
@@ -83,6 +91,11 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--ready-timeout", "nan"], "--ready-timeout is nan"),
         ([*MODEL, "--drain-timeout", "-1"], "--drain-timeout is -1.0; use 0 or more"),
         ([*MODEL, "--max-body-mb", "0"], "--max-body-mb is 0; use 1 or more"),
+        ([*MODEL, "--item-trie", "items.npy"], "--item-trie is 'items.npy'; it takes NAME=FILE.npy"),
+        ([*MODEL, "--item-trie", "a="], "--item-trie is 'a='; it takes NAME=FILE.npy"),
+        ([*MODEL, "--item-trie", "=x.npy"], "an item trie cannot be named ''"),
+        ([*MODEL, "--item-trie", "a b=x.npy"], "an item trie cannot be named 'a b'"),
+        ([*MODEL, "--item-trie", "a=x", "--item-trie", "a=y"], "--item-trie names 'a' twice"),
     ],
 )
 def test_mistakes_on_the_command_line(argv: list[str], message: str) -> None:
@@ -100,6 +113,8 @@ def test_mistakes_on_the_command_line(argv: list[str], message: str) -> None:
         ({"drain_timeout": "1"}, "it takes a number"),
         ({"disable_radix_cache": 1}, "it takes true or false"),
         ({"dtype": "int8"}, "--dtype is 'int8'; use one of auto, float32"),
+        ({"item_trie": 3}, "--item-trie is 3; it takes a string or a list of strings"),
+        ({"item_trie": ["a=b", 3]}, "it takes a string or a list of strings"),
     ],
 )
 def test_mistakes_in_keywords(settings: dict[str, Any], message: str) -> None:

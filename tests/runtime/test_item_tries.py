@@ -1,0 +1,124 @@
+"""The registry of item tries, their way to it, and what its owner answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from byte_tokenizer import write_byte_tokenizer
+from manager_rig import Backend, check
+
+from baton.runtime.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
+from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
+from baton.runtime.tokenizer import Tokenizer
+from baton.scheduler.item_trie import ItemTrie, ItemTrieError
+from baton.scheduler.refusal import RequestRefused
+
+TRIE = ItemTrie.build(np.array([[1, 4], [1, 5], [2, -1]]))
+OTHER = ItemTrie.build(np.array([[7, 8]]))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+def test_tries_are_found_by_name_until_replaced_or_deleted() -> None:
+    tries = ItemTries(vocab_size=10)
+    tries.put("a", TRIE)
+    tries.put("b", OTHER)
+    assert tries.get("a") is TRIE and tries.get("b") is OTHER
+    tries.put("a", OTHER)
+    assert tries.get("a") is OTHER
+    assert tries.delete("a") and not tries.delete("a")
+    assert tries.describe() == [describe("b", OTHER)]
+
+
+@pytest.mark.parametrize(("loaded", "named"), [([], "none"), (["a"], "'a'"), (["b", "a"], "'b', 'a'")])
+def test_an_unknown_name_is_told_the_known_ones(loaded: list[str], named: str) -> None:
+    tries = ItemTries(vocab_size=10)
+    for name in loaded:
+        tries.put(name, TRIE)
+    with pytest.raises(RequestRefused) as refused:
+        tries.get("x")
+    error = refused.value
+    assert error.message == f"there is no item trie 'x'; loaded: {named}"
+    assert (error.status, error.code, error.param) == (404, "item_trie_not_found", "sampling_params.item_trie")
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
+    tries = ItemTries(vocab_size=8)
+    tries.put("a", TRIE)
+    with pytest.raises(ItemTrieError, match=r"item trie 'a': .* the token 8; the model has 8 tokens, 0 to 7"):
+        tries.put("a", OTHER)
+    assert tries.get("a") is TRIE
+    ItemTries(vocab_size=9).put("a", OTHER)
+
+
+def test_what_is_told_of_a_trie() -> None:
+    sizes = {"num_items": 3, "min_depth": 1, "max_depth": 2, "num_bytes": 4 * (5 + 6)}
+    assert describe("a", TRIE) == {"name": "a", **sizes}
+
+
+@pytest.mark.parametrize("name", ["a", "A-1_x.y", "...", "x" * 128])
+def test_names_that_work(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "a\n", "é", "٣", "x" * 129])
+def test_names_that_do_not(name: str) -> None:
+    with pytest.raises(ItemTrieError, match="cannot be named"):
+        check_name(name)
+
+
+def test_a_trie_survives_the_socket() -> None:
+    frame = msgspec.msgpack.encode(pack_trie(3, "a", TRIE))
+    message = msgspec.msgpack.decode(frame, type=ToWorker)
+    assert isinstance(message, LoadItemTrie) and (message.call_id, message.name) == (3, "a")
+    trie = unpack_trie(message)
+    assert trie.tokens.dtype == trie.first_child.dtype == np.int32
+    assert trie.tokens.tolist() == TRIE.tokens.tolist() and trie.first_child.tolist() == TRIE.first_child.tolist()
+    assert describe("a", trie) == describe("a", TRIE)
+    root = np.zeros(1, dtype=np.int32)
+    assert trie.advance(root, np.array([2])).tolist() == TRIE.advance(root, np.array([2])).tolist()
+
+
+def test_the_manager_asks_the_worker(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        async def answer(**reply: Any) -> ToWorker:
+            while not (requests := backend.inbox.poll()):
+                await asyncio.sleep(0.001)
+            (request,) = requests
+            assert isinstance(request, LoadItemTrie | DeleteItemTrie | ControlRequest)
+            backend.outbox.send(ControlReply(call_id=request.call_id, **reply))
+            return request
+
+        manager = backend.manager
+        _, sent = await asyncio.gather(manager.load_item_trie("a", TRIE), answer())
+        assert isinstance(sent, LoadItemTrie) and sent.name == "a"
+        with pytest.raises(RequestRefused, match="too large a token") as refused:
+            await asyncio.gather(manager.load_item_trie("a", TRIE), answer(ok=False, payload=b'"too large a token"'))
+        assert (refused.value.status, refused.value.code) == (400, "invalid_item_trie")
+        for payload, found in ((b"true", True), (b"false", False)):
+            got, sent = await asyncio.gather(manager.delete_item_trie("a"), answer(payload=payload))
+            assert got is found and isinstance(sent, DeleteItemTrie) and sent.name == "a"
+        entries = [describe("a", TRIE)]
+        listed, sent = await asyncio.gather(manager.list_item_tries(), answer(payload=msgspec.json.encode(entries)))
+        assert listed == entries and isinstance(sent, ControlRequest) and sent.verb == "item_tries"
+        with pytest.raises(RequestRefused, match="cannot be named") as refused:
+            await manager.load_item_trie("a/b", TRIE)
+        assert refused.value.param == "name" and backend.received() == [], "the worker is not asked"
+
+    check(tokenizer, body)
+
+
+def test_nothing_is_sent_before_the_vocabulary_is_known(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        with pytest.raises(RequestRefused, match="still loading") as refused:
+            await backend.manager.load_item_trie("a", TRIE)
+        assert refused.value.status == 503 and backend.received() == []
+
+    check(tokenizer, body, ready=False)
