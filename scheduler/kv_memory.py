@@ -328,12 +328,18 @@ class KVMemory:
         """
         kv = request.held_kv
         if request.beam_kv is not None:
-            self.beam_rows.close(request.beam_kv, kv, quarantine_step if request.num_output_placeholders else None)
-            request.beam_kv = None
-            self._beam_copies.pop(request, None)
+            self._close_beams(request, quarantine_step if request.num_output_placeholders else None)
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
         self.cache.cache_finished_req(kv, request.token_ids.view(0, request.committed_len), quarantine_step=in_flight)
         self._forget(request)
+
+    def _close_beams(self, search: Request, quarantine_step: int | None) -> None:
+        self.beam_rows.close(search.held_beams, search.held_kv, quarantine_step)
+        search.beam_kv = None
+        self._beam_copies.pop(search, None)
+        assert search.beams is not None
+        for hypothesis in search.beams.finished:
+            hypothesis.slots = None
 
     def _forget(self, request: Request) -> None:
         request.kv = None

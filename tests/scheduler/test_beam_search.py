@@ -408,3 +408,25 @@ def test_parameters_that_make_no_sense_in_a_search(field, value) -> None:
 def test_parameters_that_need_a_search(field, value) -> None:
     with pytest.raises(ValueError, match=f"^{field} is {value}; it needs a beam_width"):
         SamplingParams(**{field: value})
+
+
+@PAGES
+def test_retraction_forgets_the_kv_of_finished_sequences(page_size) -> None:
+    """What had finished before stays a result; its lease is on the prompt alone, and its child computes the rest."""
+    harness = Harness(num_tokens=4096, page_size=page_size, rows=24, chunk=64, eos=EOS)
+    params = search(8, 12, n=8, early_stopping="never")
+    add(harness, "a", PROMPT, params, retain_ttl=100.0)
+    request = harness.outcomes["a", 0].request
+    assert request is not None and request.beams is not None
+    while not request.beams.finished:
+        harness.step()
+    assert harness.scheduler._decode.running == [request]
+    harness.scheduler._retract(request)
+    harness.verify()
+    for index in range(8):
+        harness.continue_from("a", f"c{index}", [], 5, index=index)
+    harness.run()
+    check(harness, "a", PROMPT, params)
+    for index, result in enumerate(harness.outcomes["a", 0].results):
+        prompt = [*PROMPT, *result.ids[: result.kept_tokens].tolist()]
+        assert harness.outcomes[f"c{index}", 0].tokens == expected_output(prompt, 5, frozenset(EOS))
