@@ -111,9 +111,9 @@ class BeamRanker:
 
     def end_ids(self, step: BeamStep) -> list[int]:
         """Token ids that end a sequence of this search."""
-        sampling = step.request.sampling
-        eos = () if sampling.ignore_eos else self._eos_token_ids
-        return [i for i in sorted({*eos, *sampling.stop_token_ids}) if 0 <= i < self._vocab_size]
+        request = step.request
+        eos = self._eos_token_ids if request.ends_at_eos else ()
+        return [i for i in sorted({*eos, *request.sampling.stop_token_ids}) if 0 <= i < self._vocab_size]
 
     def bias(self, step: BeamStep) -> dict[int, float]:
         """logit_bias of the search, bans included, by token id."""

@@ -218,8 +218,8 @@ class Sampler:
         return logits
 
     def _banned_ids(self, request: Request, allowed: np.ndarray | None) -> list[int]:
-        """eos and stop ids; none where they are all that is allowed."""
-        ends = {*self._eos_token_ids, *request.sampling.stop_token_ids}
+        """eos and stop ids. In an item, eos is a token like any other; nothing is banned if nothing else is allowed."""
+        ends = {*request.sampling.stop_token_ids, *(self._eos_token_ids if allowed is None else ())}
         if allowed is not None and len(allowed) <= len(ends) and ends.issuperset(allowed.tolist()):
             return []
         return [i for i in ends if 0 <= i < self._vocab_size]

@@ -11,6 +11,7 @@ import numpy as np
 from baton.runtime.config import ModelArgs, WorkerConfig
 from baton.runtime.logprobs import TokenLogprobs
 from baton.runtime.worker import build_worker
+from baton.scheduler.beam_search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.request import FinishReason, Inheritance, LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
@@ -19,6 +20,8 @@ from baton.scheduler.sampling_params import SamplingParams
 @dataclass
 class Answer:
     tokens: list[int] = field(default_factory=list)
+    """Of a beam search none: see ``beams``."""
+    beams: BeamGroup | None = None
     finish: FinishReason | None = None
     cached_tokens: int = 0
     inheritance: Inheritance | None = None
@@ -61,7 +64,9 @@ class LocalWorker:
                 answers[request.rid].input_logprobs.append(chunk)
             for event in self.scheduler.process_result(output.result, 0.0):
                 answer = answers[event.request.rid]
-                answer.tokens.append(event.token_id)
+                if event.token_id >= 0:
+                    answer.tokens.append(event.token_id)
+                answer.beams = event.request.beams
                 answer.finish = event.finish
                 answer.cached_tokens = event.request.cached_tokens
                 answer.inheritance = event.request.inheritance

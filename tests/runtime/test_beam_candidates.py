@@ -143,10 +143,10 @@ def test_what_cannot_be_is_no_candidate():
 
 def test_a_trie_without_a_way_on_leaves_no_candidates():
     nothing = np.empty(0, dtype=np.int32)
-    ends_only = np.zeros(2, dtype=np.int32), np.array(EOS, dtype=np.int32)
+    ends_only = np.zeros(2, dtype=np.int32), np.array((7, 8), dtype=np.int32)
     steps = [
         make_step(0, 2, 4, allowed=(nothing, nothing)),
-        make_step(2, 1, 4, allowed=ends_only, bans_ends=True),
+        make_step(2, 1, 4, allowed=ends_only, bans_ends=True, stop_token_ids=(7, 8)),
         make_step(3, 2, 4),
     ]
     logits = random_logits(np.random.default_rng(3), 5, 50)

@@ -42,7 +42,7 @@ def slow_sample(logits: torch.Tensor, request: Request, allowed: np.ndarray | No
     for token_id, value in (sampling.logit_bias or {}).items():
         logits[token_id] += value
     if request.num_output_tokens < sampling.min_new_tokens:
-        logits[[*EOS, *sampling.stop_token_ids]] = -math.inf
+        logits[[*(EOS if allowed is None else ()), *sampling.stop_token_ids]] = -math.inf
     output = request.output_ids.tolist()
     for token_id in set(request.token_ids.view().tolist()):
         value = logits[token_id]
@@ -292,13 +292,14 @@ class TestEdges:
         assert int(sampler(600).sample(logits, [request], {0: allowed})) in (300, 301, 599)
 
     def test_where_only_ends_are_allowed_min_new_tokens_gives_way(self):
-        """An item that holds an eos id; the scheduler does not let it end the request yet."""
+        """An item that holds a stop id, which does not end the request yet. An eos id in an item ends nothing."""
         logits = torch.zeros(1, 10)
         logits[0, 8] = 9.0
         request = make_request(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,))
         fast = sampler(10)
         assert int(fast.sample(logits, [request], {0: np.array([7], dtype=np.int32)})) == 7
-        assert int(fast.sample(logits, [request], {0: np.array([5, 9], dtype=np.int32)})) == 9
+        assert int(fast.sample(logits, [request], {0: np.array([7, 9], dtype=np.int32)})) == 9
+        assert int(fast.sample(logits, [request], {0: np.array([5, 9], dtype=np.int32)})) == 5
 
     def test_tokens_in_flight_count_as_drawn(self):
         """A step that is sampled while the one before is in flight draws at the next position."""
