@@ -10,7 +10,8 @@ parked children; leases belong to the LeaseTable, requests and queues to the Sch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..radix.lease import Lease, LeaseTable
 from .config import SchedulerConfig
@@ -26,26 +27,36 @@ from .continuation_refusals import (
 from .kv_memory import KVMemory
 from .parent_records import ParentRecords, ParkedChildren, SampleRecord
 from .refusal import RequestRefused
-from .request import ContinuationSpec, Inheritance, Request, RequestStatus, Retained, TokenBuffer
+from .request import ContinuationPath, ContinuationSpec, Inheritance, Request, RequestStatus, Retained, TokenBuffer
 
-Begin = Callable[[list[Request], TokenBuffer], None]
-"""Queue sequences whose prompt is known now. Raises RequestRefused if they can never fit."""
+
+@dataclass(slots=True, frozen=True)
+class Legacy:
+    """What children will inherit: the whole prompt of each, and how its first tokens' KV can come."""
+
+    prompt: TokenBuffer
+    path: ContinuationPath
+    inherited_tokens: int = 0
+    trimmed_tokens: int = 0
+    lease: Lease | None = None
+    """On the parent's KV, if the parent has ended and was retained."""
+    running_parent: Request | None = None
+    """Whose KV is to be copied."""
 
 
 class Continuations:
     """See the module."""
 
-    def __init__(self, config: SchedulerConfig, memory: KVMemory, leases: LeaseTable, begin: Begin) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, leases: LeaseTable) -> None:
         self._memory = memory
         self._leases = leases
-        self._begin = begin
         self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
         self._parked = ParkedChildren()
 
     # -- children arrive ----------------------------------------------------------------------------------------------
 
-    def start(self, children: list[Request], siblings: Sequence[Request] | None, now: float) -> None:
-        """Let new requests inherit from their parent, at once or, if it still runs, when it ends.
+    def find_parent(self, children: list[Request], siblings: Sequence[Request] | None) -> Legacy | None:
+        """What new requests inherit; None if they are parked until their parent ends.
 
         siblings: the live sequences of the parent's rid; None if none is. Raises RequestRefused.
         """
@@ -53,55 +64,42 @@ class Continuations:
         assert continuation is not None
         parent = _live_parent(siblings, continuation, children[0].namespace) if siblings is not None else None
         if parent is None:
-            self._inherit_record(children, continuation, now)
-        elif continuation.at == "now":
+            return self._find_record(children[0], continuation)
+        if continuation.at == "now":
             if parent.status is RequestStatus.PARKED:
                 raise parked_parent(parent.rid)
             if parent.is_search:
                 raise undecided_search(continuation)
-            self._fork(children, parent, now)
-        else:
-            if parent.is_search and parent.sampling.stop:
-                raise search_with_stop_strings(continuation)
-            for child in children:
-                self._parked.add(child)
+            prompt = TokenBuffer(parent.token_ids.view())
+            prompt.extend(children[0].spec.prompt_ids)
+            return Legacy(prompt, "fork", len(parent.token_ids), running_parent=parent)
+        if parent.is_search and parent.sampling.stop:
+            raise search_with_stop_strings(continuation)
+        for child in children:
+            self._parked.add(child)
+        return None
 
-    def _inherit_record(self, children: list[Request], continuation: ContinuationSpec, now: float) -> None:
-        sample = self._records.find(continuation, children[0].namespace)
+    def _find_record(self, child: Request, continuation: ContinuationSpec) -> Legacy:
+        sample = self._records.find(continuation, child.namespace)
         if sample is not None:
-            self._inherit(children, sample, now)
-            return
+            return _legacy(sample, child)
         assert continuation.fallback_ids is not None
-        self._begin(children, TokenBuffer(continuation.fallback_ids))
-        for child in children:
-            child.inheritance = Inheritance("fallback")
+        return Legacy(TokenBuffer(continuation.fallback_ids), "fallback")
 
-    def _inherit(self, children: list[Request], sample: SampleRecord, now: float) -> None:
-        """Give children the recorded ids, and the first one a claim on the lease."""
-        spec = children[0].spec
-        prompt = sample.ids.share()
-        prompt.extend(spec.prompt_ids)
-        self._begin(children, prompt)
-        assert spec.continuation is not None
+    def hand_over(self, children: list[Request], legacy: Legacy, now: float) -> None:
+        """Children that are queued with the legacy's prompt inherit the rest; a lease is for the first of them."""
         for child in children:
-            child.inheritance = Inheritance("match", len(sample.ids), sample.trimmed_tokens)
+            child.inheritance = Inheritance(legacy.path, legacy.inherited_tokens, legacy.trimmed_tokens)
         first = children[0].inheritance
-        if first is not None and sample.lease is not None and self._leases.claim(sample.lease, now):
-            first.path, first.lease, first.keep_parent = "handoff", sample.lease, spec.continuation.keep_parent
-
-    def _fork(self, children: list[Request], parent: Request, now: float) -> None:
-        """Children of what the parent has right now; a claimed lease of their own holds it for the first of them."""
-        prompt = TokenBuffer(parent.token_ids.view())
-        prompt.extend(children[0].spec.prompt_ids)
-        self._begin(children, prompt)
-        for child in children:
-            child.inheritance = Inheritance("fork", len(parent.token_ids))
-        if parent.kv is None or children[0].inheritance is None:
-            return  # it waits itself: there is no KV yet, or what there was is in the tree
-        lease = self._memory.lease_copy(parent, now)
-        if lease is not None:
-            self._leases.claim(lease, now)
-            children[0].inheritance.lease = lease
+        spec = children[0].spec.continuation
+        assert first is not None and spec is not None
+        parent, lease = legacy.running_parent, legacy.lease
+        if lease is not None and self._leases.claim(lease, now):
+            first.path, first.lease, first.keep_parent = "handoff", lease, spec.keep_parent
+        elif parent is not None and parent.kv is not None:  # else it waits itself: what KV it had is in the tree
+            first.lease = self._memory.lease_copy(parent, now)
+            if first.lease is not None:
+                self._leases.claim(first.lease, now)
 
     def unpark(self, child: Request) -> None:
         """A parked child goes away."""
@@ -158,23 +156,21 @@ class Continuations:
         reason = request.finish.message if request.finish is not None else None
         self._records.fail(request, reason or "aborted", self._leases)
 
-    def wake(
-        self, parent: Request, samples: dict[int, SampleRecord], now: float
-    ) -> list[tuple[Request, RequestRefused]]:
-        """A parent ended: its parked children inherit. Returns those that cannot, and why."""
-        refused: list[tuple[Request, RequestRefused]] = []
+    def take_children(
+        self, parent: Request, samples: dict[int, SampleRecord]
+    ) -> list[tuple[list[Request], Legacy | RequestRefused]]:
+        """A parent ended: its parked children, those of one rid together, with what they inherit or why they cannot."""
+        taken: list[tuple[list[Request], Legacy | RequestRefused]] = []
         for index in range(parent.sampling.n) if parent.is_search else (parent.index,):
             by_rid: dict[str, list[Request]] = {}
             for child in self._parked.take(parent.rid, index):
                 by_rid.setdefault(child.rid, []).append(child)
             for children in by_rid.values():
-                try:
-                    if index not in samples:
-                        raise _no_sample(parent, children[0], len(samples))
-                    self._inherit(children, samples[index], now)
-                except RequestRefused as refusal:
-                    refused += [(child, refusal) for child in children]
-        return refused
+                if index in samples:
+                    taken.append((children, _legacy(samples[index], children[0])))
+                else:
+                    taken.append((children, _no_sample(parent, children[0], len(samples))))
+        return taken
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +202,12 @@ def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, na
     if siblings[0].is_search:
         return siblings[0]
     return next((r for r in siblings if r.index == continuation.index), None)
+
+
+def _legacy(sample: SampleRecord, child: Request) -> Legacy:
+    prompt = sample.ids.share()
+    prompt.extend(child.spec.prompt_ids)
+    return Legacy(prompt, "match", len(sample.ids), sample.trimmed_tokens, lease=sample.lease)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

@@ -21,7 +21,7 @@ from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, RequestEvent, ScheduleBatch, StepResult, StopMatch
 from .beam_search import ITEM, BeamGroup, check_beam_limits
 from .config import SchedulerConfig
-from .continuation import Continuations
+from .continuation import Continuations, Legacy
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
 from .limits import check_lengths, check_logprob_start
@@ -63,7 +63,7 @@ class Scheduler:
             max_running=config.max_running_requests,
         )
         self._decode = DecodeScheduler(self._memory)
-        self._continuations = Continuations(config, self._memory, self.leases, self._begin)
+        self._continuations = Continuations(config, self._memory, self.leases)
         self._waiting: list[Request] = []
         self._live: dict[str, list[Request]] = {}
         self._in_flight: list[ScheduleBatch] = []
@@ -89,7 +89,10 @@ class Scheduler:
         if spec.continuation is None:
             self._begin(requests, TokenBuffer(spec.prompt_ids))
         else:
-            self._continuations.start(requests, self._live.get(spec.continuation.parent_rid), now)
+            siblings = self._live.get(spec.continuation.parent_rid)
+            legacy = self._continuations.find_parent(requests, siblings)
+            if legacy is not None:
+                self._inherit(requests, legacy, now)
         self._continuations.forget(spec.rid)
         self._live[spec.rid] = requests
         return list(requests)
@@ -119,6 +122,24 @@ class Scheduler:
         insort(self._waiting, request, key=lambda r: r.sequence_number)
 
     # -- continuations ------------------------------------------------------------------------------------------------
+
+    def _inherit(self, children: list[Request], legacy: Legacy, now: float) -> None:
+        self._begin(children, legacy.prompt)
+        self._continuations.hand_over(children, legacy, now)
+
+    def _wake_children(
+        self, parent: Request, samples: dict[int, SampleRecord], now: float
+    ) -> list[tuple[Request, RequestRefused]]:
+        """A parent ended: its parked children inherit. Returns those that cannot, and why."""
+        refused: list[tuple[Request, RequestRefused]] = []
+        for children, legacy in self._continuations.take_children(parent, samples):
+            try:
+                if isinstance(legacy, RequestRefused):
+                    raise legacy
+                self._inherit(children, legacy, now)
+            except RequestRefused as refusal:
+                refused += [(child, refusal) for child in children]
+        return refused
 
     def children_waiting_for(self, rid: str, index: int) -> list[Request]:
         """Children that are parked until this sequence ends; their spec may still be replaced."""
@@ -176,7 +197,7 @@ class Scheduler:
             siblings.remove(request)
             if not siblings:
                 del self._live[request.rid]
-            for child, refusal in self._continuations.wake(request, samples, now):
+            for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
                 ended.append(RequestEvent(child, -1, -1, gone, refusal))
         return ended
