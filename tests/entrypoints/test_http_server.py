@@ -350,6 +350,12 @@ def test_random_bodies_never_break_the_server(server: ServerUnderTest) -> None:
         "stream_options",
         "stop",
         "no_stop_trim",
+        "use_beam_search",
+        "beam_width",
+        "best_of",
+        "length_penalty",
+        "early_stopping",
+        "item_trie",
         *CONTINUATION_FIELDS,
     ]
     values: list[Any] = [

@@ -19,6 +19,7 @@ from baton.entrypoints.lang import (
     ProgramError,
     ProgramState,
     assistant,
+    beam,
     function,
     gen,
     select,
@@ -151,6 +152,27 @@ def test_the_same_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> 
             assert meta["continuation"]["path"] == "handoff" and meta["continuation"]["recomputed_tokens"] <= 1
     states = talk.run_batch([{"task": TASK}] * 4, backend=backend, temperature=0)
     assert [state.text() for state in states] == [here.text()] * 4
+    toy_server.wait_until(lambda: toy_server.metric("leased_tokens") == 0, "all leases are released")
+
+
+@pytest.mark.process
+def test_a_search_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> None:
+    @function
+    def search(s: ProgramState, n: int) -> None:
+        s += user(TASK) + "<|im_start|>assistant\n" + beam("commands", width=4, n=n, max_tokens=16, stop="\n```")
+        s += "\n```" + gen("rest", max_tokens=8)
+
+    backend = HttpBackend(toy_server.url, api_key="secret")
+    for n in (1, 3):
+        here = search.run(n=n, backend=toy_engine, temperature=0)
+        assert len(here["commands"]) == n and not any("\n```" in text for text in here["commands"])
+        for stream in (False, True):
+            there = search.run(n=n, backend=backend, temperature=0, stream=stream)
+            assert "".join(there.text_iter()) == here.text()
+            assert there["commands"] == here["commands"] and there["rest"] == here["rest"]
+            scores = [meta["sequence_score"] for meta in there.meta("commands")]
+            assert scores == pytest.approx([meta["sequence_score"] for meta in here.meta("commands")], abs=1e-4)
+            assert there.meta("rest")["continuation"]["path"] == "handoff"
     toy_server.wait_until(lambda: toy_server.metric("leased_tokens") == 0, "all leases are released")
 
 
