@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class LocalWorker:
             self._count += 1
         return self.run(specs)
 
-    def run(self, specs: list[RequestSpec]) -> list[Answer]:
+    def run(self, specs: list[RequestSpec], after_step: Callable[[], None] = lambda: None) -> list[Answer]:
         """One answer per spec (n = 1), all added at once, in order."""
         answers = {spec.rid: Answer() for spec in specs}
         for spec in specs:
@@ -74,5 +75,6 @@ class LocalWorker:
                     answer.output_logprobs.append(output.output_logprobs[event.row])
                 if event.finish is not None:
                     self.executor.forget(event.request)
+            after_step()
         assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
         return list(answers.values())

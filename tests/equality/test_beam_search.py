@@ -317,3 +317,82 @@ def test_logprobs_of_the_results(subject: Subject) -> None:
                 best.values,
                 atol=TIE,
             )
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+def test_retraction_changes_nothing(subject: Subject, page_size: int, disable_radix_cache: bool) -> None:
+    """Again and again a search gives its memory back, and computes again the tokens it had."""
+    search = Search(width=8, end_ids=subject.end_ids, max_new_tokens=12)
+    worker = LocalWorker(subject.folder, page_size=page_size, disable_radix_cache=disable_radix_cache)
+    rng = np.random.default_rng(0)
+
+    def retract_one() -> None:
+        running = worker.scheduler._decode.running
+        if running and rng.random() < 0.2:
+            worker.scheduler._retract(running[int(rng.integers(len(running)))])
+
+    params = search.sampling()
+    specs = [RequestSpec(f"r{i}", np.array(p, dtype=np.int32), params) for i, p in enumerate(subject.prompts)]
+    answers = worker.run(specs, retract_one)
+    assert worker.scheduler.stats().retractions > 3
+    for answer, expected in zip(answers, subject.expected(search)):
+        assert_same(found_by(answer), expected)
+
+
+def test_a_stop_string_of_one_character_is_a_set_of_end_ids(subjects: Callable[[str], Subject]) -> None:
+    """Every token that holds it ends the sequence, in transformers by eos_token_id."""
+    from baton.runtime.stop_strings import find_final_stop
+    from baton.runtime.tokenizer import Tokenizer
+
+    toy, tokenizer, stop = subjects("toy"), Tokenizer.load(TOY), "."
+    pieces = {i: tokenizer.token_bytes[i] for i in range(toy.reference.config.vocab_size)}
+    end_ids = tuple(i for i, piece in pieces.items() if stop.encode() in piece)
+    theirs = toy.expected(Search(end_ids=end_ids, max_new_tokens=12))
+    params = Search(max_new_tokens=12).sampling(stop=(stop,))
+    matched = 0
+    for answer, expected in zip(LocalWorker(TOY).generate(toy.prompts, params), theirs):
+        assert_same(found_by(answer), expected)
+        assert answer.beams is not None
+        for hypothesis in answer.beams.results:
+            found = find_final_stop(tokenizer.token_bytes, hypothesis.ids.tolist(), stop)
+            if hypothesis.finish.matched == stop:
+                assert found is not None and (found.kept_tokens, found.rest) == (
+                    hypothesis.kept_tokens,
+                    hypothesis.rest,
+                )
+                matched += 1
+            else:
+                assert found is None and hypothesis.finish.type == "length"
+    assert matched >= 3
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_sampling_from_a_trie_says_items(subjects: Callable[[str], Subject], greedy: bool) -> None:
+    """Greedy, it takes the likeliest child at each node."""
+    toy, worker = subjects("toy"), LocalWorker(TOY)
+    rng = np.random.default_rng(1)
+    items = rng.integers(0, toy.reference.config.vocab_size, (500, 3)).astype(np.int32)
+    items[:, 0] = rng.choice(items[:6, 0], 500)
+    trie, known = ItemTrie.build(items), {tuple(item) for item in items.tolist()}
+    params = [
+        SamplingParams(temperature=0.0 if greedy else 2.0, seed=None if greedy else i, item_trie="items")
+        for i in range(12)
+    ]
+    prompts = [toy.prompts[i % len(toy.prompts)] for i in range(12)]
+    specs = [
+        RequestSpec(f"{greedy}{i}", np.array(p, dtype=np.int32), sampling, item_trie=trie)
+        for i, (p, sampling) in enumerate(zip(prompts, params))
+    ]
+    answers = worker.run(specs)
+    said = [tuple(answer.tokens) for answer in answers]
+    assert set(said) <= known
+    assert all(answer.finish is not None and answer.finish.matched == "item" for answer in answers)
+    assert greedy or len(set(said)) > len(toy.prompts)
+    if greedy:
+        for prompt, item in zip(toy.prompts, said):
+            for depth in range(3):
+                children = sorted({other[depth] for other in known if other[:depth] == item[:depth]})
+                with torch.inference_mode():
+                    logits = toy.reference(torch.tensor([prompt + list(item[:depth])])).logits[0, -1]
+                assert logits[item[depth]] >= logits[children].max() - TIE
