@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from baton.entrypoints.item_trie_source import build_item_trie
+from baton.runtime.item_trie_file import read_item_trie
 from baton.runtime.item_tries import ItemTries, pack_trie, unpack_trie
 from baton.runtime.messages import LoadItemTrie
 from baton.scheduler.item_trie import ItemTrie
@@ -103,7 +104,8 @@ def random_path(trie: ItemTrie, width: int, depth: int) -> np.ndarray:
     nodes = np.zeros(width, dtype=np.int32)
     for _ in range(depth):
         offset = rng.random(width) * trie.num_children(nodes)
-        nodes = trie.first_child[nodes] + offset.astype(np.int32)
+        first = np.concatenate([[0], np.cumsum(trie.num_children(nodes))[:-1]])
+        nodes = trie.advance(nodes, trie.children(nodes)[1][first + offset.astype(np.int32)])
     return np.unique(nodes)
 
 
@@ -127,11 +129,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     data = npy(make_items(args.items, args.levels, args.codes))
-    trie = ItemTrie.from_npy(data)
+    trie = read_item_trie(data)
     frame = msgspec.msgpack.encode(pack_trie(0, "items", trie))
     tries = ItemTries(args.levels * args.codes)
     loading = {
-        "read and build, s": [seconds(lambda: ItemTrie.from_npy(data)) for _ in range(args.rounds)],
+        "read and build, s": [seconds(lambda: read_item_trie(data)) for _ in range(args.rounds)],
         "HTTP loop held up at worst, s": [worst_gap(data) for _ in range(args.rounds)],
         "worker takes it, s": [seconds(lambda: take(frame, tries)) for _ in range(args.rounds)],
     }
@@ -143,7 +145,7 @@ def main() -> None:
     steps = {name: {key: median(row[key] for row in rows) for key in rows[0]} for name, rows in rounds.items()}
 
     print(f"{args.items:,} items of {args.levels} tokens, {args.codes} codes per level; file {len(data) / 1e6:.1f} MB")
-    print(f"trie: {len(trie.tokens):,} nodes, {trie.num_bytes / 1e6:.1f} MB")
+    print(f"trie: {trie.num_nodes:,} nodes, {trie.num_bytes / 1e6:.1f} MB")
     for name, values in loading.items():
         print(f"{name:32} {median(values):8.3f}   best {min(values):.3f}")
     head = f"\n{'µs per step of a search':30} {'beams':>6} {'ways on':>8} {'children':>9} {'candidates':>10}"
@@ -157,7 +159,7 @@ def main() -> None:
         "numpy": np.__version__,
         "load_average": os.getloadavg()[0],
         "arguments": vars(args),
-        "nodes": len(trie.tokens),
+        "nodes": trie.num_nodes,
         "bytes": trie.num_bytes,
         "loading": loading,
         "steps_us": steps,

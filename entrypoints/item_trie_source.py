@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..runtime.item_trie_file import load_item_trie, read_item_trie
 from ..scheduler.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.refusal import RequestRefused
 
@@ -22,7 +23,7 @@ async def build_item_trie(source: bytes | str | Path | np.ndarray) -> ItemTrie:
 
 def _build(source: bytes | str | Path | np.ndarray) -> ItemTrie:
     if isinstance(source, bytes):
-        return ItemTrie.from_npy(source)
+        return read_item_trie(source)
     if isinstance(source, np.ndarray):
         return ItemTrie.build(source)
-    return ItemTrie.load(source)
+    return load_item_trie(source)

@@ -75,20 +75,20 @@ def pack_trie(call_id: int, name: str, trie: ItemTrie) -> LoadItemTrie:
     return LoadItemTrie(
         call_id=call_id,
         name=name,
-        tokens=trie.tokens.astype("<i4", copy=False).tobytes(),
-        first_child=trie.first_child.astype("<i4", copy=False).tobytes(),
+        edges=trie.edges.astype("<i8", copy=False).tobytes(),
         num_items=trie.num_items,
         min_depth=trie.min_depth,
         max_depth=trie.max_depth,
+        max_token=trie.max_token,
     )
 
 
 def unpack_trie(message: LoadItemTrie) -> ItemTrie:
-    """Reads the arrays in place: nothing is built in the worker."""
+    """Reads the array in place: nothing is built in the worker."""
     return ItemTrie(
-        tokens=np.frombuffer(message.tokens, dtype="<i4"),
-        first_child=np.frombuffer(message.first_child, dtype="<i4"),
+        edges=np.frombuffer(message.edges, dtype="<i8"),
         num_items=message.num_items,
         min_depth=message.min_depth,
         max_depth=message.max_depth,
+        max_token=message.max_token,
     )

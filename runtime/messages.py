@@ -77,16 +77,16 @@ class ReleaseRequest(Message, frozen=True):
 class LoadItemTrie(Message, frozen=True):
     """Put a trie under a name; requests that have the former one keep it. Answered by a ControlReply.
 
-    tokens, first_child: int32 bytes, the arrays of scheduler.item_trie.ItemTrie.
+    edges: int64 bytes; it and the numbers are those of scheduler.item_trie.ItemTrie.
     """
 
     call_id: int
     name: str
-    tokens: bytes
-    first_child: bytes
+    edges: bytes
     num_items: int
     min_depth: int
     max_depth: int
+    max_token: int
 
 
 class DeleteItemTrie(Message, frozen=True):

@@ -20,7 +20,6 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..scheduler.config import SchedulerConfig
-from ..scheduler.item_trie import ItemTrie
 from ..scheduler.request import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
@@ -30,6 +29,7 @@ from .config import WorkerConfig
 from .continuation_suffixes import ContinuationSuffixes
 from .event_loop import EventLoop
 from .executor import Executor
+from .item_trie_file import load_item_trie
 from .item_tries import ItemTries
 from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder
@@ -103,7 +103,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     outbox = Sender(endpoints.to_detokenizer)
     try:
         tries = {
-            name: ItemTrie.load(path) for name, path in config.item_tries.items()
+            name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
         scheduler, executor, info = build_worker(config)
         item_tries = ItemTries(info["vocab_size"])

@@ -1,26 +1,24 @@
 """Item tries: which token sequences are items. For generative recommenders, whose every output must name one.
 
-A trie is two flat arrays in breadth-first order (compressed sparse rows): a million items are no Python objects.
+A trie is one sorted array: of each node the edge that leads to it, (parent, token). Nodes have breadth-first numbers.
 
-    items (1,4) (1,5) (2,4)         root 0 ─1─▶ 1 ─4─▶ 3        node           0  1  2  3  4  5
-                                           │     └─5─▶ 4        tokens        -1  1  2  4  5  4    on the way to it
-                                           └─2─▶ 2 ─4─▶ 5       first_child    1  3  5  6  6  6  6
+    items (1,4) (1,5) (2,4)         root 0 ─1─▶ 1 ─4─▶ 3        node      0     1      2      3      4      5
+                                           │     └─5─▶ 4        edge      –   (0,1)  (0,2)  (1,4)  (1,5)  (2,4)
+                                           └─2─▶ 2 ─4─▶ 5
 
-The children of node i are the nodes first_child[i] to first_child[i + 1], their tokens ascending. No item begins
-another: a node without children, a leaf, is a whole item.
+So a binary search finds a child, and the children of a node are neighbours. A million items are no Python objects. No
+item begins another: a node without children, a leaf, is a whole item.
 """
 
 from __future__ import annotations
 
-import io
-import math
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 _MAX_INT32 = 2**31 - 1
+_ROOT_EDGE = -(2**63)
+"""Below all others, and no (parent, token)."""
 
 
 class ItemTrieError(ValueError):
@@ -29,27 +27,31 @@ class ItemTrieError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ItemTrie:
-    """A set of items. ``tokens``: int32 [nodes]; ``first_child``: int32 [nodes + 1]; node 0 is the root."""
+    """A set of items; never changes. Depths are in tokens.
 
-    tokens: np.ndarray
-    first_child: np.ndarray
+    edges: int64 [nodes], ascending: parent << 32 | token. Node 0 is the root; no edge leads to it, and edges[0] is
+    below all others.
+    """
+
+    edges: np.ndarray
     num_items: int
     min_depth: int
     """Tokens of the shortest item."""
     max_depth: int
+    max_token: int
 
     @property
     def is_uniform(self) -> bool:
         """All items are of one length."""
         return self.min_depth == self.max_depth
 
-    @cached_property
-    def max_token(self) -> int:
-        return int(self.tokens.max())
+    @property
+    def num_nodes(self) -> int:
+        return len(self.edges)
 
     @property
     def num_bytes(self) -> int:
-        return self.tokens.nbytes + self.first_child.nbytes
+        return self.edges.nbytes
 
     @classmethod
     def build(cls, items: np.ndarray) -> ItemTrie:
@@ -60,102 +62,62 @@ class ItemTrie:
         columns = _checked_columns(items)
         order = np.lexsort(columns[::-1])
         columns = columns[:, order]
-        num_rows = len(order)
         # Sorted, the items below one node are neighbours, so a node of depth d + 1 begins at each row that differs from
         # the row before in one of its first d + 1 tokens. Nodes found in this order are in breadth-first order.
-        is_new = np.zeros(num_rows, dtype=bool)
+        is_new = np.zeros(len(order), dtype=bool)
         is_new[0] = True
-        node = np.zeros(num_rows, dtype=np.int32)  # of each row, among the nodes of its depth
-        tokens = [np.array([-1], dtype=np.int32)]
-        num_children = []
+        node = np.zeros(len(order), dtype=np.int64)  # that each row is at
+        edges = [np.array([_ROOT_EDGE])]
+        num_nodes = 1
         for depth, column in enumerate(columns):
             _refuse_beginnings(depth, is_new, column, order)
             is_new[1:] |= column[1:] != column[:-1]
-            starts = np.flatnonzero(is_new & (column >= 0))
-            num_children.append(np.bincount(node[starts], minlength=len(tokens[-1])))
-            node = np.zeros(num_rows, dtype=np.int32)
-            node[starts] = 1
-            node = np.cumsum(node, dtype=np.int32) - 1
-            tokens.append(column[starts])
-        num_children.append(np.zeros(len(tokens[-1]), dtype=np.int64))
-        first_child = np.cumsum(np.concatenate([[1], *num_children]), dtype=np.int32)
+            begins_node = is_new & (column >= 0)
+            edges.append(_edges(node[begins_node], column[begins_node]))
+            node = num_nodes - 1 + np.cumsum(begins_node)
+            num_nodes += len(edges[-1])
         lengths = (columns >= 0).sum(axis=0)
         return cls(
-            tokens=np.concatenate(tokens),
-            first_child=first_child,
+            edges=np.concatenate(edges),
             num_items=int(is_new.sum()),
             min_depth=int(lengths.min()),
             max_depth=int(lengths.max()),
+            max_token=int(columns.max()),
         )
-
-    @classmethod
-    def from_npy(cls, data: bytes) -> ItemTrie:
-        """From the table that `build` takes, as a .npy file holds it. Raises ItemTrieError."""
-        return cls.build(_read_npy(data))
-
-    @classmethod
-    def load(cls, path: str | Path) -> ItemTrie:
-        """From a .npy file. Raises ItemTrieError, naming the file."""
-        try:
-            return cls.from_npy(Path(path).read_bytes())
-        except OSError as error:
-            raise ItemTrieError(f"cannot read {path}: {error.strerror}") from None
-        except ItemTrieError as error:
-            raise ItemTrieError(f"{path}: {error}") from None
 
     def num_children(self, nodes: np.ndarray) -> np.ndarray:
         """int32 [n] of nodes -> int32 [n]"""
-        return self.first_child[nodes + 1] - self.first_child[nodes]
+        first, end = self._child_ranges(nodes)
+        return (end - first).astype(np.int32)
 
     def is_leaf(self, nodes: np.ndarray) -> np.ndarray:
         """bool [n]: the node is a whole item."""
         return self.num_children(nodes) == 0
 
     def children(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(index into ``nodes``, token), int32 [m] each: every way to go on from every node."""
-        index = np.repeat(np.arange(len(nodes), dtype=np.int32), self.num_children(nodes))
-        spans = zip(self.first_child[nodes].tolist(), self.first_child[nodes + 1].tolist(), strict=True)
+        """(index into ``nodes``, token), int32 [m] each: every way to go on from every node; tokens ascend in each."""
+        first, end = self._child_ranges(nodes)
+        index = np.repeat(np.arange(len(nodes), dtype=np.int32), end - first)
         # Slices, not one gather: they are copied at the speed of memory.
-        slices = [self.tokens[start:end] for start, end in spans]
-        return index, np.concatenate([self.tokens[:0], *slices])
+        slices = [self.edges[start:stop] for start, stop in zip(first.tolist(), end.tolist(), strict=True)]
+        return index, np.concatenate([self.edges[:0], *slices]).astype(np.int32)  # keeps the low half, the token
 
     def advance(self, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """int32 [n]: from each node along one token, which must be one of its children's."""
-        # A binary search in all children lists at once; `child` is the last one known to be at most the token.
-        child, end = self.first_child[nodes], self.first_child[nodes + 1]
-        stride = 1 << int((end - child).max(initial=0)).bit_length()
-        while stride := stride >> 1:
-            ahead = child + stride
-            child = np.where((ahead < end) & (self.tokens.take(ahead, mode="clip") <= tokens), ahead, child)
-        assert ((child < end) & (self.tokens.take(child, mode="clip") == tokens)).all(), "no such child in the trie"
-        return child
+        wanted = _edges(nodes, tokens)
+        child = np.searchsorted(self.edges, wanted)
+        assert (self.edges.take(child, mode="clip") == wanted).all(), "no such child in the trie"
+        return child.astype(np.int32)
+
+    def _child_ranges(self, nodes: np.ndarray) -> np.ndarray:
+        """int64 [2, n]: the children of each node are the nodes from the first to before the second."""
+        parents = np.stack([nodes, nodes + 1])
+        return np.searchsorted(self.edges, _edges(parents, 0))
 
 
-def _read_npy(data: bytes) -> np.ndarray:
-    """A read-only view of the array. Not np.load: that unpickles or allocates as the header says, before it looks."""
-    source = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(source)
-    except ValueError:
-        raise ItemTrieError("this is no .npy file; write it with numpy.save") from None
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ItemTrieError(
-            f"the .npy file has format version {version[0]}.{version[1]}; versions 1.0 and 2.0 are read"
-        )
-    try:
-        shape, fortran_order, dtype = readers[version](source)
-    except Exception as error:  # the header is Python source that anybody may have written
-        raise ItemTrieError(f"the header of the .npy file cannot be read: {type(error).__name__}") from None
-    if dtype.kind not in "iu" or min(shape, default=0) < 0:
-        raise ItemTrieError(
-            f"the .npy file holds {dtype} of shape {shape}; item tries are made of integers, save int32"
-        )
-    there, needed = len(data) - source.tell(), math.prod(shape) * dtype.itemsize
-    if there != needed:
-        raise ItemTrieError(f"the .npy file has {there} bytes of data, but {dtype} of shape {shape} is {needed} bytes")
-    items = np.frombuffer(data, dtype, offset=source.tell())
-    return items.reshape(shape, order="F" if fortran_order else "C")
+def _edges(parents: np.ndarray, tokens: np.ndarray | int) -> np.ndarray:
+    """int64: (parent, token) as one number; they sort by parent, then token."""
+    return parents.astype(np.int64) << 32 | tokens
 
 
 def _checked_columns(items: np.ndarray) -> np.ndarray:

@@ -41,8 +41,7 @@ def npy(items: np.ndarray) -> bytes:
 
 
 def entry(name: str, num_items: int, num_nodes: int, depth: int = 3) -> dict[str, Any]:
-    num_bytes = 4 * (2 * num_nodes + 1)
-    return {"name": name, "num_items": num_items, "min_depth": depth, "max_depth": depth, "num_bytes": num_bytes}
+    return {"name": name, "num_items": num_items, "min_depth": depth, "max_depth": depth, "num_bytes": 8 * num_nodes}
 
 
 @pytest.fixture(scope="module")

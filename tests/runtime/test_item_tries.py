@@ -59,7 +59,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
 
 
 def test_what_is_told_of_a_trie() -> None:
-    sizes = {"num_items": 3, "min_depth": 1, "max_depth": 2, "num_bytes": 4 * (5 + 6)}
+    sizes = {"num_items": 3, "min_depth": 1, "max_depth": 2, "num_bytes": 8 * 5}
     assert describe("a", TRIE) == {"name": "a", **sizes}
 
 
@@ -79,8 +79,8 @@ def test_a_trie_survives_the_socket() -> None:
     message = msgspec.msgpack.decode(frame, type=ToWorker)
     assert isinstance(message, LoadItemTrie) and (message.call_id, message.name) == (3, "a")
     trie = unpack_trie(message)
-    assert trie.tokens.dtype == trie.first_child.dtype == np.int32
-    assert trie.tokens.tolist() == TRIE.tokens.tolist() and trie.first_child.tolist() == TRIE.first_child.tolist()
+    assert trie.edges.dtype == np.int64 and trie.edges.tolist() == TRIE.edges.tolist()
+    assert (trie.max_token, trie.num_nodes) == (5, 5)
     assert describe("a", trie) == describe("a", TRIE)
     root = np.zeros(1, dtype=np.int32)
     assert trie.advance(root, np.array([2])).tolist() == TRIE.advance(root, np.array([2])).tolist()
