@@ -144,7 +144,7 @@ def _beam_width(fields: dict[str, Any]) -> Any:
     has_width = fields.get("beam_width", 0) != 0  # 0 is none
     wanted = typed(fields.get("use_beam_search", has_width), bool, "use_beam_search")
     n = fields.get("n", 1)
-    best_of = typed(fields.get("best_of", n), int, "best_of") if "best_of" in fields else n
+    best_of = typed(fields["best_of"], int, "best_of") if "best_of" in fields else n
     if not wanted:
         if has_width:
             raise RequestRefused(
@@ -228,10 +228,10 @@ class CompletionAnswer:
 
     def _usage(self) -> dict:
         """A prompt counts once, however many outputs it has."""
-        shown = [choice for choice in self._choices if choice.meta]  # a search may have found fewer than n
-        firsts = [choice.meta for choice in shown if choice.sample == 0]
+        filled = [choice for choice in self._choices if choice.meta]  # a search may have found fewer than n
+        firsts = [choice.meta for choice in filled if choice.sample == 0]
         prompt = sum(meta["prompt_tokens"] for meta in firsts)
-        completion = sum(choice.meta["completion_tokens"] for choice in shown)
+        completion = sum(choice.meta["completion_tokens"] for choice in filled)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
