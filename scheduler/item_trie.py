@@ -100,7 +100,8 @@ class ItemTrie:
         index = np.repeat(np.arange(len(nodes), dtype=np.int32), end - first)
         # Slices, not one gather: they are copied at the speed of memory.
         slices = [self.edges[start:stop] for start, stop in zip(first.tolist(), end.tolist(), strict=True)]
-        return index, np.concatenate([self.edges[:0], *slices]).astype(np.int32)  # keeps the low half, the token
+        # The unsafe cast keeps the low half of each edge, the token.
+        return index, np.concatenate([self.edges[:0], *slices], dtype=np.int32, casting="unsafe")
 
     def advance(self, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """int32 [n]: from each node along one token, which must be one of its children's."""
