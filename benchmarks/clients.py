@@ -138,9 +138,13 @@ class EngineClient:
     def make_prompt(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
         return random_ids(rng, num_tokens, self._vocab_size)
 
+    async def answer(self, fields: dict[str, Any]) -> Any:
+        """What `POST /generate` answers to these fields, not streamed."""
+        return await self._engine.async_generate(**fields)
+
     async def generate(self, call: Call) -> Reply:
         started, first = time.perf_counter(), None
-        answer = await self._engine.async_generate(**native_fields(call))
+        answer = await self.answer(native_fields(call))
         if call.stream:
             updates = answer
             async for update in updates:
@@ -208,11 +212,15 @@ class NativeClient(HTTPClient):
     def make_prompt(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
         return random_ids(rng, num_tokens, self._vocab_size)
 
+    async def answer(self, fields: dict[str, Any]) -> Any:
+        """What `POST /generate` answers to these fields, not streamed."""
+        return await self._post("/generate", fields)
+
     async def generate(self, call: Call) -> Reply:
         fields = native_fields(call)
         started, first = time.perf_counter(), None
         if not call.stream:
-            return native_reply(await self._post("/generate", fields), started, first)
+            return native_reply(await self.answer(fields), started, first)
         answer: dict[str, Any] = {}
         async for event in self._events("/generate", fields):
             answer, first = event, first or time.perf_counter()

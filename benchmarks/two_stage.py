@@ -3,6 +3,7 @@
     python benchmarks/two_stage.py [--prompt-lens 500 3000] [--concurrency 1 16 64] [--plot]
     python benchmarks/two_stage.py --url http://localhost:30000             our server, native API
     python benchmarks/two_stage.py --openai-url http://localhost:8000       any server with /v1/completions
+    python benchmarks/two_stage.py --beam-width 32 [--beam-steps 3]         stage 2 is a beam search: see beam_stage.py
     python benchmarks/two_stage.py --handoff-check 1000                     see handoff_check.py
 
 Stage 1 samples 200 tokens after a random prompt; stage 2 adds a suffix of 3 tokens and generates 3. Three modes:
@@ -37,6 +38,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from beam_stage import run_beam_stage
 from clients import SAMPLED, Call, Client, EngineClient, NativeClient, OpenAIClient, Reply
 from handoff_check import run_handoff_check
 from models import LLAMA_40M, write_dummy_model
@@ -301,10 +303,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", action="store_true", help="also two_stage.png, of the TTFT over concurrency")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
+    beams = parser.add_argument_group("stage 2 as a beam search, see beam_stage.py")
+    beams.add_argument("--beam-width", type=int, default=0, help="only this, with so many beams")
+    beams.add_argument("--beam-steps", type=int, default=3, help="tokens of each result")
+    beams.add_argument("--transformers-rounds", type=int, default=1, help="of each line of the table; 0 leaves it out")
     parser.add_argument("--handoff-check", type=int, default=0, metavar="PAIRS", help="only this; exits 1 if it fails")
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16, 64], help="for --handoff-check")
     args = parser.parse_args()
     args.modes = args.modes or ["replay", "radix", "continuation"]
+    if args.beam_width and args.openai_url:
+        parser.error("--beam-width needs the native API: use --url, or neither")
     return args
 
 
@@ -312,6 +320,8 @@ def main() -> None:
     args = parse_arguments()
     if args.handoff_check:
         raise SystemExit(asyncio.run(run_handoff_check(args.handoff_check, args.page_sizes, args.seed, args.out)))
+    if args.beam_width:
+        raise SystemExit(run_beam_stage(args))
     print(HEADER)
     cells = asyncio.run(run(args))
     write_json(cells, args)
