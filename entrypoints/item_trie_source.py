@@ -1,5 +1,5 @@
 """Where an item trie comes from: the body of an upload, a file, or an array. Built in a thread, so that a million items
-stall nobody: neither the loop that answers, nor the worker, which gets the finished arrays."""
+stall nobody: neither the loop that answers, nor the worker, which gets the finished array."""
 
 from __future__ import annotations
 
