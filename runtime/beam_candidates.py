@@ -79,8 +79,7 @@ class BeamRanker:
         step wants at least one candidate.
         """
         firsts = _starts([step.stop - step.start for step in steps])
-        maxima = self._chunk_maxima(logits)
-        softmax = self._log_softmax(logits, maxima.amax(dim=-1))
+        maxima, softmax = self._survey(logits)
         scores = torch.from_numpy(np.concatenate([step.scores for step in steps])).to(self._device)
         ranked = [
             *self._rank_all(logits, maxima, softmax, scores, steps, firsts),
@@ -131,10 +130,16 @@ class BeamRanker:
             return maxima
         return torch.cat([maxima, logits[:, whole:].amax(dim=-1, keepdim=True)], dim=-1)
 
-    def _log_softmax(self, logits: torch.Tensor, best: torch.Tensor) -> _LogSoftmax:
-        parts = zip(logits.split(self._rows_at_once), best.split(self._rows_at_once))
-        sums = [(part - high.unsqueeze(1)).exp_().sum(dim=-1) for part, high in parts]
-        return _LogSoftmax(best, torch.cat(sums).log_())
+    def _survey(self, logits: torch.Tensor) -> tuple[torch.Tensor, _LogSoftmax]:
+        """Chunk maxima and log-softmax of the rows, a slice at a time: from memory each logit is read once."""
+        maxima, best, sums = [], [], []
+        buffer = torch.empty_like(logits[: self._rows_at_once])  # fresh memory costs more than the exponentials
+        for part in logits.split(self._rows_at_once):
+            maxima.append(self._chunk_maxima(part))
+            best.append(maxima[-1].amax(dim=-1))
+            powers = torch.sub(part, best[-1].unsqueeze(1), out=buffer[: len(part)]).exp_()
+            sums.append(powers.sum(dim=-1))
+        return torch.cat(maxima), _LogSoftmax(torch.cat(best), torch.cat(sums).log_())
 
     def _likeliest(
         self, logits: torch.Tensor, softmax: _LogSoftmax, steps: Sequence[BeamStep], firsts: Sequence[int]
