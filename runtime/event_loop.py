@@ -21,7 +21,7 @@ from ..scheduler.request import ContinuationSpec, LogprobOptions, RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
 from .continuation_suffixes import ContinuationSuffixes
-from .executor import Executor, StepOutput
+from .executor import Executor, StepInFlight, StepOutput
 from .item_tries import ItemTries, unpack_trie
 from .messages import (
     AbortRequest,
@@ -48,7 +48,9 @@ MAX_FAILED_STEPS = 3
 
 
 class EventLoop:
-    """The plain loop: one step at a time, nothing in flight between turns."""
+    """The plain loop: one step at a time, nothing in flight between turns. With ``overlap``: while the device works on a
+    step, the host forms and launches the next one, and only then looks at the result; a step with a beam search is
+    waited for."""
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class EventLoop:
         item_tries: ItemTries,
         info: dict,
         default_retain_ttl: float,
+        overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -70,6 +73,8 @@ class EventLoop:
         self._item_tries = item_tries
         self._info = info
         self._default_retain_ttl = default_retain_ttl
+        self._overlap = overlap
+        self._in_flight: StepInFlight | None = None
         self._clock = clock
         self._outputs = OutputBuilder()
         self._next_heartbeat = 0.0
@@ -80,18 +85,36 @@ class EventLoop:
         while not stop.is_set():
             self.receive()
             batch = self._scheduler.next_batch(self._clock())
-            if batch is None:
-                continue
-            try:
-                output = self._executor.run(batch)
-            except Exception as error:
-                self.fail_step(error)
-                continue
-            self._failed_steps = 0
-            self.complete_suffixes(batch, output)
-            events = self._scheduler.process_result(output.result, self._clock())
-            self.remember_rests(events)
-            self.send_events(events, output)
+            launched = self.launch(batch) if batch is not None else None
+            if self._in_flight is not None:
+                self.complete(self._in_flight)
+            self._in_flight = launched
+            if launched is not None and (not self._overlap or launched.batch.beams):
+                self.complete(launched)
+
+    def launch(self, batch: ScheduleBatch) -> StepInFlight | None:
+        """Begin a step. None if that failed; then the one before it has been completed first."""
+        try:
+            return self._executor.launch(batch, self._in_flight)
+        except Exception as error:
+            if self._in_flight is not None:
+                self.complete(self._in_flight)
+            self.fail_step(error)
+            return None
+
+    def complete(self, step: StepInFlight) -> None:
+        """Wait for the oldest step in flight, commit it and say what came of it."""
+        self._in_flight = None
+        try:
+            output = self._executor.finish(step)
+        except Exception as error:
+            self.fail_step(error)
+            return
+        self._failed_steps = 0
+        self.complete_suffixes(step.batch, output)
+        events = self._scheduler.process_result(output.result, self._clock())
+        self.remember_rests(events)
+        self.send_events(events, output)
 
     def receive(self) -> None:
         """Handle every waiting message. Without work it sleeps until one comes, or a heartbeat or lease is due."""

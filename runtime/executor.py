@@ -16,6 +16,7 @@ from ..scheduler.request import Request
 from .beam_candidates import BeamRanker
 from .logprobs import TokenLogprobs, input_logprobs, output_logprobs
 from .model_runner import ModelRunner
+from .penalties import PendingTokens
 from .sampler import Sampler
 from .stop_strings import FoundStop, StopStringChecker
 from .token_bytes import TokenBytes
@@ -34,6 +35,22 @@ class StepOutput:
     """Batch row -> visible text between the last whole token before a matched stop string and the match."""
 
 
+@dataclass(slots=True)
+class StepInFlight:
+    """A step that the device works on, or has done. `Executor.finish` waits for it."""
+
+    batch: ScheduleBatch
+    next_ids: torch.Tensor
+    """Device int64 [bs]: the sampled token of each row; anything where none is sampled. The next step reads it there."""
+    sampled_rows: np.ndarray
+    """int64 [n]: the rows that sample, beams left out."""
+    host_ids: torch.Tensor
+    """int64 [n]: their tokens on the host, once ``copied``."""
+    copied: torch.cuda.Event | None
+    """None where the copy does not run beside the host."""
+    output: StepOutput
+
+
 class Executor:
     """Runs steps. ``load_token_bytes`` is called once, when the first request brings a stop string."""
 
@@ -44,37 +61,69 @@ class Executor:
         self._load_token_bytes = load_token_bytes
         self._stop_strings: StopStringChecker | None = None
 
-    @torch.inference_mode()
     def run(self, batch: ScheduleBatch) -> StepOutput:
         """Compute one step and wait for it."""
-        forward = self._runner.forward(batch)
-        output = StepOutput(StepResult(np.full(len(batch), -1, dtype=np.int32)))
-        self._sample(output, forward.logits, batch)
-        output.result.beams = self._rank_beams(forward.logits, batch)
-        if forward.logprob_hidden is not None:
-            self._add_input_logprobs(output, forward.logprob_hidden, batch)
-        return output
+        return self.finish(self.launch(batch, None))
 
-    def _sample(self, output: StepOutput, logits: torch.Tensor, batch: ScheduleBatch) -> None:
-        """A token for every row that samples and is no beam."""
+    @torch.inference_mode()
+    def launch(self, batch: ScheduleBatch, previous: StepInFlight | None) -> StepInFlight:
+        """Begin a step. ``previous``: the step launched before it, if that is not finished: tokens of its that are not
+        known on the host are taken over on the device."""
+        previous_ids = None if previous is None else previous.next_ids
+        forward = self._runner.forward(batch, previous_ids)
+        output = StepOutput(StepResult(np.full(len(batch), -1, dtype=np.int32)))
         samples = batch.samples.copy()
         for step in batch.beams:
             samples[step.start : step.stop] = False
         rows = np.flatnonzero(samples)
-        if not len(rows):
-            return
-        requests = [batch.requests[row] for row in rows]
-        allowed = {i: batch.allowed[row] for i, row in enumerate(rows.tolist()) if row in batch.allowed}
-        logits = _take_rows(logits, _logits_rows(batch)[rows])
-        sampled = self._sampler.sample(logits, requests, allowed)
+        sampled = self._sample(output, forward.logits, batch, rows, previous_ids)
+        output.result.beams = self._rank_beams(forward.logits, batch)
+        if forward.logprob_hidden is not None:
+            self._add_input_logprobs(output, forward.logprob_hidden, batch)
+        next_ids = sampled
+        if len(rows) < len(batch):
+            next_ids = sampled.new_zeros(len(batch))
+            next_ids[torch.from_numpy(rows).to(sampled.device)] = sampled
+        host_ids, copied = _to_host(sampled)
+        return StepInFlight(batch, next_ids, rows, host_ids, copied, output)
+
+    def finish(self, step: StepInFlight) -> StepOutput:
+        """Wait for a step. Tokens of requests that have ended since are dropped: nobody asked for them."""
+        if step.copied is not None:
+            step.copied.synchronize()
+        batch, output = step.batch, step.output
         next_ids = output.result.next_ids
-        next_ids[rows] = sampled.cpu().numpy()
-        self._add_output_logprobs(output, logits, sampled, rows, requests)
-        if any(request.sampling.stop for request in requests):
-            for row, found in self._stop_string_checker().check(batch.requests, next_ids).items():
+        next_ids[step.sampled_rows] = step.host_ids.numpy()
+        output.input_logprobs = [pair for pair in output.input_logprobs if pair[0].finish is None]
+        requests = batch.requests
+        for row in step.sampled_rows.tolist():
+            if requests[row].finish is not None:
+                next_ids[row] = -1
+        if any(requests[row].sampling.stop for row in step.sampled_rows.tolist()):
+            for row, found in self._stop_string_checker().check(requests, next_ids).items():
                 output.result.stop_matches[row] = _stop_match(found)
                 if found.rest:
                     output.stop_rests[row] = found.rest
+        return output
+
+    def _sample(
+        self,
+        output: StepOutput,
+        logits: torch.Tensor,
+        batch: ScheduleBatch,
+        rows: np.ndarray,
+        previous_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Device int64 [n]: a token for each of ``rows``."""
+        if not len(rows):
+            return torch.empty(0, dtype=torch.int64, device=logits.device)
+        requests = [batch.requests[row] for row in rows]
+        allowed = {i: batch.allowed[row] for i, row in enumerate(rows.tolist()) if row in batch.allowed}
+        logits = _take_rows(logits, _logits_rows(batch)[rows])
+        pending = None if previous_ids is None else _pending_tokens(batch, rows, previous_ids)
+        sampled = self._sampler.sample(logits, requests, allowed, pending)
+        self._add_output_logprobs(output, logits, sampled, rows, requests)
+        return sampled
 
     def _rank_beams(self, logits: torch.Tensor, batch: ScheduleBatch) -> list[BeamCandidates | None]:
         """Parallel to batch.beams; None for searches that want no candidates."""
@@ -145,6 +194,24 @@ class Executor:
         index = torch.from_numpy(np.concatenate(kept)).to(hidden.device)
         chunks = input_logprobs(hidden[index], targets, top_ks, self._runner.compute_logits)
         output.input_logprobs += zip(requests, chunks)
+
+
+def _pending_tokens(batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor) -> PendingTokens:
+    """The output tokens of ``rows`` that the host does not know yet."""
+    last_ids = batch.input_ids[np.cumsum(batch.extend_lens)[rows] - 1].astype(np.int64)
+    index = np.flatnonzero(last_ids < 0)
+    return PendingTokens(index, previous_ids[torch.from_numpy(-last_ids[index] - 1).to(previous_ids.device)])
+
+
+def _to_host(ids: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """The ids on the host, or on their way there."""
+    if ids.device.type != "cuda":
+        return ids, None
+    host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
+    host.copy_(ids, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return host, copied
 
 
 def _logits_rows(batch: ScheduleBatch) -> np.ndarray:

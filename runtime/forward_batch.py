@@ -32,8 +32,13 @@ class ForwardBatch:
     """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
 
 
-def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> ForwardBatch:
-    """Bring the mirror req_to_token [rows, max_context] (int32, device) up to date and upload the step."""
+def build_forward_batch(
+    batch: ScheduleBatch, req_to_token: torch.Tensor, previous_ids: torch.Tensor | None = None
+) -> ForwardBatch:
+    """Bring the mirror req_to_token [rows, max_context] (int32, device) up to date and upload the step.
+
+    previous_ids: device int64 [rows of the step before]: what an input id -(i + 1) stands for is previous_ids[i].
+    """
     prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
     ends = np.cumsum(extend_lens, dtype=np.int64)
     tokens = int(ends[-1])
@@ -56,6 +61,9 @@ def build_forward_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> For
         ],
         req_to_token.device,
     )
+    if (batch.input_ids < 0).any():
+        assert previous_ids is not None, "a placeholder stands for a token of the step before, which was not given"
+        input_ids = torch.where(input_ids < 0, previous_ids[(-input_ids - 1).clamp(min=0)], input_ids)
     if len(update_index):  # overlapping updates carry equal values, so their order does not matter
         req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
     attention = AttentionBatch(

@@ -89,9 +89,12 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: ScheduleBatch) -> ForwardOutput:
-        """Compute one step: the K and V of the new tokens go to the pool, logits come back."""
-        forward_batch = build_forward_batch(batch, self.req_to_token)
+    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+        """Compute one step: the K and V of the new tokens go to the pool, logits come back.
+
+        previous_ids: device int64 [rows of the step before], what that sampled, for input ids that stand for it.
+        """
+        forward_batch = build_forward_batch(batch, self.req_to_token, previous_ids)
         if forward_batch.copies is not None:
             self.kv_pool.copy(*forward_batch.copies)
         self.attention.plan(forward_batch.attention)

@@ -13,6 +13,7 @@ their counts in the output, kept up to date token by token. There is no [rows, v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -71,6 +72,16 @@ class SeenTokens:
         return self._counts[: self._num_distinct]
 
 
+@dataclass(slots=True, frozen=True)
+class PendingTokens:
+    """Output tokens that only the device knows yet: row rows[i] of the logits follows token ids[i]."""
+
+    rows: np.ndarray
+    """int64 [m], on the host."""
+    ids: torch.Tensor
+    """int64 [m], on the device."""
+
+
 class Penalties:
     """Owns the seen tokens of the requests that use penalties, by request row.
 
@@ -81,23 +92,28 @@ class Penalties:
     def __init__(self, num_rows: int) -> None:
         self._rows: list[SeenTokens | None] = [None] * num_rows
 
-    def apply(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def apply(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        pending: PendingTokens | None = None,
+    ) -> None:
         """Change ``logits`` (float32 [n, vocab]) in place; logits row rows[i] is requests[i]'s next token."""
         seen = [self._seen(request) for request in requests]
-        lengths = [len(s.ids) for s in seen]
-        if not sum(lengths):
-            return
         device = logits.device
-
-        def per_token(values: Sequence[float], dtype) -> torch.Tensor:
-            return torch.from_numpy(np.repeat(np.asarray(values, dtype=dtype), lengths)).to(device)
-
-        row = per_token(rows, np.int64)
+        # One entry per request and distinct token: which request, which token, how often in its output.
+        owner = torch.from_numpy(np.repeat(np.arange(len(seen)), [len(s.ids) for s in seen])).to(device)
         ids = torch.from_numpy(np.concatenate([s.ids for s in seen])).to(device, torch.int64)
         counts = torch.from_numpy(np.concatenate([s.output_counts for s in seen])).to(device, torch.float32)
-        repetition = per_token([r.sampling.repetition_penalty for r in requests], np.float32)
-        frequency = per_token([r.sampling.frequency_penalty for r in requests], np.float32)
-        presence = per_token([r.sampling.presence_penalty for r in requests], np.float32)
+        if pending is not None:
+            owner, ids, counts = _with_pending(owner, ids, counts, rows, pending)
+        if not len(owner):
+            return
+        params = [r.sampling for r in requests]
+        wanted = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
+        repetition, frequency, presence = torch.tensor(wanted, device=device)[owner].unbind(1)
+        row = torch.tensor(rows, device=device)[owner]
         values = logits[row, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)
@@ -110,3 +126,22 @@ class Penalties:
             seen = self._rows[request.kv.row] = SeenTokens(request)
         seen.catch_up()
         return seen
+
+
+def _with_pending(
+    owner: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, rows: Sequence[int], pending: PendingTokens
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count the tokens in flight too: in the entry for the token, if there is one, and in an entry of their own. Where
+    there are both, both say the same, so that it does not matter which is written last."""
+    place = {row: i for i, row in enumerate(pending.rows.tolist())}
+    late = [i for i, row in enumerate(rows) if row in place]
+    if not late:
+        return owner, ids, counts
+    device = ids.device
+    late_ids = pending.ids[torch.tensor([place[rows[i]] for i in late], device=device)]
+    late_owner = torch.tensor(late, device=device)
+    id_of = torch.full((len(rows),), -1, device=device).index_copy_(0, late_owner, late_ids)
+    counts = counts + (ids == id_of[owner])
+    known = torch.zeros(len(rows), device=device).index_add_(0, owner, counts * (ids == id_of[owner]))
+    late_counts = known[late_owner].clamp(min=1)
+    return torch.cat([owner, late_owner]), torch.cat([ids, late_ids]), torch.cat([counts, late_counts])

@@ -27,7 +27,7 @@ import torch
 from ..scheduler.request import Request
 from .forward_batch import upload
 from .noise import draw_keys, exponential_noise
-from .penalties import Penalties, uses_penalties
+from .penalties import Penalties, PendingTokens, uses_penalties
 from .ranking import SLICE_ELEMENTS, top_tokens
 
 NUCLEUS_WIDTH = 256
@@ -106,16 +106,21 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: torch.Tensor, requests: Sequence[Request], allowed: Mapping[int, np.ndarray] | None = None
+        self,
+        logits: torch.Tensor,
+        requests: Sequence[Request],
+        allowed: Mapping[int, np.ndarray] | None = None,
+        pending: PendingTokens | None = None,
     ) -> torch.Tensor:
         """Next token ids, int64 [n] on the device. ``logits``: float32 [n, vocab], left as they are; ``requests``: the
         n requests of the rows. Each must hold a row (Request.kv) if it uses penalties.
 
         allowed: row -> int32 [m], the only tokens it may get, at least one; what they are comes before all other
-        wishes. Rows that are not in it may get any.
+        wishes. Rows that are not in it may get any. pending: output tokens of a step in flight, which the requests do
+        not have yet.
         """
         plan = self._plan_for(requests)
-        logits = self._adjust(logits, plan, allowed or {})
+        logits = self._adjust(logits, plan, allowed or {}, pending)
         if plan.greedy_rows is None:
             return logits.argmax(dim=-1)
         next_ids = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
@@ -195,7 +200,9 @@ class Sampler:
 
     # -- what each step does -----------------------------------------------------------------------------------------
 
-    def _adjust(self, logits: torch.Tensor, plan: _Plan, allowed: Mapping[int, np.ndarray]) -> torch.Tensor:
+    def _adjust(
+        self, logits: torch.Tensor, plan: _Plan, allowed: Mapping[int, np.ndarray], pending: PendingTokens | None
+    ) -> torch.Tensor:
         """Allowed tokens, logit_bias, min_new_tokens, penalties, on a copy; the same tensor where there are none."""
         requests = plan.requests
         too_short = [
@@ -214,7 +221,7 @@ class Sampler:
             row, token_id = self._to_device(ends, torch.int64).view(-1, 2).unbind(1)
             logits[row, token_id] = -float("inf")
         if plan.penalty_rows:
-            self._penalties.apply(logits, plan.penalty_rows, [requests[i] for i in plan.penalty_rows])
+            self._penalties.apply(logits, plan.penalty_rows, [requests[i] for i in plan.penalty_rows], pending)
         return logits
 
     def _banned_ids(self, request: Request, allowed: np.ndarray | None) -> list[int]:

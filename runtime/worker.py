@@ -72,10 +72,16 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
         "eos_token_ids": list(eos_token_ids),
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
+        "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
     return scheduler, executor, info
+
+
+def _overlaps(choice: str, device_type: str) -> bool:
+    """A CPU computes in the host's own time: there overlapping hides nothing and each token is told a step late."""
+    return choice == "on" or (choice == "auto" and device_type == "cuda")
 
 
 def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
@@ -115,7 +121,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
         ttl = config.scheduler.default_retain_ttl
-        EventLoop(scheduler, executor, inbox, outbox, suffixes, item_tries, info, ttl).run(stop)
+        EventLoop(scheduler, executor, inbox, outbox, suffixes, item_tries, info, ttl, info["overlap"]).run(stop)
     finally:
         inbox.close()
         outbox.close()

@@ -25,6 +25,9 @@ class SchedulerConfig:
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
     schedule_policy: PolicyName = flag("fcfs", "order of the waiting queue: first come, or longest cached prefix")
     disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
+    overlap_schedule: Literal["auto", "on", "off"] = flag(
+        "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"
+    )
     max_leased_ratio: float = flag(0.5, "share of the KV pool that leases may hold between requests")
     max_leased_requests: int = flag(64, "sequences that may be leased at the same time; each keeps its row")
     default_retain_ttl: float = flag(0.0, "seconds a finished request stays leased if it does not say retain_ttl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from baton.runtime.config import ModelArgs, WorkerConfig
+from baton.runtime.executor import StepInFlight
 from baton.runtime.logprobs import TokenLogprobs
 from baton.runtime.worker import build_worker
 from baton.scheduler.beam_search import BeamGroup
@@ -31,13 +33,14 @@ class Answer:
 
 
 class LocalWorker:
-    """``options``: fields of SchedulerConfig."""
+    """``overlap``: with a step in flight, as the event loop does it. ``options``: fields of SchedulerConfig."""
 
-    def __init__(self, model_path: Path | str, **options: Any) -> None:
+    def __init__(self, model_path: Path | str, *, overlap: bool = False, **options: Any) -> None:
         options = {"max_total_tokens": 4096, **options}
         model = ModelArgs(model_path=str(model_path), dtype="float32", device="cpu")
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
         self.scheduler, self.executor, self.info = build_worker(config)
+        self.overlap = overlap
         self._count = 0
 
     def generate(
@@ -59,8 +62,16 @@ class LocalWorker:
         answers = {spec.rid: Answer() for spec in specs}
         for spec in specs:
             self.scheduler.add(spec, 0.0)
-        while (batch := self.scheduler.next_batch(0.0)) is not None:
-            output = self.executor.run(batch)
+        in_flight: deque[StepInFlight] = deque()
+        while True:
+            batch = self.scheduler.next_batch(0.0)
+            if batch is not None:
+                in_flight.append(self.executor.launch(batch, in_flight[-1] if in_flight else None))
+                if self.overlap and len(in_flight) == 1 and not batch.beams:
+                    continue
+            if not in_flight:
+                break
+            output = self.executor.finish(in_flight.popleft())
             for request, chunk in output.input_logprobs:
                 answers[request.rid].input_logprobs.append(chunk)
             for event in self.scheduler.process_result(output.result, 0.0):

@@ -21,10 +21,11 @@ FLAGS = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu")
 TASK = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     folder = tmp_path_factory.mktemp("server")
-    with ServerUnderTest(TOY_MODEL, folder, *FLAGS, "--max-running-requests", "2", behaviour=None) as running:
+    flags = (*FLAGS, "--max-running-requests", "2", "--overlap-schedule", request.param)
+    with ServerUnderTest(TOY_MODEL, folder, *flags, behaviour=None) as running:
         yield running.wait_ready()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from sampling_requests import make_request
 
-from baton.runtime.penalties import Penalties
+from baton.runtime.penalties import Penalties, PendingTokens
 from baton.scheduler.request import Request
 
 VOCAB = 40
@@ -36,11 +38,30 @@ def random_request(rng: np.random.Generator, row: int) -> Request:
 
 
 def check(penalties: Penalties, requests: list[Request], rng: np.random.Generator) -> None:
+    """Also with a token in flight for some requests: as if they had it already."""
     logits = torch.from_numpy(rng.normal(size=(len(requests) + 1, VOCAB)).astype(np.float32))
     logits[:, 5] = -float("inf")
     expected = torch.stack([logits[0], *(slow_penalties(logits[i], r) for i, r in enumerate(requests, start=1))])
     penalties.apply(logits, list(range(1, len(requests) + 1)), requests)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+
+    late = np.flatnonzero(rng.random(len(requests)) < 0.6)
+    tokens = rng.integers(0, VOCAB, len(late))
+    ahead = [replace_tokens(request) for request in requests]
+    for i, token_id in zip(late, tokens):
+        ahead[i].token_ids.append(int(token_id))
+    logits = torch.from_numpy(rng.normal(size=(len(requests), VOCAB)).astype(np.float32))
+    expected = torch.stack([slow_penalties(logits[i], r) for i, r in enumerate(ahead)])
+    pending = PendingTokens(late, torch.from_numpy(tokens))
+    penalties.apply(logits, list(range(len(requests))), requests, pending)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def replace_tokens(request: Request) -> Request:
+    """A copy that can grow by itself."""
+    twin = copy.copy(request)
+    twin.token_ids = request.token_ids.share()
+    return twin
 
 
 def test_grows_with_the_output_through_a_changing_batch():
