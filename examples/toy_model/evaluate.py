@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from .conversation import ITEM_END, ITEM_START, THINK_END, TURN_END, Conversation
-from .make_data import conversations
-from .recommendation_language import CATALOGUE, named_category
-from .train import FOLDER, HELD_OUT_SEED
+from .conversation import THINK_END, TURN_END, Conversation
+from .make_data import HELD_OUT_SEED, conversations
+from .recommendation_language import ITEM_PATTERN, ITEMS, item_codes, likely_items, named_category
+from .train import FOLDER
 
 
 @dataclass(slots=True)
@@ -113,29 +113,22 @@ def evaluate(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: Sequence[C
     )
 
 
-_ITEM = re.compile(re.escape(ITEM_START) + r"<s_a_(\d+)><s_b_(\d+)><s_c_(\d+)>" + re.escape(ITEM_END))
-_ANSWER = re.compile(_ITEM.pattern + re.escape(TURN_END))
-
-
-def _items(text: str) -> list[tuple[int, int, int]]:
-    """The codes of all items in a text, in order."""
-    return [(int(a), int(b), int(c)) for a, b, c in _ITEM.findall(text)]
+_ANSWER = re.compile(ITEM_PATTERN + re.escape(TURN_END))
 
 
 def _judge_item(conversation: Conversation, prompt: str, text: str) -> tuple[bool, bool, bool, bool]:
     """(thought names the right category or is rightly absent, item exists, is of the category, is likely)."""
     wanted = conversation.facts["category"]
-    items = {item.codes: item for ring in CATALOGUE for item in ring}
     thought, _, rest = text.rpartition(THINK_END)
     asked = "Think first." in prompt
     think = named_category(thought) == wanted if asked else not thought
-    found = _items(rest) if _ANSWER.fullmatch(rest.strip()) else []
-    item = items.get(found[0]) if found else None
+    found = item_codes(rest) if _ANSWER.fullmatch(rest.strip()) else []
+    item = ITEMS.get(found[0]) if found else None
     if item is None or item.category != wanted:
         return think, item is not None, False, False
-    history = [items[codes] for codes in _items(prompt)]
+    history = [ITEMS[codes] for codes in item_codes(prompt)]
     last = next(seen for seen in reversed(history) if seen.category == wanted)
-    return think, True, True, (item.position - last.position) % len(CATALOGUE[0]) in (1, 2, 3)
+    return think, True, True, item in likely_items(last)
 
 
 def main() -> None:

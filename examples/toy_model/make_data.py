@@ -16,6 +16,9 @@ from .agent_language import agent_conversation
 from .conversation import Conversation
 from .recommendation_language import CATALOGUE, recommendation_conversation
 
+HELD_OUT_SEED = 1_000_000
+"""The conversations that models are judged on; training streams have small seeds."""
+
 LONG_SHARE = 0.04
 """One conversation in 25 is long (up to about 1,500 tokens), so that far positions are trained as well."""
 

@@ -9,6 +9,7 @@ one category, which gives beam search something to rank. The shape (thought, the
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 
 from .conversation import ITEM_END, ITEM_START, THINK_END, THINK_START, Conversation, Message
@@ -79,12 +80,27 @@ def build_catalogue() -> list[list[Item]]:
 
 
 CATALOGUE = build_catalogue()
+ITEMS = {item.codes: item for ring in CATALOGUE for item in ring}
+
+
+ITEM_PATTERN = re.escape(ITEM_START) + r"<s_a_(\d+)><s_b_(\d+)><s_c_(\d+)>" + re.escape(ITEM_END)
+"""A regular expression: an item in a text, whether it exists or not; its groups are the codes."""
+
+
+def item_codes(text: str) -> list[tuple[int, int, int]]:
+    """The codes of all items in a text, in order."""
+    return [(int(a), int(b), int(c)) for a, b, c in re.findall(ITEM_PATTERN, text)]
+
+
+def likely_items(item: Item) -> list[Item]:
+    """Where a user may go from ``item`` within its category, the likeliest first."""
+    ring = CATALOGUE[CATEGORIES.index(item.category)]
+    return [ring[(item.position + step) % len(ring)] for step in STEPS]
 
 
 def next_item(rng: random.Random, item: Item) -> Item:
-    """Where a user goes from ``item`` within its category."""
-    ring = CATALOGUE[CATEGORIES.index(item.category)]
-    return ring[(item.position + rng.choices(STEPS, STEP_WEIGHTS)[0]) % len(ring)]
+    """Where one user goes from ``item``."""
+    return rng.choices(likely_items(item), STEP_WEIGHTS)[0]
 
 
 class _Walk:

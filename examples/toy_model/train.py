@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from .conversation import ITEM_START, TURN_END, TURN_START, Conversation
 from .initial_weights import prepare
-from .make_data import catalogue_json, conversations
+from .make_data import HELD_OUT_SEED, catalogue_json, conversations
 from .tokenizer import CONTEXT_LENGTH, TEXT_END, save_tokenizer, train_tokenizer
 
 FOLDER = Path(__file__).parent
@@ -43,8 +43,6 @@ DRILL_PHASE = 0.03
 """Share of the training tokens, at its start, that are drills and nothing else."""
 DRILL_SHARE, DRILL_END = 0.25, 0.9
 """Share of the sequences that are drills after that, and where in the training it has fallen to none."""
-HELD_OUT_SEED = 1_000_000
-"""The conversations that models are judged on; training streams have small seeds."""
 REPORT_EVERY = 500_000
 """Tokens between two looks at held-out conversations."""
 

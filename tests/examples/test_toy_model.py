@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from examples.toy_model import evaluate, train
 from examples.toy_model.conversation import TURN_END
-from examples.toy_model.make_data import catalogue_json, conversations
+from examples.toy_model.make_data import HELD_OUT_SEED, catalogue_json, conversations
 from examples.toy_model.recommendation_language import CATALOGUE, named_category
 from examples.toy_model.tokenizer import CONTEXT_LENGTH, SPECIAL_TOKENS, VISIBLE_TOKENS, train_tokenizer
 
@@ -156,7 +156,7 @@ def test_same_seed_trains_the_same_weights(tokenizer):
 def test_model_speaks_both_languages():
     """Held-out conversations, greedy, through transformers. README.md has the figures of a larger run."""
     model, tokenizer = evaluate.load(FOLDER)
-    scores = evaluate.evaluate(model, tokenizer, list(conversations(evaluate.HELD_OUT_SEED + 1, 48)))
+    scores = evaluate.evaluate(model, tokenizer, list(conversations(HELD_OUT_SEED + 1, 48)))
     assert scores.agent_turns >= 0.95
     assert scores.think_category >= 0.95
     assert scores.item_exists >= 0.95
