@@ -144,7 +144,7 @@ class KVMemory:
             return None
         sequence, source, target = forked
         if len(source):
-            self._copies[row] = (sequence, KVCopies(self._once_copied(source), target))
+            self._copies[row] = (sequence, KVCopies(self._once_copied(kv, source), target))
         return sequence
 
     # -- extend -------------------------------------------------------------------------------------------------------
@@ -214,16 +214,15 @@ class KVMemory:
         named = np.isin(copies.target, self.req_to_token.rows[kv.row, : kv.length])
         return copies if named.all() else KVCopies(copies.source[named], copies.target[named])
 
-    def _once_copied(self, source: np.ndarray) -> np.ndarray:
-        """Where the K and V for these slots are now: a copy into them may still be waiting for the next step."""
-        for kv, copies in self._copies.values():
-            if kv.node is None:
-                continue
-            order = np.argsort(copies.target)
-            place = np.searchsorted(copies.target, source, sorter=order).clip(max=len(order) - 1)
-            found = copies.target[order[place]] == source
-            source = np.where(found, copies.source[order[place]], source)
-        return source
+    def _once_copied(self, kv: KVSequence, source: np.ndarray) -> np.ndarray:
+        """Where the K and V are now that ``kv`` names in ``source``: a copy into its slots may still be waiting for the
+        next step, which reads all sources before it writes any target."""
+        holder, copies = self._copies.get(kv.row, (None, None))
+        if holder is not kv or copies is None:
+            return source
+        order = np.argsort(copies.target)
+        place = order[np.searchsorted(copies.target, source, sorter=order).clip(max=len(order) - 1)]
+        return np.where(copies.target[place] == source, copies.source[place], source)
 
     # -- beam searches ------------------------------------------------------------------------------------------------
 

@@ -207,6 +207,11 @@ def test_simulation_without_radix_cache(page_size: int) -> None:
     simulate(SEED, steps=300, page_size=page_size, disable_radix_cache=True)
 
 
+def test_a_copy_of_a_copy_that_is_not_made_yet() -> None:
+    """A lease is copied in the step in which its own slots are, while the slots they come from have been reused."""
+    simulate(1072, steps=400, page_size=1, policy="lpm")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", range(200))
 def test_simulation_soak(offset: int) -> None:
