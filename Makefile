@@ -44,6 +44,8 @@ bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in
 	$(BIN)/python benchmarks/radix_ops.py
 	$(BIN)/python benchmarks/handoff.py
 	$(BIN)/python benchmarks/two_stage.py --concurrency 1 16 --pairs 4
+	$(BIN)/python benchmarks/two_stage.py --beam-width 32 --concurrency 1 --pairs 4
+	$(BIN)/python benchmarks/beam_memory.py
 	$(BIN)/python benchmarks/offline.py
 
 clean:
