@@ -108,17 +108,17 @@ class BeamRanker:
             )
         return result
 
-    def end_ids(self, step: BeamStep) -> list[int]:
+    def _end_ids(self, step: BeamStep) -> list[int]:
         """Token ids that end a sequence of this search."""
         request = step.request
         eos = self._eos_token_ids if request.ends_at_eos else ()
         return [i for i in sorted({*eos, *request.sampling.stop_token_ids}) if 0 <= i < self._vocab_size]
 
-    def bias(self, step: BeamStep) -> dict[int, float]:
+    def _bias(self, step: BeamStep) -> dict[int, float]:
         """logit_bias of the search, bans included, by token id."""
         named = step.request.sampling.logit_bias or {}
         bias = {i: value for i, value in named.items() if 0 <= i < self._vocab_size}
-        return bias | dict.fromkeys(self.end_ids(step), -float("inf")) if step.bans_ends else bias
+        return bias | dict.fromkeys(self._end_ids(step), -float("inf")) if step.bans_ends else bias
 
     # -- log-softmax ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class BeamRanker:
         changes = [
             (row, token, value)
             for step, first in members
-            for token, value in self.bias(step).items()
+            for token, value in self._bias(step).items()
             for row in range(first, first + step.stop - step.start)
         ]
         if not changes:
@@ -264,7 +264,7 @@ class BeamRanker:
         assert step.allowed is not None
         beams, tokens = step.allowed
         bias = np.zeros(len(tokens), dtype=np.float32)
-        named = self.bias(step)
+        named = self._bias(step)
         if named and len(tokens):
             ids = np.array(sorted(named))
             place = np.minimum(np.searchsorted(ids, tokens), len(ids) - 1)
