@@ -106,6 +106,9 @@ class Usage:
     generated: int
 
 
+GREEDY = {"temperature": 0, "max_new_tokens": 160}
+
+
 class Client:
     """Sends requests to `POST /generate` and keeps what each one cost."""
 
@@ -113,20 +116,20 @@ class Client:
         self._url = url
         self.usage: list[Usage] = []
 
-    def generate(self, label: str, prompt: str, stop: str | None = None) -> str:
+    def generate(self, label: str, prompt: str) -> str:
         """The greedy answer to one prompt."""
-        reply = json.load(self._post({"text": prompt, "sampling_params": _greedy(stop)}))
+        reply = json.load(self._post({"text": prompt, "sampling_params": GREEDY}))
         return self._record(label, reply)
 
     def generate_batch(self, labels: list[str], prompts: list[str]) -> list[str]:
         """The greedy answers to several prompts sent as one request."""
-        replies = json.load(self._post({"text": prompts, "sampling_params": _greedy()}))
+        replies = json.load(self._post({"text": prompts, "sampling_params": GREEDY}))
         return [self._record(label, reply) for label, reply in zip(labels, replies, strict=True)]
 
     def stream(self, label: str, prompt: str) -> Iterator[str]:
         """Pieces of the answer as the server sends them: server-sent events, each with the text so far."""
         seen, reply = "", None
-        for line in self._post({"text": prompt, "sampling_params": _greedy(), "stream": True}):
+        for line in self._post({"text": prompt, "sampling_params": GREEDY, "stream": True}):
             event = line.decode().strip().removeprefix("data: ")
             if not event or event == "[DONE]":
                 continue
@@ -156,10 +159,6 @@ class Client:
             raise DemoError(f"{label!r} did not end by itself: {meta['finish_reason']}, text {reply['text']!r}")
         self.usage.append(Usage(label, meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]))
         return reply["text"]
-
-
-def _greedy(stop: str | None = None) -> dict:
-    return {"temperature": 0, "max_new_tokens": 160} | ({"stop": stop} if stop else {})
 
 
 # --- the scenes -------------------------------------------------------------------------------------------------------
@@ -249,30 +248,16 @@ def streaming(client: Client) -> None:
     check("diary 64" in "".join(pieces), f"the answer should name the size 64: {''.join(pieces)!r}")
 
 
-def recommendation(client: Client) -> None:
-    """Two stages: think up to </think>, then name an item in semantic ids; the second finds the first in the cache."""
-    items = json.loads((TOY_MODEL / "catalogue.json").read_text())
-    by_tokens = {"".join(item["tokens"]): item for item in items}
-    novels = [item for item in items if item["category"] == "mystery novels"]
-    boots = [item for item in items if item["category"] == "hiking boots"]
-    seen = boots[:5] + novels[3:9]
-    history = "".join(f"<|sid_begin|>{''.join(item['tokens'])}<|sid_end|>" for item in seen)
-    text = message("system", "You recommend items. Think first.")
-    text += message("user", f"The user looked at: {history}\nWhat comes next?") + ASSISTANT
-    show("history", ", ".join(f"{item['name']} ({item['category']})" for item in seen))
-    show("prompt", text)
-
-    thought = client.generate("recommend, stage 1", text, stop="</think>")
-    show("thought", thought)
-    answer = client.generate("recommend, stage 2", f"{text}{thought}</think>\n<|sid_begin|>")
-    show("item ids", answer)
-    codes = re.findall(r"<s_[abc]_\d+>", answer)
-    item = by_tokens.get("".join(codes))
-    check(item is not None, f"no item of the catalogue has the ids {answer!r}")
-    assert item is not None
-    show("item", f"{item['name']} ({item['category']})")
-    check(item["category"] == "mystery novels", f"the user moved on to mystery novels, not to {item['category']}")
-    check(client.usage[-1].cached > client.usage[-2].prompt // 2, "stage 2 should find stage 1 in the cache")
+def recommendation(server: Server) -> None:
+    """examples/recommend on this server: think, then name 32 items that exist; its program.py is the thing to read."""
+    arguments = ["-m", "examples.recommend", "--url", server.url]
+    show("command", shlex.join(["python", *arguments]))
+    sys.stdout.flush()
+    try:
+        code = subprocess.run([sys.executable, *arguments], cwd=ROOT, timeout=REQUEST_TIMEOUT).returncode
+    except subprocess.TimeoutExpired:
+        raise DemoError(f"examples/recommend did not end within {REQUEST_TIMEOUT:.0f} s") from None
+    check(code == 0, f"examples/recommend ended with code {code}")
 
 
 def check(good: bool, message: str) -> None:
@@ -312,16 +297,7 @@ SCENES = (
     ("An agent: three turns, each a continuation of the last", agent),
     ("A batch: four users behind one system prompt", shared_prompt),
     ("A stream: text as it is generated", streaming),
-    ("A recommendation in two stages: think, then name an item", recommendation),
 )
-
-
-def as_program(server: Server) -> None:
-    """examples/two_stage.py on this server; its source is the thing to read."""
-    command = [sys.executable, str(ROOT / "examples" / "two_stage.py"), "--url", server.url]
-    show("command", shlex.join(["python", "examples/two_stage.py", *command[2:]]))
-    sys.stdout.flush()
-    check(subprocess.run(command, timeout=REQUEST_TIMEOUT).returncode == 0, "examples/two_stage.py failed")
 
 
 def run(server: Server) -> None:
@@ -336,8 +312,8 @@ def run(server: Server) -> None:
         scene(client)
     headline("What the radix cache reused")
     table(client.usage)
-    headline("The same two stages as a program, each continuing the one before it")
-    as_program(server)
+    headline("A recommendation in two stages: think, then a beam search of 32 items, handed the KV of the thought")
+    recommendation(server)
     server.stop()
     print("\n  The server has shut down cleanly.")
 

@@ -35,9 +35,13 @@ def test_demo_shows_answers_and_what_was_reused() -> None:
         for label, *numbers in re.findall(r"^  (\w[\w, ]+?) +(\d+) +(\d+) \(\d+%\) +(\d+) +(\d+)$", done.stdout, re.M)
     }
     assert rows["agent, turn 1"][1] == 0
-    for row in ("agent, turn 2", "agent, turn 3", "recommend, stage 2"):
+    for row in ("agent, turn 2", "agent, turn 3"):
         prompt, cached, computed, _ = rows[row]
         assert cached > computed > 0 and cached + computed == prompt, row
+    assert re.search(r"item 1 \| +-0\.\d+ +\d\d\.\d+%   \w+ \w+ +mystery novels +(<s_[abc]_\d+>){3}\n", done.stdout)
+    assert "32 of 32 ids are in the catalogue of 320" in done.stdout
+    computed, prompt = re.findall(r"stage 2 \| (\d+) of (\d+) prompt tokens computed; path handoff: ", done.stdout)[0]
+    assert int(computed) <= 5 and int(prompt) > 100
 
 
 def test_demo_fails_with_the_servers_reason(tmp_path: Path) -> None:
