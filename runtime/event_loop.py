@@ -181,13 +181,15 @@ class EventLoop:
     def complete_suffixes(self, batch: ScheduleBatch, output: StepOutput) -> None:
         """Where a stop string begins inside a token, what the client saw of that token goes before the suffixes of the
         children, also of those that wait already."""
-        for row, rest in output.stop_rests.items():
+        for row, match in output.result.stop_matches.items():
+            if not match.rest:
+                continue
             parent, token_id = batch.requests[row], int(output.result.next_ids[row])
             if parent.finish is not None or parent.sampling.no_stop_trim:
                 continue
             if self._scheduler.ends_by_id(parent, token_id):
                 continue  # a stop id goes before a stop string, and it cuts no token
-            self._suffixes.remember(parent.key, rest)
+            self._suffixes.remember(parent.key, match.rest)
             for child in self._scheduler.children_waiting_for(parent.rid, parent.index):
                 child.spec = dataclasses.replace(child.spec, prompt_ids=self._suffixes.ids(child.rid))
         self._suffixes.prune(self._scheduler.is_on_record)

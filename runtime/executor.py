@@ -31,8 +31,6 @@ class StepOutput:
     """Batch row -> logprobs of its new token, for requests that want them."""
     input_logprobs: list[tuple[Request, TokenLogprobs]] = field(default_factory=list)
     """Logprobs of prompt tokens this step computed, in prompt order per request."""
-    stop_rests: dict[int, str] = field(default_factory=dict)
-    """Batch row -> visible text between the last whole token before a matched stop string and the match."""
 
 
 @dataclass(slots=True)
@@ -102,8 +100,6 @@ class Executor:
         if any(requests[row].sampling.stop for row in step.sampled_rows.tolist()):
             for row, found in self._stop_string_checker().check(requests, next_ids).items():
                 output.result.stop_matches[row] = _stop_match(found)
-                if found.rest:
-                    output.stop_rests[row] = found.rest
         return output
 
     def _sample(

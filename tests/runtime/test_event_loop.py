@@ -1,0 +1,203 @@
+"""The loop around a real scheduler and the KV-echo model: both ways of running it, and steps that fail."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_echo import KVEchoModel, expected_output
+
+from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.radix.cache import RadixCache
+from baton.runtime.continuation_suffixes import ContinuationSuffixes
+from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
+from baton.runtime.executor import StepOutput
+from baton.runtime.item_tries import ItemTries
+from baton.runtime.messages import (
+    AbortRequest,
+    GenerateRequest,
+    Message,
+    RequestError,
+    TokenOutputs,
+    WorkerStats,
+    pack_ids,
+    unpack_ids,
+)
+from baton.scheduler.batch import ScheduleBatch
+from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.scheduler import Scheduler
+
+ROWS, CONTEXT, TOKENS = 8, 128, 512
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+
+
+class Launched:
+    def __init__(self, batch: ScheduleBatch, result: Any) -> None:
+        self.batch = batch
+        self.result = result
+
+
+class EchoExecutor:
+    """``failing``: numbers of the launches, or of the waits for a result, that raise."""
+
+    def __init__(self, model: KVEchoModel) -> None:
+        self.model = model
+        self.failing_launches: set[int] = set()
+        self.failing_waits: set[int] = set()
+        self.launches = self.waits = 0
+        self.most_in_flight = 0
+
+    def launch(self, batch: ScheduleBatch, previous: Launched | None) -> Launched:
+        self.launches += 1
+        if self.launches in self.failing_launches:
+            raise RuntimeError("the device is on fire")
+        self.most_in_flight = max(self.most_in_flight, 1 + (previous is not None))
+        return Launched(batch, self.model.forward(batch))
+
+    def finish(self, step: Launched) -> StepOutput:
+        self.waits += 1
+        if self.waits in self.failing_waits:
+            raise RuntimeError("the device was on fire")
+        return StepOutput(step.result)
+
+    def forget(self, request: Any) -> None:
+        pass
+
+
+class Rig:
+    """An inbox that hands out what was put there, an outbox that keeps it; `run` ends when nothing is left to do."""
+
+    def __init__(self, *, overlap: bool) -> None:
+        config = SchedulerConfig(
+            context_length=CONTEXT,
+            max_total_tokens=TOKENS,
+            max_running_requests=ROWS,
+            max_leased_requests=2,
+            chunked_prefill_size=32,
+        )
+        pool, allocator = ReqToTokenPool(config.num_rows, CONTEXT), Allocator(TOKENS, 1, check=True)
+        cache = RadixCache(pool, allocator, page_size=1)
+        self.scheduler = Scheduler(config, pool, allocator, cache, ())
+        self.executor: Any = EchoExecutor(KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT))
+        self.inbox: deque[list[Message]] = deque()
+        self.sent: list[Any] = []
+        self.stop = threading.Event()
+        inbox: Any = self
+        suffixes = ContinuationSuffixes(lambda: None, 8)  # type: ignore[arg-type, return-value]
+        self.loop = EventLoop(
+            self.scheduler, self.executor, inbox, inbox, suffixes, ItemTries(1000), {}, 0.0, overlap, lambda: 0.0
+        )
+
+    def poll(self, timeout: float) -> list[Message]:
+        if self.inbox:
+            return self.inbox.popleft()
+        if self.scheduler.is_idle:
+            self.stop.set()
+        return []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def run(self) -> None:
+        self.stop.clear()
+        self.loop.run(self.stop)
+
+    def said(self, rid: str) -> list[int]:
+        items = [item for message in self.sent if isinstance(message, TokenOutputs) for item in message.items]
+        return [int(token) for item in items if item.rid == rid for token in unpack_ids(item.new_ids)]
+
+    def errors(self) -> dict[str, RequestError]:
+        return {message.rid: message for message in self.sent if isinstance(message, RequestError)}
+
+    def finishes(self, rid: str) -> list[str]:
+        items = [item for message in self.sent if isinstance(message, TokenOutputs) for item in message.items]
+        return [item.finish.type for item in items if item.rid == rid and item.finish is not None]
+
+
+def ask(rid: str, prompt: list[int], new: int = 6, **more: Any) -> GenerateRequest:
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=new, **more)
+    return GenerateRequest(rid=rid, input_ids=pack_ids(np.array(prompt)), sampling=sampling)
+
+
+@LOOPS
+def test_requests_are_answered(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    prompts = {f"r{n}": list(range(n, n + 20 + 7 * n)) for n in range(5)}
+    rig.inbox.extend([ask(rid, prompt, 9)] for rid, prompt in prompts.items())
+    rig.inbox[2].append(ask("one", [1, 2, 3], 1))
+    rig.run()
+    for rid, prompt in prompts.items():
+        assert rig.said(rid) == expected_output(prompt, 9) and rig.finishes(rid) == ["length"]
+    assert rig.said("one") == expected_output([1, 2, 3], 1)
+    assert rig.executor.most_in_flight == (2 if overlap else 1)
+    assert isinstance(rig.sent[0], WorkerStats)
+
+
+@LOOPS
+def test_a_token_computed_after_the_end_is_told_to_nobody(overlap: bool) -> None:
+    prompt = [5, 6, 7]
+    output = expected_output(prompt, 8)
+    rig = Rig(overlap=overlap)
+    rig.inbox.append([ask("a", prompt, 8, stop_token_ids=(output[3],)), ask("b", [9, 9], 8)])
+    rig.run()
+    assert rig.said("a") == output[: output.index(output[3]) + 1] and rig.finishes("a") == ["stop"]
+    assert rig.said("b") == expected_output([9, 9], 8)
+    # The name is free at once, and the slots are too.
+    rig.inbox.append([ask("a", prompt, 8)])
+    rig.run()
+    assert rig.said("a")[-8:] == output
+    stats = rig.scheduler.stats()
+    assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
+
+
+@LOOPS
+def test_an_abort_while_a_step_is_in_flight(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.inbox.extend([[ask("a", [1, 2], 30), ask("b", [3], 5)], [], [], [AbortRequest(rid="a")]])
+    rig.run()
+    assert rig.finishes("a") == ["abort"] and rig.said("a") == expected_output([1, 2], 30)[: len(rig.said("a"))]
+    assert rig.said("b") == expected_output([3], 5)
+
+
+@LOOPS
+@pytest.mark.parametrize("kind", ["launch", "wait"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_failed_step_ends_its_requests_and_no_others(overlap: bool, kind: str, number: int) -> None:
+    rig = Rig(overlap=overlap)
+    (rig.executor.failing_launches if kind == "launch" else rig.executor.failing_waits).add(number)
+    rig.inbox.append([ask("a", list(range(20))), ask("b", list(range(50, 90)))])
+    rig.inbox.extend([[], [], [], [], [ask("late", [7, 8], 4)]])
+    rig.run()
+    failed = rig.errors()
+    assert set(failed) <= {"a", "b"} and failed, "the step had requests"
+    assert all(error.status == 500 and "on fire" in error.message for error in failed.values())
+    for rid, prompt in {"a": list(range(20)), "b": list(range(50, 90))}.items():
+        if rid not in failed:
+            assert rig.said(rid) == expected_output(prompt, 6) and rig.finishes(rid) == ["length"]
+    assert rig.said("late") == expected_output([7, 8], 4)
+    stats = rig.scheduler.stats()
+    assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
+
+
+@LOOPS
+def test_a_broken_device_ends_the_worker(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.executor.failing_launches |= set(range(1, 20))
+    rig.inbox.extend([ask(f"r{n}", [n, 1])] for n in range(MAX_FAILED_STEPS))
+    with pytest.raises(RuntimeError, match="on fire"):
+        rig.run()
+    assert len(rig.errors()) == MAX_FAILED_STEPS - 1
+
+
+@LOOPS
+def test_a_search_is_waited_for(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.inbox.append([ask("s", [1, 2, 3], 5, beam_width=3, n=2), ask("r", [4, 5], 12)])
+    rig.run()
+    assert rig.said("r") == expected_output([4, 5], 12)
+    assert rig.finishes("s") == ["length", "length"]
