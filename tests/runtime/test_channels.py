@@ -183,12 +183,16 @@ def example(kind: type) -> msgspec.Struct:
     output = messages.TokenOutput(
         rid="r", index=2, new_ids=ids, prompt_tokens=5, cached_tokens=4, completion_tokens=3, params=params,
         finish=FinishReason("stop", matched="x"), input_logprobs=chunk, output_logprobs=chunk,
+        beam=messages.BeamOutput(sequence_score=-1.5, cumulative_logprob=-3.0, num_results=2, shortfall="few"),
     )  # fmt: skip
-    sampling = SamplingParams(stop=("x",), logit_bias={3: 1.5}, seed=7, n=2, max_new_tokens=None)
+    sampling = SamplingParams(stop=("x",), logit_bias={3: 1.5}, beam_width=4, early_stopping="never", n=2)
     examples = {
         "GenerateRequest": {"rid": "r", "input_ids": ids, "sampling": sampling, "namespace": "n", "stream": True},
         "AbortRequest": {"rid": None},
         "ControlRequest": {"call_id": 1, "verb": "info"},
+        "LoadItemTrie": {"call_id": 1, "name": "t", "edges": b"\2" * 16, "num_items": 2, "min_depth": 1, "max_depth": 3,
+                         "max_token": 9},
+        "DeleteItemTrie": {"call_id": 1, "name": "t"},
         "ReleaseRequest": {"call_id": 1, "rid": "a"},
         "TokenOutputs": {"items": [output]},
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é", output_logprob_texts=["a"])]},
@@ -196,7 +200,7 @@ def example(kind: type) -> msgspec.Struct:
         "ControlReply": {"call_id": 1, "ok": False, "payload": b"1"},
         "WorkerReady": {"info": b"{}"},
         "WorkerStats": {"steps": 5},
-    }
+    }  # fmt: skip
     return kind(**examples[kind.__name__])
 
 
