@@ -64,8 +64,10 @@ class BeamRows:
         """int32 [n]: the pages that the group owns, each once."""
         page = self._allocator.page_size
         table = self._req_to_token.rows[kv.rows, kv.start : kv.length : page]
+        # Beams have most of their past in common, and sorting is what costs.
+        forked = table[:, (table != table[0]).any(axis=0)]
         kept = [slots[::page] for slots in kv.kept]
-        return np.unique(np.concatenate([table.ravel(), *kept]) // page)
+        return np.unique(np.concatenate([table[0], forked.ravel(), *kept]) // page)
 
     def choose(self, kv: BeamKV, parents: np.ndarray, kept: list[np.ndarray]) -> None:
         """The next step goes on from these beams (int32 [n], indices into ``kv.rows``, which have been forked): the

@@ -165,6 +165,8 @@ class BeamGroup:
             )
         )
         for rank, token_id in enumerate(candidates.tokens.tolist()):
+            if rank >= self.width and (is_last or len(running) == self.width):
+                break  # what follows neither ends nor goes on
             reason, kept, rest = self._ending(candidates, rank, token_id, length, ends_by_id, leaves)
             if reason is None and not is_last:
                 if len(running) < self.width:
