@@ -37,12 +37,13 @@ class DecodeReserve:
 
     def tokens(self, request: Request) -> int:
         """Tokens to keep free for a request; each beam of a search fills pages of its own."""
-        remaining = request.max_new_tokens - request.num_output_tokens
-        expected = int(min(remaining, self.CLIP) * self._ratio)
+        known = request.num_output_tokens if request.beams is None else request.beams.num_tokens
+        expected = int(min(request.max_new_tokens - known, self.CLIP) * self._ratio)
         if request.beams is None:
             return expected
-        page = self._page_size
-        return request.num_rows * -(-(request.prompt_len % page + expected) // page) * page
+        page, partial = self._page_size, request.prompt_len % self._page_size
+        filled = (partial + request.num_computed_beam_tokens) // page  # by each beam, and never copied again
+        return request.num_rows * (-(-(partial + known + expected) // page) - filled) * page
 
     def decoded(self) -> None:
         self._ratio = max(self.MINIMUM, self._ratio - self.DECAY)
@@ -138,11 +139,13 @@ class PrefillScheduler:
     ) -> None:
         """Move requests from ``waiting`` into the step until a budget is spent. Stops at the first that does not fit:
         letting later, smaller ones pass would starve it."""
+        rows = sum(request.num_rows for request in (*running, *step.requests))
+        if rows >= self._max_running or step.budget <= 0:
+            return  # before a long queue is looked at
         shared = SharedPrefixes()
         for request in (*computing, *step.requests):
             shared.add(request)
         deferred = 0
-        rows = sum(request.num_rows for request in (*running, *step.requests))
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: set[Request] = set()
         for request in self._order(waiting):
