@@ -54,7 +54,7 @@ class DecodeScheduler:
             new_lens,
             slots[: len(requests)],
             self._memory.req_to_token.take_updates(),
-            self._memory.take_copies(),
+            self._memory.take_copies(searches),
             input_ids,
         )
         if searches:

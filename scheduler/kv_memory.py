@@ -7,6 +7,8 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
@@ -201,13 +203,21 @@ class KVMemory:
             if needed <= self.allocator.free_tokens or not may_break or not self.leases.break_one():
                 return
 
-    def take_copies(self) -> list[KVCopies]:
-        """The copies that the step now formed has to make before it computes anything."""
+    def take_copies(self, searches: Sequence[Request] = ()) -> list[KVCopies]:
+        """The copies that the step now formed has to make before it computes anything.
+
+        searches: those it computes. The copies of others wait for a step of their own: a search lives on if a step it
+        has no part in fails.
+        """
         copies = [self._still_wanted(kv, copies) for kv, copies in self._copies.values() if kv.node is not None]
-        copies += self._beam_copies.values()
+        copies += [self._beam_copies.pop(search) for search in searches if search in self._beam_copies]
+        self._copies.clear()
+        return copies
+
+    def drop_copies(self) -> None:
+        """Nobody needs what waits to be copied."""
         self._copies.clear()
         self._beam_copies.clear()
-        return copies
 
     def _still_wanted(self, kv: KVSequence, copies: KVCopies) -> KVCopies:
         """Without those whose target the sequence has given back since."""

@@ -308,7 +308,7 @@ class Scheduler:
         self._memory.req_to_token.put_back(batch.row_updates)
         if len(batch.copies):
             self.leases.break_all()  # one of them may hold a copy that was never made
-        rids = dict.fromkeys(request.rid for request in batch.requests)
+        rids = dict.fromkeys(request.rid for request in batch.requests if request.finish is None)
         events = [event for rid in rids for event in self.abort(rid, now, message)]
         self._memory.allocator.release_quarantine(batch.step_id)
         return events
@@ -403,7 +403,7 @@ class Scheduler:
             request.kv = request.beam_kv = None
         self.leases.abandon()
         cache.abandon()
-        self._memory.take_copies()
+        self._memory.drop_copies()
         rids = dict.fromkeys(request.rid for request in holders)
         message = "the KV cache was found damaged and has been reset; send the request again"
         return [event for rid in rids for event in self.abort(rid, now, message)]

@@ -205,6 +205,51 @@ def test_a_failed_step_ends_the_search_and_spares_others() -> None:
     check(harness, "b", PROMPT, search(6, 9))
 
 
+@pytest.mark.parametrize("first", range(1, 5))
+def test_a_step_that_fails_takes_no_copies_of_a_search_that_waits(first: int) -> None:
+    """The search has forked, but finds no slots while a step is in flight; then a prefill of another request fails."""
+    prompt, params = list(range(first, first + 37)), search(4, 4, n=4)
+    harness = Harness(num_tokens=4096, page_size=16, rows=8, depth=2)
+    scheduler = harness.scheduler
+    add(harness, "a", prompt, params)
+    harness.add("r", [5, 5, 5], 30)
+    request = scheduler.live_requests[0]
+    while request.beam_kv is None or request.num_output_placeholders or not harness._results:
+        harness.step()
+    calls = harness.allocator.calls
+    harness.allocator.should_fail = lambda call: call == calls + 1  # the first is the fork's
+    assert scheduler.next_batch(harness.now) is None and harness.allocator.calls == calls + 2
+    harness.add("p", [9] * 40, 3)
+    harness._take(scheduler.process_result(harness._results.popleft(), harness.now))
+    batch = scheduler.next_batch(harness.now)
+    assert batch is not None and [r.rid for r in batch.requests] == ["p"]
+    harness._take(scheduler.fail_step(harness.now, "no"))
+    harness.run()
+    finish = harness.outcomes["p", 0].finish
+    assert finish is not None and finish.type == "abort"
+    check(harness, "a", prompt, params)
+    assert harness.outcomes["r", 0].tokens == expected_output([5, 5, 5], 30)
+
+
+@PAGES
+def test_a_search_that_is_nearly_done_keeps_little_room_free(page_size) -> None:
+    pool, new, length = {1: (300, 60, 60), 16: (352, 60, 60), 64: (1088, 120, 200)}[page_size]
+    harness = Harness(num_tokens=pool, page_size=page_size, rows=8)
+    params = search(4, new, early_stopping="never")
+    add(harness, "a", PROMPT, params)
+    for _ in range(new - 10):
+        harness.step()
+    harness.add("r", list(range(500, 500 + length)), 5)
+    request = harness.outcomes["r", 0].request
+    assert request is not None
+    for _ in range(2):
+        harness.step()
+    assert request.kv is not None and harness.outcomes["a", 0].finish is None
+    harness.run()
+    check(harness, "a", PROMPT, params)
+    assert all(o.request is not None and o.request.retractions == 0 for o in harness.outcomes.values())
+
+
 # -- item tries --------------------------------------------------------------------------------------------------------
 
 

@@ -178,6 +178,22 @@ def test_duplicate_live_rid_is_refused_with_409() -> None:
     harness.run()
 
 
+def test_a_failed_step_spares_a_request_that_has_taken_the_name_of_one_in_it() -> None:
+    harness = Harness(depth=2)
+    output = expected_output([1, 2, 3], 8)
+    harness.add("a", [1, 2, 3], 8, stop_token_ids=(output[1],))
+    harness.add("b", [7, 7], 8)
+    while harness.outcomes["a", 0].finish is None:
+        harness.step()
+    harness._results.popleft()  # of a step in flight that computes one token too many for "a"
+    harness.add("a", [4, 5, 6], 8)
+    harness._take(harness.scheduler.fail_step(harness.now, "no"))
+    harness.run()
+    finish = harness.outcomes["b", 0].finish
+    assert finish is not None and finish.type == "abort"
+    assert harness.outcomes["a", 0].tokens == expected_output([4, 5, 6], 8)
+
+
 def test_unlimited_output_is_bounded_by_context_and_pool() -> None:
     harness = Harness(num_tokens=512, context=64)
     spec = RequestSpec("a", np.array(prompt_of(10), dtype=np.int32), SamplingParams(max_new_tokens=None))
