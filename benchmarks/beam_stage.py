@@ -2,11 +2,12 @@
 
 Stage 1 samples 200 tokens after a random prompt of 500; stage 2 adds a suffix of 3 tokens and searches 32 beams × 3
 tokens. Ours and the peers of beam_peers.py take turns in one run, on the same weights: native and serving layer change
-places every other round, transformers comes last, for it searches after the ids of our stage 1.
+places every other round; transformers does the first round only, after ours, whose stage 1 it searches after.
 
 All results of a search come at once, at its end: the TTFT of stage 2 is its total. "total" is what one caller waits
-for stage 2; "stage 2" the time until the searches of all pairs of a round are done; "wall" adds stage 1. "computed" are
-the prompt tokens of stage 2 that were not cached, of all requests of a search.
+for stage 2; "stage 2" the time until the searches of all pairs of a round are done, "cpu" what this process, engine and
+caller, computed meanwhile: that is what to compare where the machine has other work. "wall" adds stage 1. "computed"
+are the prompt tokens of stage 2 that were not cached, of all requests of a search.
 
 Every search must find what ours finds: the same sequences in the same order, scores within 1e-3. Where two candidates
 are nearly as likely, rounding decides which comes first, or goes on at all: those searches are counted as near ties.
@@ -53,7 +54,7 @@ GOAL_LENGTHS = (500, 200, 32, 3)
 
 @dataclass
 class BeamCell:
-    """One line of the table. Times in seconds: one per pair in total, one per round in stage1, stage2 and wall."""
+    """One line of the table. Times in seconds: one per pair in total, one per round in stage1, stage2, cpu and wall."""
 
     peer: str
     prompt_len: int
@@ -61,6 +62,8 @@ class BeamCell:
     total: list[float] = field(default_factory=list)
     stage1: list[float] = field(default_factory=list)
     stage2: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Of stage 2; means nothing where the engine is another process."""
     wall: list[float] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     paths: Counter[str] = field(default_factory=Counter)
@@ -69,11 +72,12 @@ class BeamCell:
     worst_score: float = 0.0
     """Largest difference of a score."""
 
-    def add(self, stage1_s: float, stage2_s: float, searches: list[Search]) -> None:
-        self.stage1.append(stage1_s)
-        self.stage2.append(stage2_s)
-        self.wall.append(stage1_s + stage2_s)
-        for search in searches:
+    def add(self, done: Round) -> None:
+        self.stage1.append(done.stage1_s)
+        self.stage2.append(done.stage2_s)
+        self.cpu.append(done.cpu_s)
+        self.wall.append(done.stage1_s + done.stage2_s)
+        for search in done.searches:
             self.total.append(search.seconds)
             if search.computed_tokens is not None:
                 self.computed.append(search.computed_tokens)
@@ -83,10 +87,14 @@ class BeamCell:
 
 @dataclass
 class Round:
-    """What a peer did in a round."""
+    """What a peer did in a round, of all pairs."""
 
     outputs: list[Ids]
+    """Of stage 1, or what stage 2 went on from instead."""
     searches: list[Search]
+    stage1_s: float
+    stage2_s: float
+    cpu_s: float
 
 
 # -- agreement ---------------------------------------------------------------------------------------------------------
@@ -160,11 +168,8 @@ def failures(cells: list[BeamCell]) -> list[str]:
 
 async def run_round(
     client: EngineClient | NativeClient, peer: Peer, prompts: list[Ids], suffix: Ids, args: Namespace, own: Round | None
-) -> tuple[float, float, Round]:
-    """Both stages of all pairs -> (seconds of stage 1, of stage 2, what came of them).
-
-    own: our round, if its stage 1 is what the searches go on from.
-    """
+) -> Round:
+    """Both stages of all pairs. own: our round, if its stage 1 is what the searches go on from."""
     await client.flush()
     began = time.perf_counter()
     outputs = await peer.think(prompts, args.stage1_tokens)
@@ -172,9 +177,10 @@ async def run_round(
     if own is not None:
         outputs = own.outputs
     wholes = [prompt + output + suffix for prompt, output in zip(prompts, outputs)]
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     searches = await peer.search(wholes, suffix, args.beam_width, args.beam_steps)
-    return stage1_s, time.perf_counter() - began, Round(outputs, searches)
+    stage2_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return Round(outputs, searches, stage1_s, stage2_s, cpu_s)
 
 
 async def measure(
@@ -192,19 +198,19 @@ async def measure(
         await run_round(client, peer, [client.make_prompt(rng, 16)], client.make_prompt(rng, SUFFIX), warm_up, None)
     if transformers is not None:
         cells.append(BeamCell(transformers.name, prompt_len, concurrency))
-    count = -(-args.pairs // concurrency)
+    count = max(2, -(-args.pairs // concurrency))  # both orders
     for number in tqdm(range(count), f"{prompt_len} tokens, {concurrency} at once", unit="round", leave=False):
         prompts = [client.make_prompt(rng, prompt_len) for _ in range(concurrency)]
         suffix = client.make_prompt(rng, SUFFIX)
         rounds: dict[str, Round] = {}
         turns = list(zip(peers, cells))
         turns = turns if number % 2 == 0 else turns[::-1]
-        if transformers is not None and number < args.transformers_rounds:
+        if transformers is not None and number == 0:
             turns.append((transformers, cells[-1]))
         for peer, cell in turns:
             own = rounds[NativeBeams.name] if peer is transformers else None
-            stage1_s, stage2_s, rounds[peer.name] = await run_round(client, peer, prompts, suffix, args, own)
-            cell.add(stage1_s, stage2_s, rounds[peer.name].searches)
+            rounds[peer.name] = await run_round(client, peer, prompts, suffix, args, own)
+            cell.add(rounds[peer.name])
         check_round(cells, rounds)
     return cells
 
@@ -237,13 +243,14 @@ async def run(args: Namespace, print_cells: Callable[[list[BeamCell]], None]) ->
         if not args.model and not args.url:
             save_random_model(folder, LLAMA_40M)
             write_tokenizer(folder, LLAMA_40M["vocab_size"])
-        transformers = TransformersBeams(folder) if args.transformers_rounds and not args.url else None
+        transformers = TransformersBeams(folder) if args.transformers and not args.url else None
         for prompt_len in args.prompt_lens:
             for concurrency in args.concurrency:
                 client = make_client(args, folder, prompt_len, concurrency)
                 try:
                     await client.open()
-                    measured = await measure(client, transformers, prompt_len, concurrency, args)
+                    theirs = transformers if concurrency in args.transformers else None
+                    measured = await measure(client, theirs, prompt_len, concurrency, args)
                 finally:
                     await client.close()
                 print_cells(measured)
@@ -269,7 +276,7 @@ def run_beam_stage(args: Namespace) -> int:
 
 HEADER = (
     f"{'prompt':>6}{'conc':>6}  {'stage 2':<14}{'total ms':>10}{'p95':>9}{'stage 1 s':>11}{'stage 2 s':>11}"
-    f"{'wall s':>9}{'computed':>10}  searches, compared with native"
+    f"{'cpu s':>8}{'wall s':>9}{'computed':>10}  searches, compared with native"
 )
 
 
@@ -283,24 +290,28 @@ def print_cells(cells: list[BeamCell], args: Namespace) -> None:
         print(
             f"{cell.prompt_len:>6}{cell.concurrency:>6}  {cell.peer:<14}{median(cell.total) * 1e3:>10.1f}"
             f"{np.percentile(cell.total, 95) * 1e3:>9.1f}{median(cell.stage1):>11.2f}{median(cell.stage2):>11.3f}"
-            f"{median(cell.wall):>9.2f}{computed}  {verdicts}",
+            f"{median(cell.cpu):>8.2f}{median(cell.wall):>9.2f}{computed}  {verdicts}",
             flush=True,
         )
     ours = cells[0]
     lengths = (ours.prompt_len, args.stage1_tokens, args.beam_width, args.beam_steps)
     has_goals = lengths == GOAL_LENGTHS and not args.model and not args.url
     said = []
-    for name, ratio in ratios(cells).items():
-        said.append(f"{name} / native: {ratio:.1f}" + (f" (goal: {RATIO_GOALS[name]:.0f})" if has_goals else ""))
+    for name, (ratio, cpu_ratio) in ratios(cells).items():
+        goal = f" (goal: {RATIO_GOALS[name]:.0f})" if has_goals else ""
+        said.append(f"{name} / native: {ratio:.1f}{goal}, of their cpu {cpu_ratio:.1f}")
     if has_goals and ours.concurrency in WALL_GOALS:
         said.append(f"wall of native: {median(ours.wall):.2f} s (goal: {WALL_GOALS[ours.concurrency]:.0f})")
     print(f"{'':>14}stage 2 of {'; '.join(said)}\n", flush=True)
 
 
-def ratios(cells: list[BeamCell]) -> dict[str, float]:
-    """Peer -> median stage 2 of a round over ours, of one workload."""
-    ours = median(cells[0].stage2)
-    return {cell.peer: median(cell.stage2) / ours for cell in cells[1:]}
+def ratios(cells: list[BeamCell]) -> dict[str, tuple[float, float]]:
+    """Peer -> median stage 2 of a round over ours, and the same of its cpu time; of one workload."""
+    ours = cells[0]
+    return {
+        cell.peer: (median(cell.stage2) / median(ours.stage2), median(cell.cpu) / median(ours.cpu))
+        for cell in cells[1:]
+    }
 
 
 def write_json(cells: list[BeamCell], args: Namespace) -> None:

@@ -306,7 +306,7 @@ def parse_arguments() -> argparse.Namespace:
     beams = parser.add_argument_group("stage 2 as a beam search, see beam_stage.py")
     beams.add_argument("--beam-width", type=int, default=0, help="only this, with so many beams")
     beams.add_argument("--beam-steps", type=int, default=3, help="tokens of each result")
-    beams.add_argument("--transformers-rounds", type=int, default=1, help="of each line of the table; 0 leaves it out")
+    beams.add_argument("--transformers", type=int, nargs="*", default=[1], metavar="CONC", help="with so many at once")
     parser.add_argument("--handoff-check", type=int, default=0, metavar="PAIRS", help="only this; exits 1 if it fails")
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16, 64], help="for --handoff-check")
     args = parser.parse_args()

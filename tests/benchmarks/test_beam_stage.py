@@ -84,7 +84,7 @@ def test_all_three_find_the_same(beam_stage, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "two_stage.py"), "--model", str(tmp_path), "--out", str(tmp_path)]
     lengths = ["--prompt-len", "40", "--stage1-tokens", "5", "--beam-width", "4", "--page-size", "16"]
     done = subprocess.run(
-        [*command, *lengths, "--concurrency", "2", "--pairs", "4", "--plot"],
+        [*command, *lengths, "--concurrency", "2", "--pairs", "4", "--transformers", "2", "--plot"],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
