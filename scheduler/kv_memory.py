@@ -227,12 +227,17 @@ class KVMemory:
     def _once_copied(self, kv: KVSequence, source: np.ndarray) -> np.ndarray:
         """Where the K and V are now that ``kv`` names in ``source``: a copy into its slots may still be waiting for the
         next step, which reads all sources before it writes any target."""
-        holder, copies = self._copies.get(kv.row, (None, None))
-        if holder is not kv or copies is None:
+        copies = self._pending_copies(kv)
+        if copies is None:
             return source
         order = np.argsort(copies.target)
         place = order[np.searchsorted(copies.target, source, sorter=order).clip(max=len(order) - 1)]
         return np.where(copies.target[place] == source, copies.source[place], source)
+
+    def _pending_copies(self, kv: KVSequence) -> KVCopies | None:
+        """What waits to be copied into the sequence."""
+        holder, copies = self._copies.get(kv.row, (None, None))
+        return copies if holder is kv else None
 
     # -- beam searches ------------------------------------------------------------------------------------------------
 
@@ -339,7 +344,10 @@ class KVMemory:
         if request.beam_kv is not None:
             self._close_beams(request, quarantine_step if request.num_output_placeholders else None)
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
-        self.cache.cache_finished_req(kv, request.token_ids.view(0, request.committed_len), quarantine_step=in_flight)
+        committed = request.committed_len
+        if self._pending_copies(kv) is not None:
+            committed = kv.tree_len  # what is to be copied is not there yet, and never will be
+        self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), quarantine_step=in_flight)
         self._forget(request)
 
     def _close_beams(self, search: Request, quarantine_step: int | None) -> None:

@@ -475,3 +475,21 @@ def test_retraction_forgets_the_kv_of_finished_sequences(page_size) -> None:
     for index, result in enumerate(harness.outcomes["a", 0].results):
         prompt = [*PROMPT, *result.ids[: result.kept_tokens].tolist()]
         assert harness.outcomes[f"c{index}", 0].tokens == expected_output(prompt, 5, frozenset(EOS))
+
+
+@PAGES
+@pytest.mark.parametrize("keep_parent", [False, True])
+def test_kv_that_was_to_be_copied_and_never_was_stays_out_of_the_tree(page_size, keep_parent) -> None:
+    """The child of a result is opened, and closed again for want of memory, before any step has made the copies."""
+    harness = Harness(num_tokens=4096, page_size=page_size, rows=24)
+    params = search(6, 30, n=1)
+    add(harness, "find", PROMPT, params, retain_ttl=100.0)
+    harness.run()
+    harness.continue_from("find", "child", [50], 6, keep_parent=keep_parent)
+    calls = harness.allocator.calls + keep_parent  # with keep_parent the first is the fork
+    harness.allocator.should_fail = lambda call: call == calls
+    harness.run()
+    result = expected_beams(PROMPT, params)[0]
+    assert harness.outcomes["child", 0].tokens == expected_output([*PROMPT, *result.ids.tolist(), 50], 6)
+    request = harness.outcomes["child", 0].request
+    assert request is not None and request.inheritance is not None
