@@ -248,16 +248,16 @@ def streaming(client: Client) -> None:
     check("diary 64" in "".join(pieces), f"the answer should name the size 64: {''.join(pieces)!r}")
 
 
-def recommendation(server: Server) -> None:
-    """examples/recommend on this server: think, then name 32 items that exist; its program.py is the thing to read."""
-    arguments = ["-m", "examples.recommend", "--url", server.url]
+def program(server: Server, *arguments: str) -> None:
+    """Another example on this server; its source is the thing to read."""
+    arguments = (*arguments, "--url", server.url)
     show("command", shlex.join(["python", *arguments]))
     sys.stdout.flush()
     try:
         code = subprocess.run([sys.executable, *arguments], cwd=ROOT, timeout=REQUEST_TIMEOUT).returncode
     except subprocess.TimeoutExpired:
-        raise DemoError(f"examples/recommend did not end within {REQUEST_TIMEOUT:.0f} s") from None
-    check(code == 0, f"examples/recommend ended with code {code}")
+        raise DemoError(f"{shlex.join(arguments)} did not end within {REQUEST_TIMEOUT:.0f} s") from None
+    check(code == 0, f"{shlex.join(arguments)} ended with code {code}")
 
 
 def check(good: bool, message: str) -> None:
@@ -312,8 +312,10 @@ def run(server: Server) -> None:
         scene(client)
     headline("What the radix cache reused")
     table(client.usage)
-    headline("A recommendation in two stages: think, then a beam search of 32 items, handed the KV of the thought")
-    recommendation(server)
+    headline("A program of two stages: think, then name an item; the second is handed the KV of the first")
+    program(server, "examples/two_stage.py")
+    headline("A recommender: think, then search 32 items that exist; again the KV of the thought is handed on")
+    program(server, "-m", "examples.recommend")
     server.stop()
     print("\n  The server has shut down cleanly.")
 
