@@ -182,18 +182,18 @@ class BeamRanker:
 
     def _biased(self, logits: torch.Tensor, members: list[tuple[BeamStep, int]]) -> torch.Tensor:
         """The logits with each search's bias and bans, on a copy; the same tensor where there are none."""
-        changes = [
-            (row, token, value)
-            for step, first in members
-            for token, value in self._bias(step).items()
-            for row in range(first, first + step.stop - step.start)
-        ]
-        if not changes:
+        rows, tokens, values = [], [], []
+        for step, first in members:
+            bias, width = self._bias(step), step.stop - step.start
+            if bias:
+                rows.append(np.repeat(np.arange(first, first + width), len(bias)))
+                tokens.append(np.tile(np.array(list(bias)), width))
+                values.append(np.tile(np.array(list(bias.values()), dtype=np.float32), width))
+        if not rows:
             return logits
-        rows, tokens, values = zip(*changes)
-        row, token = upload([np.array(rows), np.array(tokens)], logits.device)
+        row, token = upload([np.concatenate(rows), np.concatenate(tokens)], logits.device)
         biased = logits.clone()
-        biased[row, token] += torch.tensor(values, dtype=torch.float32).to(logits.device)
+        biased[row, token] += torch.from_numpy(np.concatenate(values)).to(logits.device)
         return biased
 
     def _top_pairs(
