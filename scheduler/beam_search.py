@@ -174,11 +174,12 @@ class BeamGroup:
             elif rank < self.width:
                 if reason is None and self._trie is None:
                     reason, kept = FinishReason(type="length"), length
-                if reason is not None and not is_closed:  # without a reason: the start of an item is no item
-                    parent = int(candidates.parents[rank])
-                    hypothesis = self._finish(rank, float(candidates.scores[rank]), reason, kept, rest)
-                    if self._enter(hypothesis):
-                        finished.append((hypothesis, parent))
+                score = self._score_at_end(candidates.scores[rank])
+                # Without a reason: the start of an item is no item.
+                if reason is not None and not is_closed and self._is_among_best(score):
+                    hypothesis = self._finish(rank, score, reason, kept, rest)
+                    self._enter(hypothesis)
+                    finished.append((hypothesis, int(candidates.parents[rank])))
         kept_ranks = np.array(running, dtype=np.int32)
         parents = candidates.parents[kept_ranks]
         self._keep(kept_ranks, candidates)
@@ -215,7 +216,7 @@ class BeamGroup:
         ids, logprobs, top_ids, top_logprobs = self._path(rank)
         return Hypothesis(
             ids=ids,
-            score=float(np.float32(score) / np.float32(len(ids) ** self._sampling.length_penalty)),
+            score=score,
             cumulative_logprob=float(logprobs.sum(dtype=np.float64)),
             logprobs=logprobs,
             finish=reason,
@@ -225,14 +226,18 @@ class BeamGroup:
             top_logprobs=top_logprobs,
         )
 
-    def _enter(self, hypothesis: Hypothesis) -> bool:
-        """Into the results, if it is good enough."""
-        if len(self.finished) >= self.width and hypothesis.score <= self.finished[-1].score:
-            return False
+    def _score_at_end(self, score: np.floating) -> float:
+        """What a sequence that ends with the newest step scores."""
+        return float(np.float32(score) / np.float32(self.num_tokens**self._sampling.length_penalty))
+
+    def _is_among_best(self, score: float) -> bool:
+        return len(self.finished) < self.width or score > self.finished[-1].score
+
+    def _enter(self, hypothesis: Hypothesis) -> None:
+        """Into the results, in place of the worst."""
         place = sum(other.score >= hypothesis.score for other in self.finished)
         self.finished.insert(place, hypothesis)
         del self.finished[self.width :]
-        return True
 
     def _keep(self, ranks: np.ndarray, candidates: BeamCandidates) -> None:
         """These candidates are the live beams now."""
