@@ -78,7 +78,7 @@ def unknown_index(spec: ContinuationSpec) -> RequestRefused:
 def forgotten_parent(rid: str) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {rid!r}: that request is no longer on record; send its full prompt as text or "
-        "input_ids too, or raise --max-finished-requests",
+        "input_ids too, or raise --max-finished-requests and --max-finished-tokens",
         status=410,
         code="parent_forgotten",
         param="continuation_of",
