@@ -39,7 +39,7 @@ class StepInFlight:
 
     batch: ScheduleBatch
     next_ids: torch.Tensor
-    """Device int64 [bs]: the sampled token of each row; anything where none is sampled. The next step reads it there."""
+    """Device int64 [bs]: the sampled token of each row, anything where none is. The next step reads it there."""
     sampled_rows: np.ndarray
     """int64 [n]: the rows that sample, beams left out."""
     host_ids: torch.Tensor

@@ -1,4 +1,4 @@
-"""The overlapped loop says what the plain one says, token for token, whatever the requests ask for; under pressure too."""
+"""The overlapped loop says what the plain one says, token for token, whatever requests ask for; under pressure too."""
 
 from __future__ import annotations
 
