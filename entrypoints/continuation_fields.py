@@ -13,7 +13,7 @@ from .request_fields import PerPrompt, one_of, read_rid, typed
 
 CONTINUATION_FIELDS = (
     "continuation_of", "continuation_suffix", "continuation_ids", "continuation_at", "continuation_index",
-    "keep_parent", "retain_ttl",
+    "keep_parent", "retain_ttl", "retain_n",
 )  # fmt: skip
 
 MAX_RETAIN_TTL = 86_400.0
@@ -78,6 +78,11 @@ def read_retain_ttls(per_prompt: PerPrompt) -> list[float | None]:
     return per_prompt.read("retain_ttl", _ttl, None)
 
 
+def read_retain_ns(per_prompt: PerPrompt) -> list[int | None]:
+    """How many outputs of each prompt are kept; None for all. Raises RequestRefused."""
+    return per_prompt.read("retain_n", _count, None)
+
+
 def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] | None]:
     """One list of ids for all prompts, or a list of such lists, or null for a prompt without."""
     given = fields.get("continuation_ids")
@@ -98,6 +103,12 @@ def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] |
 def _index(value: Any, name: str) -> int:
     if typed(value, int, name) < 0:
         raise RequestRefused(f"{name} is {value}; use the number of a sample, from 0 to n - 1", param=name)
+    return value
+
+
+def _count(value: Any, name: str) -> int:
+    if typed(value, int, name) < 1:
+        raise RequestRefused(f"{name} is {value}; use 1 to n, or retain_ttl: 0 to keep none", param=name)
     return value
 
 

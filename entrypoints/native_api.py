@@ -19,6 +19,7 @@ from .continuation_fields import (
     CONTINUATION_FIELDS,
     continuation_batch_size,
     read_continuations,
+    read_retain_ns,
     read_retain_ttls,
 )
 from .request_fields import PerPrompt, read_rids, refuse_unserved, shown, typed
@@ -80,6 +81,7 @@ def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> Generat
     salts = per_prompt.typed("cache_salt", str, "")
     extra_keys = per_prompt.typed("extra_key", str, "")
     retain_ttls = read_retain_ttls(per_prompt)
+    retain_ns = read_retain_ns(per_prompt)
     prompts = []
     for i in range(size):
         _check_logprob_fields(want[i], starts[i], tops[i])
@@ -98,6 +100,7 @@ def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> Generat
                 return_text_in_logprobs=with_text,
                 continuation=continuations[i],
                 retain_ttl=retain_ttls[i],
+                retain_n=retain_ns[i],
             )
         )
     is_list = is_batch or any(sampling.n > 1 for sampling in samplings)

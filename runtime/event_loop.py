@@ -48,9 +48,11 @@ MAX_FAILED_STEPS = 3
 
 
 class EventLoop:
-    """The plain loop: one step at a time, nothing in flight between turns. With ``overlap``: while the device works on a
-    step, the host forms and launches the next one, and only then looks at the result; a step with a beam search is
-    waited for."""
+    """The plain loop: one step at a time, nothing in flight between turns.
+
+    With ``overlap``: while the device works on a step, the host forms and launches the next one, and only then looks at
+    the result; a step with a beam search is waited for.
+    """
 
     def __init__(
         self,
@@ -175,6 +177,7 @@ class EventLoop:
             logprobs=options if message.return_logprob else None,
             continuation=continuation,
             retain_ttl=message.retain_ttl if message.retain_ttl is not None else self._default_retain_ttl,
+            retain_n=message.retain_n,
             item_trie=None if trie_name is None else self._item_tries.get(trie_name),
         )
 

@@ -38,6 +38,7 @@ class Prompt:
     namespace: prompts of different namespaces share no cache.
     logprob_start_len: first prompt position whose logprob is wanted; -1 means only output tokens.
     retain_ttl: seconds for which the finished output stays leased for continuations; None takes the server's default.
+    retain_n: how many of the n outputs that is for, the first or best; None for all.
     """
 
     rid: str
@@ -52,6 +53,7 @@ class Prompt:
     return_text_in_logprobs: bool = False
     continuation: ContinuationPrompt | None = None
     retain_ttl: float | None = None
+    retain_n: int | None = None
 
     @property
     def source(self) -> str:

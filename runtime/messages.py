@@ -52,6 +52,7 @@ class GenerateRequest(Message, frozen=True):
     """One prompt to continue, ``sampling.n`` times. ``stream``: send tokens as they come, not only at the end.
 
     retain_ttl: seconds for which the finished sequences stay leased; None takes the server's default.
+    retain_n: how many of the n, the first or best; None for all.
     """
 
     rid: str
@@ -65,6 +66,7 @@ class GenerateRequest(Message, frozen=True):
     top_logprobs_num: int = 0
     continuation: Continuation | None = None
     retain_ttl: float | None = None
+    retain_n: int | None = None
 
 
 class ReleaseRequest(Message, frozen=True):

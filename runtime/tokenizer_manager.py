@@ -465,6 +465,7 @@ def _message(prompt: Prompt, tokens: _TokenizedPrompt, stream: bool) -> Generate
         top_logprobs_num=prompt.top_logprobs_num,
         continuation=continuation,
         retain_ttl=prompt.retain_ttl,
+        retain_n=prompt.retain_n,
     )
 
 

@@ -124,25 +124,27 @@ class Continuations:
             return self._record_results(request, now)
         length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
         trimmed = len(request.token_ids) - length
-        ttl = request.spec.retain_ttl
+        ttl, is_kept = request.spec.retain_ttl, request.index < request.spec.num_retained
         lease = None
-        if ttl > 0 or self._parked.waiting_for(request.rid, request.index):
+        if is_kept or self._parked.waiting_for(request.rid, request.index):
             lease = self._memory.retain(request, length, now + ttl, newest_step)
-            if ttl > 0:
+            if is_kept:
                 request.retained = _retained(lease)
         sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
         self._records.add(request, request.index, sample)
         return {request.index: sample}
 
     def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
-        group, ttl = search.beams, search.spec.retain_ttl
+        group, num_retained = search.beams, search.spec.num_retained
         assert group is not None
         results = group.results
+        wanted = [i for i in range(len(results)) if i < num_retained or self._parked.waiting_for(search.rid, i)]
+        granted = self._memory.retain_results(search, [results[i] for i in wanted], now + search.spec.retain_ttl)
         leases: list[Lease | None] = [None] * len(results)
-        if ttl > 0 or any(self._parked.waiting_for(search.rid, index) for index in range(len(results))):
-            leases = self._memory.retain_results(search, results, now + ttl)
-        if ttl > 0:
-            group.retained = [_retained(lease) for lease in leases]
+        for index, lease in zip(wanted, granted):
+            leases[index] = lease
+        if num_retained:
+            group.retained = [_retained(lease) if i < num_retained else None for i, lease in enumerate(leases)]
         samples: dict[int, SampleRecord] = {}
         for index, (hypothesis, lease) in enumerate(zip(results, leases)):
             ids = TokenBuffer(search.token_ids.view())

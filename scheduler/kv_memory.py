@@ -270,9 +270,9 @@ class KVMemory:
         """The search goes on from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
         assert search.beams is not None
         kept: list[np.ndarray] = []
-        for hypothesis in search.beams.finished:
-            if search.spec.retain_ttl <= 0:
-                hypothesis.slots = None
+        for rank, hypothesis in enumerate(search.beams.finished):
+            if rank >= search.spec.num_retained:
+                hypothesis.slots = None  # a rank only ever gets worse
             elif hypothesis.slots is not None:
                 kept.append(hypothesis.slots)
         self.beam_rows.choose(search.held_beams, parents, kept)

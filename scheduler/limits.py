@@ -40,10 +40,9 @@ def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: A
         )
     most = min(context - prompt_len, _room(spec, prompt_len, allocator) + 1)  # the last token's KV is never computed
     if most < 1 or (wanted is not None and wanted > most):
-        beams = f" × beam_width ({spec.sampling.beam_width})" if spec.sampling.beam_width is not None else ""
         raise RequestRefused(
-            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){beams} can never fit the KV pool of {pool} "
-            "tokens; shorten the request or start the server with a larger --max-total-tokens",
+            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){_beams(spec, allocator)} can never fit the KV "
+            f"pool of {pool} tokens; shorten the request or start the server with a larger --max-total-tokens",
             code="kv_pool_exceeded",
             param="max_new_tokens",
         )
@@ -53,14 +52,23 @@ def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: A
 def _room(spec: RequestSpec, prompt_len: int, allocator: Allocator) -> int:
     """Generated tokens whose KV fits the pool beside the prompt, in each beam where there are some; -1 if the prompt
     does not fit. Beams share the whole pages of the prompt. Finished ones that are to be leased are kept beside them,
-    and copied in the end: three times as much."""
+    and copied in the end."""
     pool, page, width = allocator.total_tokens, allocator.page_size, spec.sampling.beam_width
     if width is None:
         return pool - prompt_len
     partial = prompt_len % page
-    sequences = 3 * width if spec.retain_ttl > 0 else width
+    sequences = width + 2 * spec.num_retained
     pages = (pool - (prompt_len - partial)) // page // sequences
     return max(-1, pages * page - partial)
+
+
+def _beams(spec: RequestSpec, allocator: Allocator) -> str:
+    """The rest of what a search needs, in words."""
+    if spec.sampling.beam_width is None:
+        return ""
+    pages = f" in pages of {allocator.page_size} tokens" if allocator.page_size > 1 else ""
+    leases = f", and twice more for each of the {spec.num_retained} that retain_ttl keeps," if spec.num_retained else ""
+    return f" × beam_width ({spec.sampling.beam_width}){pages}{leases}"
 
 
 def check_logprob_start(options: LogprobOptions | None, prompt_len: int) -> None:

@@ -148,6 +148,7 @@ class RequestSpec:
 
     prompt_ids: int32 [prompt_len]; for a continuation only what follows the parent's tokens, and may be empty.
     retain_ttl: seconds for which the finished sequences stay leased, for continuations; 0 for not at all.
+    retain_n: how many of the n sequences, the first or best ones, that is for; None for all.
     item_trie: the items that outputs are limited to, what sampling.item_trie names.
     """
 
@@ -158,7 +159,15 @@ class RequestSpec:
     logprobs: LogprobOptions | None = None
     continuation: ContinuationSpec | None = None
     retain_ttl: float = 0.0
+    retain_n: int | None = None
     item_trie: ItemTrie | None = None
+
+    @property
+    def num_retained(self) -> int:
+        """How many sequences stay leased at their end."""
+        if self.retain_ttl <= 0:
+            return 0
+        return self.sampling.n if self.retain_n is None else min(self.retain_n, self.sampling.n)
 
 
 ContinuationPath = Literal["handoff", "fork", "match", "fallback"]

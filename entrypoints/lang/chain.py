@@ -87,7 +87,8 @@ class Chain:
         """One step. Yields the answers (one per sample, or result of a search) as they grow, at last the whole ones;
         then the chain has moved on to the first of them. Raises BackendError."""
         rid = uuid4().hex
-        fields = {"rid": rid, "sampling_params": sampling, "retain_ttl": self._retain_ttl, **options}
+        # The chain goes on with the first answer: only that one needs to stay.
+        fields = {"rid": rid, "sampling_params": sampling, "retain_ttl": self._retain_ttl, "retain_n": 1, **options}
         several = sampling.get("n", 1) > 1
         answers: list[dict[str, Any]] = []
         for answer in self._send([rid], fields, stream=stream and not several):

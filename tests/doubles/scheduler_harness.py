@@ -101,6 +101,7 @@ class Harness:
         *,
         namespace: str = "",
         retain_ttl: float = 0.0,
+        retain_n: int | None = None,
         continuation: ContinuationSpec | None = None,
         trie: ItemTrie | None = None,
         **sampling,
@@ -110,7 +111,14 @@ class Harness:
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
         ids = np.array(prompt, dtype=np.int32)
         spec = RequestSpec(
-            rid, ids, params, namespace, continuation=continuation, retain_ttl=retain_ttl, item_trie=trie
+            rid,
+            ids,
+            params,
+            namespace,
+            continuation=continuation,
+            retain_ttl=retain_ttl,
+            retain_n=retain_n,
+            item_trie=trie,
         )
         for request in self.scheduler.add(spec, self.now):
             self.outcomes[request.key] = Outcome(request=request)

@@ -31,12 +31,12 @@ def test_a_single_continuation_needs_no_prompt() -> None:
 
 
 def test_every_field_arrives() -> None:
-    fields = {"continuation_at": "now", "continuation_index": 2, "keep_parent": True, "retain_ttl": 5}
+    fields = {"continuation_at": "now", "continuation_index": 2, "keep_parent": True, "retain_ttl": 5, "retain_n": 2}
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_suffix": "x", **fields}).prompts
     assert prompt.continuation == ContinuationPrompt(
         parent_rid="p", index=2, at="now", keep_parent=True, suffix_text="x"
     )
-    assert prompt.retain_ttl == 5.0
+    assert prompt.retain_ttl == 5.0 and prompt.retain_n == 2
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_ids": [1, 2], "text": "whole"}).prompts
     assert prompt.continuation is not None and prompt.continuation.suffix_ids == [1, 2]
     assert prompt.text == "whole"
@@ -149,6 +149,7 @@ def test_values_that_ask_for_nothing_need_no_parent() -> None:
         ({"continuation_index": True}, "continuation_index", "whole number"),
         ({"keep_parent": 1}, "keep_parent", "true or false"),
         ({"retain_ttl": -1}, "retain_ttl", "0 to 86400"),
+        ({"retain_n": 0}, "retain_n", "1 to n"),
         ({"retain_ttl": 1e9}, "retain_ttl", "0 to 86400"),
         ({"retain_ttl": float("nan")}, "retain_ttl", "0 to 86400"),
         ({"retain_ttl": "5"}, "retain_ttl", "a number"),

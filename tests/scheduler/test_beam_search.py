@@ -391,6 +391,29 @@ def test_a_lease_that_finds_no_room_is_refused_and_said() -> None:
     assert harness.outcomes["c3", 0].tokens == expected_output(prompt, 4)
 
 
+def test_only_the_best_results_are_kept_where_that_is_asked_for() -> None:
+    harness = Harness(num_tokens=4096, page_size=16, rows=16, eos=EOS)
+    params = search(6, 8, n=6)
+    add(harness, "find", PROMPT, params, retain_ttl=100.0, retain_n=2)
+    harness.add("samples", PROMPT, 4, n=3, retain_ttl=100.0, retain_n=1)
+    harness.continue_from("find", "waits", [7], 4, index=4)
+    harness.run()
+    assert len(harness.scheduler.leases) == 3
+    request = harness.outcomes["find", 0].request
+    assert request is not None and request.beams is not None
+    assert [retained is not None for retained in request.beams.retained] == [True, True, False, False, False, False]
+    results = expected_beams(PROMPT, params, None, frozenset(EOS))
+    for index, rid in ((4, "waits"), (5, "late")):
+        if rid == "late":
+            harness.continue_from("find", rid, [7], 4, index=index)
+            harness.run()
+        prompt = [*PROMPT, *results[index].ids[: results[index].kept_tokens].tolist(), 7]
+        assert harness.outcomes[rid, 0].tokens == expected_output(prompt, 4, frozenset(EOS))
+        request = harness.outcomes[rid, 0].request
+        assert request is not None and request.inheritance is not None
+        assert request.inheritance.path == ("handoff" if rid == "waits" else "match")
+
+
 def test_what_cannot_be_continued() -> None:
     trie = ItemTrie.build(np.array([[10, 11, 12], [10, 11, 13]], dtype=np.int32))
     harness = Harness(num_tokens=1024, rows=16)
@@ -417,10 +440,10 @@ def test_what_can_never_be_served() -> None:
     harness = Harness(num_tokens=512, page_size=16, rows=8)
     with pytest.raises(RequestRefused, match="beam_width is 9, over 8"):
         add(harness, "rows", PROMPT, search(9, 3))
-    with pytest.raises(RequestRefused, match=r"beam_width \(8\) can never fit"):
+    with pytest.raises(RequestRefused, match=r"beam_width \(8\) in pages of 16 tokens can never fit"):
         add(harness, "pool", PROMPT, search(8, 60))
-    with pytest.raises(RequestRefused, match="can never fit"):
-        add(harness, "leases", PROMPT, search(8, 30), retain_ttl=1.0)
+    with pytest.raises(RequestRefused, match="twice more for each of the 8 that retain_ttl keeps"):
+        add(harness, "leases", PROMPT, search(8, 30, n=8), retain_ttl=1.0)
     add(harness, "fits", PROMPT, search(8, 30, n=8))
     harness.run()
     check(harness, "fits", PROMPT, search(8, 30, n=8))
