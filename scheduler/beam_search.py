@@ -115,8 +115,12 @@ class BeamGroup:
         found, wanted = len(self.finished), self._sampling.n
         if found >= wanted:
             return None
-        where = f"the item trie {self._sampling.item_trie!r}" if self._trie is not None else "the vocabulary"
-        return f"{found} of {wanted} sequences: {where} has no more within max_new_tokens {self._max_new_tokens}"
+        if self._trie is None:
+            return (
+                f"{found} of {wanted} sequences: no beam could go on (all ended, or no token had a finite probability)"
+            )
+        trie = f"the item trie {self._sampling.item_trie!r}"
+        return f"{found} of {wanted} sequences: {trie} has no more within max_new_tokens {self._max_new_tokens}"
 
     def tokens_at(self, position: int) -> np.ndarray:
         """int32 [live]: what each live beam has generated at this place."""

@@ -147,9 +147,9 @@ class Continuations:
             group.retained = [_retained(lease) if i < num_retained else None for i, lease in enumerate(leases)]
         samples: dict[int, SampleRecord] = {}
         for index, (hypothesis, lease) in enumerate(zip(results, leases)):
-            ids = TokenBuffer(search.token_ids.view())
-            ids.extend(hypothesis.ids[: hypothesis.kept_tokens])
-            samples[index] = SampleRecord(ids, len(hypothesis.ids) - hypothesis.kept_tokens, lease)
+            result = hypothesis.ids[: hypothesis.kept_tokens]
+            trimmed = len(hypothesis.ids) - hypothesis.kept_tokens
+            samples[index] = SampleRecord(search.token_ids, trimmed, lease, result, shares_ids=index > 0)
             self._records.add(search, index, samples[index])
         return samples
 
@@ -208,8 +208,10 @@ def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, na
 
 def _legacy(sample: SampleRecord, child: Request) -> Legacy:
     prompt = sample.ids.share()
+    prompt.extend(sample.result)
+    inherited_tokens = len(prompt)
     prompt.extend(child.spec.prompt_ids)
-    return Legacy(prompt, "match", len(sample.ids), sample.trimmed_tokens, lease=sample.lease)
+    return Legacy(prompt, "match", inherited_tokens, sample.trimmed_tokens, lease=sample.lease)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

@@ -59,7 +59,8 @@ def _room(spec: RequestSpec, prompt_len: int, allocator: Allocator) -> int:
     partial = prompt_len % page
     sequences = width + 2 * spec.num_retained
     pages = (pool - (prompt_len - partial)) // page // sequences
-    return max(-1, pages * page - partial)
+    alone = 0 if prompt_len <= pool else -1  # the first token of all beams needs the prompt only
+    return max(alone, pages * page - partial)
 
 
 def _beams(spec: RequestSpec, allocator: Allocator) -> str:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..radix.lease import Lease, LeaseTable
 from .continuation_refusals import failed_parent, forgotten_parent, unknown_index, unknown_parent
 from .request import ContinuationSpec, Request, TokenBuffer
@@ -21,11 +23,21 @@ from .request import ContinuationSpec, Request, TokenBuffer
 
 @dataclass(slots=True)
 class SampleRecord:
-    """One finished sequence. ``ids``: what a child inherits, the matched stop left out."""
+    """One finished sequence. A child inherits ``ids`` and after them ``result``, the matched stop left out."""
 
     ids: TokenBuffer
+    """Prompt and output; of a beam search the prompt, which its results share."""
     trimmed_tokens: int
     lease: Lease | None = None
+    result: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    """int32 [n]: what one result of a beam search has generated."""
+    shares_ids: bool = False
+    """Another sample of the record has the same ``ids``, and counts them."""
+
+    @property
+    def num_tokens(self) -> int:
+        """What it adds to the tokens on record."""
+        return len(self.result) + (0 if self.shares_ids else len(self.ids))
 
 
 @dataclass(slots=True)
@@ -38,7 +50,7 @@ class ParentRecord:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(sample.ids) for sample in self.samples.values())
+        return sum(sample.num_tokens for sample in self.samples.values())
 
     @property
     def is_leased(self) -> bool:
@@ -65,7 +77,7 @@ class ParentRecords:
         """A sequence ended well: ``index`` among the samples, or the ranked beams, of its request."""
         record = self._record(request)
         record.samples[index] = sample
-        self._num_tokens += len(sample.ids)
+        self._num_tokens += sample.num_tokens
         self._forget_oldest()
 
     def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:

@@ -437,15 +437,17 @@ def test_what_cannot_be_continued() -> None:
 
 
 def test_what_can_never_be_served() -> None:
-    harness = Harness(num_tokens=512, page_size=16, rows=8)
+    harness = Harness(num_tokens=512, page_size=16, rows=8, context=600)
     with pytest.raises(RequestRefused, match="beam_width is 9, over 8"):
         add(harness, "rows", PROMPT, search(9, 3))
     with pytest.raises(RequestRefused, match=r"beam_width \(8\) in pages of 16 tokens can never fit"):
         add(harness, "pool", PROMPT, search(8, 60))
     with pytest.raises(RequestRefused, match="twice more for each of the 8 that retain_ttl keeps"):
         add(harness, "leases", PROMPT, search(8, 30, n=8), retain_ttl=1.0)
+    add(harness, "first", list(range(500)), search(8, 1, n=8))  # the first tokens of all need no KV beside the prompt's
     add(harness, "fits", PROMPT, search(8, 30, n=8))
     harness.run()
+    check(harness, "first", list(range(500)), search(8, 1, n=8))
     check(harness, "fits", PROMPT, search(8, 30, n=8))
 
 
@@ -516,3 +518,14 @@ def test_kv_that_was_to_be_copied_and_never_was_stays_out_of_the_tree(page_size,
     assert harness.outcomes["child", 0].tokens == expected_output([*PROMPT, *result.ids.tolist(), 50], 6)
     request = harness.outcomes["child", 0].request
     assert request is not None and request.inheritance is not None
+
+
+def test_results_on_record_share_their_prompt() -> None:
+    """A wide search takes no more of the record's budget than it has tokens, so that it drives nobody else off it."""
+    harness = Harness(num_tokens=4096, rows=40)
+    add(harness, "find", PROMPT, search(32, 3, n=32))
+    harness.run()
+    records = harness.scheduler._continuations._records
+    assert records._num_tokens == len(PROMPT) + 32 * 3
+    harness.scheduler.forget("find")
+    assert records._num_tokens == 0
