@@ -335,7 +335,7 @@ def plot(cells: list[BeamCell], args: Namespace) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     lengths = sorted({cell.prompt_len for cell in cells})
     figure, panels = pyplot.subplots(
@@ -352,6 +352,9 @@ def plot(cells: list[BeamCell], args: Namespace) -> None:
         panel.set(title=f"beam {args.beam_width} × {args.beam_steps} after {length} + {args.stage1_tokens} tokens")
         panel.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
         panel.set_xticks([], minor=True)
+        panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
+        panel.yaxis.set_minor_locator(ticker.NullLocator())
         panel.grid(alpha=0.3)
         panel.legend()
     figure.savefig(args.out / "two_stage_beams.png", dpi=150)
