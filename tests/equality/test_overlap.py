@@ -81,9 +81,10 @@ def test_both_loops_say_the_same(options: dict[str, Any]) -> None:
             chunks, twins = getattr(one, kind), getattr(other, kind)
             assert bool(chunks) == bool(twins)
             if chunks:
-                np.testing.assert_array_equal(*(np.concatenate([c.ids for c in side]) for side in (chunks, twins)))
-                values = [np.concatenate([c.values for c in side]) for side in (chunks, twins)]
-                np.testing.assert_allclose(*values, atol=1e-4)
+                ids, twin_ids = (np.concatenate([c.ids for c in side]) for side in (chunks, twins))
+                np.testing.assert_array_equal(ids, twin_ids)
+                values, twin_values = (np.concatenate([c.values for c in side]) for side in (chunks, twins))
+                np.testing.assert_allclose(values, twin_values, atol=1e-4)
     if options.get("max_total_tokens") == 400:
         assert overlapped.scheduler.stats().retractions > 0, "the test needs pressure"
 
