@@ -19,7 +19,6 @@ import numpy as np
 
 from .batch import BeamCandidates
 from .item_trie import ItemTrie
-from .refusal import RequestRefused
 from .request import FinishReason, Retained
 from .sampling_params import SamplingParams
 
@@ -264,10 +263,10 @@ class BeamGroup:
 
     # -- sequences -----------------------------------------------------------------------------------------------------
 
-    def sequences(self, beams: np.ndarray | None = None) -> np.ndarray:
-        """int32 [len(beams), num_tokens]: what these live beams (all by default) have generated."""
-        beam = np.arange(self.num_live, dtype=np.int32) if beams is None else np.asarray(beams, dtype=np.int32)
-        ids = np.empty((len(beam), self.num_tokens), dtype=np.int32)
+    def sequences(self) -> np.ndarray:
+        """int32 [live, num_tokens]: what the live beams have generated."""
+        beam = np.arange(self.num_live, dtype=np.int32)
+        ids = np.empty((self.num_live, self.num_tokens), dtype=np.int32)
         for position in range(self.num_tokens - 1, -1, -1):
             step = self._steps[position]
             ids[:, position] = step.tokens[beam]
@@ -291,16 +290,3 @@ class BeamGroup:
             np.array(top_ids[::-1]) if top_ids else None,
             np.array(top_logprobs[::-1]) if top_logprobs else None,
         )
-
-
-def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: int) -> None:
-    """Raises RequestRefused for a width that can never be served."""
-    width = sampling.beam_width
-    if width is None:
-        return
-    for limit, fix in (
-        (max_beam_width, "the server's limit; raise --max-beam-width"),
-        (rows, "the rows of the server; raise --max-running-requests"),
-    ):
-        if width > limit:
-            raise RequestRefused(f"beam_width is {width}, over {limit}, {fix}, or use less", param="beam_width")

@@ -1,10 +1,11 @@
-"""What can never be served, said at once: lengths against the context and the KV pool."""
+"""What can never be served, said at once: lengths against the context and the KV pool, beams against the rows."""
 
 from __future__ import annotations
 
 from ..memory_pool.allocator import Allocator
 from .refusal import RequestRefused
 from .request import LogprobOptions, RequestSpec
+from .sampling_params import SamplingParams
 
 
 def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: Allocator) -> int:
@@ -80,3 +81,16 @@ def check_logprob_start(options: LogprobOptions | None, prompt_len: int) -> None
             "output tokens only",
             param="logprob_start_len",
         )
+
+
+def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: int) -> None:
+    """Raises RequestRefused for a width that can never be served."""
+    width = sampling.beam_width
+    if width is None:
+        return
+    for limit, fix in (
+        (max_beam_width, "the server's limit; raise --max-beam-width"),
+        (rows, "the rows of the server; raise --max-running-requests"),
+    ):
+        if width > limit:
+            raise RequestRefused(f"beam_width is {width}, over {limit}, {fix}, or use less", param="beam_width")

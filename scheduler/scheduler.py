@@ -19,12 +19,12 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, RequestEvent, ScheduleBatch, StepResult, StopMatch
-from .beam_search import ITEM, BeamGroup, check_beam_limits
+from .beam_search import ITEM, BeamGroup
 from .config import SchedulerConfig
 from .continuation import Continuations, Legacy
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
-from .limits import check_lengths, check_logprob_start
+from .limits import check_beam_limits, check_lengths, check_logprob_start
 from .parent_records import SampleRecord
 from .policy import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
@@ -281,7 +281,7 @@ class Scheduler:
             self._counters.prefix_cache_hits += prefix_len
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
-        """Commit the oldest step in flight; returns what its requests' clients must hear of, in batch order."""
+        """Commit the oldest step in flight; returns what clients must hear of: requests, then searches."""
         batch = self._in_flight.pop(0)
         events: list[RequestEvent] = []
         for row, request in enumerate(batch.requests):
@@ -386,7 +386,7 @@ class Scheduler:
 
     def self_check(self, now: float) -> list[RequestEvent]:
         """Compare the owners' sums with the pool and contain what is wrong; see self_check.py. Returns the ends of the
-        requests that had to fail. Call it between steps, with none in flight."""
+        requests that had to fail. A step may be in flight."""
         cache = self._memory.cache
         holders = [request for request in self.live_requests if request.kv is not None]
         sequences = [request.held_kv for request in holders]
