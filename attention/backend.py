@@ -45,8 +45,6 @@ class AttentionBatch:
     """Device mirror, int32 [rows, max_context]."""
     req_pool_indices: torch.Tensor
     """Device int64 [bs]."""
-    out_cache_loc: torch.Tensor
-    """Device int64 [tokens]: slots of the new tokens."""
     host_rows: np.ndarray
     """int32 [bs]: req_pool_indices on the host."""
     prefix_lens: np.ndarray
@@ -59,15 +57,16 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """Owns no KV: it reads and writes the pool it was given."""
+    """Owns no KV: it reads the pool it was given, and writes nothing there."""
 
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare everything the layers of one forward share. Called once before `run`."""
         ...
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k, v [tokens, num_kv_heads, head_dim] in the pool, attend causally over prefix + new tokens.
+    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+        """Attend causally over prefix + new tokens; K and V of the new tokens are in the pool already.
 
-        q: [tokens, num_heads, head_dim]; returns [tokens, num_heads, head_dim].
+        q: [tokens, num_heads, head_dim], heads and coordinates contiguous, rows possibly strided. Returns
+        [tokens, num_heads, head_dim], contiguous.
         """
         ...

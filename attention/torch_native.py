@@ -100,12 +100,11 @@ class TorchNativeBackend:
         self._batch = batch
         self._plans.clear()
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend.run."""
         batch = self._batch
         if batch is None:
             raise RuntimeError("run before plan: call plan(batch) once per step")
-        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
         group = spec.num_heads // spec.num_kv_heads
         plan = self._plans.get((spec.sliding_window, group))
         if plan is None:

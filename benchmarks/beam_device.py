@@ -98,7 +98,7 @@ def attention_times(searches: int, width: int, prefix: int, tail: int, repeat: i
     req_to_token = torch.from_numpy(table.reshape(beams, length))
     pool.k[0].normal_()
     pool.v[0].normal_()
-    q, k = torch.randn(beams, SPEC.num_heads, SPEC.head_dim), torch.randn(beams, SPEC.num_kv_heads, SPEC.head_dim)
+    q = torch.randn(beams, SPEC.num_heads, SPEC.head_dim)
     groups = [SharedPrefix(i * width, width, prefix) for i in range(searches)]
     times, results = [], []
     for shared in (groups, []):
@@ -107,7 +107,6 @@ def attention_times(searches: int, width: int, prefix: int, tail: int, repeat: i
             AttentionBatch(
                 req_to_token=req_to_token,
                 req_pool_indices=torch.arange(beams),
-                out_cache_loc=req_to_token[:, -1].long(),
                 host_rows=np.arange(beams, dtype=np.int32),
                 prefix_lens=np.full(beams, length - 1, dtype=np.int32),
                 extend_lens=np.ones(beams, dtype=np.int32),
@@ -115,8 +114,8 @@ def attention_times(searches: int, width: int, prefix: int, tail: int, repeat: i
                 shared=shared,
             )
         )
-        results.append(backend.run(SPEC, q, k, k))
-        times.append(best_of(repeat, lambda backend=backend: backend.run(SPEC, q, k, k)))
+        results.append(backend.run(SPEC, q))
+        times.append(best_of(repeat, lambda backend=backend: backend.run(SPEC, q)))
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
     return times
 

@@ -54,11 +54,6 @@ class MHAKVPool:
         size = self.num_tokens * self.bytes_per_token / 2**30
         return f"KV pool: {self.num_tokens} tokens × {self.bytes_per_token} bytes = {size:.2f} GiB"
 
-    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k, v [tokens, num_kv_heads, head_dim] to slots (int64 [tokens], none twice)."""
-        self.k[layer].index_copy_(0, slots, k)
-        self.v[layer].index_copy_(0, slots, v)
-
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """In all layers copy slots source to slots target (int64 [n]; no target twice). All sources are read before
         any target is written, so the two may overlap."""

@@ -16,13 +16,21 @@ from ..scheduler.batch import ForwardMode, ScheduleBatch
 
 
 @dataclass(slots=True)
+class StepInputs:
+    """What the layers read of each new token; device int64 [tokens] each."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    """Position within the token's sequence."""
+    out_cache_loc: torch.Tensor
+    """Slot that its K and V go to."""
+
+
+@dataclass(slots=True)
 class ForwardBatch:
     """One step as the model sees it; ``tokens`` new tokens, in request order."""
 
-    input_ids: torch.Tensor
-    """Device int64 [tokens]."""
-    positions: torch.Tensor
-    """Device int64 [tokens]."""
+    inputs: StepInputs
     attention: AttentionBatch
     sample_indices: torch.Tensor
     """Device int64 [num_sampling_rows]: the last new token of each row that samples."""
@@ -69,7 +77,6 @@ def build_forward_batch(
     attention = AttentionBatch(
         req_to_token=req_to_token,
         req_pool_indices=rows,
-        out_cache_loc=out_cache_loc,
         host_rows=batch.req_pool_indices,
         prefix_lens=prefix_lens,
         extend_lens=extend_lens,
@@ -77,8 +84,7 @@ def build_forward_batch(
         shared=shared_prefixes(batch),
     )
     return ForwardBatch(
-        input_ids=input_ids,
-        positions=positions,
+        inputs=StepInputs(input_ids, positions, out_cache_loc),
         attention=attention,
         sample_indices=samples,
         logprob_indices=logprobs if len(logprobs) else None,

@@ -20,6 +20,7 @@ from ..scheduler.batch import ScheduleBatch
 from .config import ModelArgs
 from .forward_batch import build_forward_batch
 from .hf_config import ModelConfig, load_model_config
+from .layers.ops import TORCH_OPS
 from .memory_sizing import available_memory, pool_tokens
 from .model_files import ModelLoadError, resolve_model_folder
 from .models.decoder import Decoder
@@ -53,7 +54,7 @@ class ModelRunner:
         self.dtype = _dtype(args.dtype, self.config, self.device)
         available = available_memory(self.device)
         with torch.inference_mode():
-            self._model = Decoder(self.config, dtype=self.dtype, device=self.device)
+            self._model = Decoder(self.config, TORCH_OPS, dtype=self.dtype, device=self.device)
             views = self._model.checkpoint_views()
             if args.load_format == "dummy":
                 fill_dummy(views)
@@ -98,7 +99,7 @@ class ModelRunner:
         if forward_batch.copies is not None:
             self.kv_pool.copy(*forward_batch.copies)
         self.attention.plan(forward_batch.attention)
-        hidden = self._model(forward_batch.input_ids, forward_batch.positions, self.attention)
+        hidden = self._model(forward_batch.inputs, self.kv_pool, self.attention)
         wanted = forward_batch.logprob_indices
         return ForwardOutput(
             logits=self._model.compute_logits(hidden.index_select(0, forward_batch.sample_indices)),

@@ -1,4 +1,4 @@
-"""SwiGLU's gate (Shazeer 2020)."""
+"""SwiGLU's gate (Shazeer 2020); the torch twin of `ops.Ops`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import torch.nn.functional as F
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[rows, 2 * size], gate then up -> silu(gate) * up, [rows, size]"""
+    """See ops.SiluAndMulOp."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -1,21 +1,47 @@
-"""RMSNorm (Zhang and Sennrich 2019)."""
+"""RMSNorm (Zhang and Sennrich 2019): x / rms(x) * weight over the last dimension; the mean is taken in float32.
+
+The functions are the torch twins of `ops.Ops`.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+if TYPE_CHECKING:
+    from .ops import Ops
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See ops.RMSNormOp."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ops.AddRMSNormOp."""
+    total = residual.add_(x)
+    return rms_norm(total, weight, eps), total
+
 
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension; the mean is taken in float32."""
+    """A norm with its weight."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps = eps
+        self._ops = ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> the same shape"""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """[rows, size] -> the same shape"""
+        return self._ops.rms_norm(x, self.weight, self.eps)
+
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two [rows, size], which are given away -> (norm of their sum, their sum)."""
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return {f"{prefix}.weight": self.weight}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 
 from ..hf_config import RopeConfig
 
@@ -32,7 +33,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 class RotaryEmbedding:
-    """Precomputed table for positions below max_positions, in the model's dtype like the reference implementation."""
+    """Precomputed table for positions below max_positions, in the model's dtype like the reference implementation.
+
+    table: [max_positions, 2 * head_dim], a row is [cos, cos, -sin, sin] of the head_dim / 2 angles.
+    """
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, max_positions: int, *, dtype: torch.dtype, device: torch.device
@@ -42,15 +46,32 @@ class RotaryEmbedding:
         cos, sin = angles.cos(), angles.sin()
         table = torch.cat((cos, cos, -sin, sin), dim=-1)
         self.table = table.to(dtype=dtype, device=device)
-        self.head_dim = head_dim
-
-    def lookup(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [tokens] -> cos, signed sin, each [tokens, 1, head_dim]. Once per forward."""
-        rows = self.table.index_select(0, positions).unsqueeze(1)
-        return rows[..., : self.head_dim], rows[..., self.head_dim :]
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, head_dim] -> rotated, the same shape."""
+    """x [tokens, heads, head_dim]; cos, signed_sin [tokens, 1, head_dim] -> rotated, the same shape as x."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    rotary_table: torch.Tensor,
+    slots: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """See ops.RotateAndStoreOp."""
+    _, kv_heads, head_dim = k_pool.shape
+    heads = qkv.view(len(qkv), -1, head_dim)
+    qk, v = heads[:, :-kv_heads], heads[:, -kv_heads:]
+    if norm_weight is not None:
+        qk = F.rms_norm(qk, (head_dim,), None, eps) * norm_weight
+    cos, signed_sin = rotary_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    qk = apply_rotary(qk, cos, signed_sin)
+    k_pool.index_copy_(0, slots, qk[:, -kv_heads:])
+    v_pool.index_copy_(0, slots, v)
+    return qk[:, :-kv_heads]

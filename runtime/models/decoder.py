@@ -4,30 +4,37 @@
 
 Tokens of all requests lie side by side, [tokens, hidden]: only attention knows which token belongs to which request.
 Layers are plain objects over tensors; there is no training, hence no nn.Module. Each object names, by
-`checkpoint_views`, the memory that a checkpoint tensor fills.
+`checkpoint_views`, the memory that a checkpoint tensor fills. What lies between the matrix products comes as `Ops`.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from ...attention.backend import AttentionBackend, AttentionSpec
+from ...memory_pool.kv_pool import MHAKVPool
+from ..forward_batch import StepInputs
 from ..hf_config import ModelConfig
-from ..layers.activation import silu_and_mul
 from ..layers.embedding import Embedding, LMHead
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
-from ..layers.rotary import RotaryEmbedding, apply_rotary
-
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""cos and signed sin of the step's positions, see RotaryEmbedding.lookup."""
+from ..layers.ops import Ops
+from ..layers.rotary import RotaryEmbedding
 
 
 class SelfAttention:
     """Projections, q/k norm and rotary embedding around an attention backend."""
 
-    def __init__(self, config: ModelConfig, layer_id: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        ops: Ops,
+        rotary: RotaryEmbedding,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         traits, head_dim = config.traits, config.head_dim
         self.spec = AttentionSpec(
             layer_id=layer_id,
@@ -38,8 +45,6 @@ class SelfAttention:
             sliding_window=traits.layer_windows[layer_id],
         )
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.qk_heads = config.num_heads + config.num_kv_heads
-        self.qk_size = q_size + kv_size
         self.qkv_proj = Linear(
             config.hidden_size,
             {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
@@ -50,21 +55,30 @@ class SelfAttention:
         self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=traits.o_bias, dtype=dtype, device=device)
         # One weight per head of q and k, so that both are normed in one operation.
         self.qk_norm_weight = (
-            torch.empty(self.qk_heads, head_dim, dtype=dtype, device=device) if traits.qk_norm else None
+            torch.empty(config.num_heads + config.num_kv_heads, head_dim, dtype=dtype, device=device)
+            if traits.qk_norm
+            else None
         )
         self.rms_norm_eps = config.rms_norm_eps
+        self._rotary = rotary
+        self._ops = ops
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: AttentionBackend) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, inputs: StepInputs, kv_pool: MHAKVPool, attention: AttentionBackend
+    ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        spec, tokens = self.spec, x.shape[0]
-        qkv = self.qkv_proj(x)
-        qk = qkv[:, : self.qk_size].view(tokens, self.qk_heads, spec.head_dim)
-        v = qkv[:, self.qk_size :].view(tokens, spec.num_kv_heads, spec.head_dim)
-        if self.qk_norm_weight is not None:
-            qk = F.rms_norm(qk, (spec.head_dim,), None, self.rms_norm_eps) * self.qk_norm_weight
-        qk = apply_rotary(qk, *rotation)
-        out = attention.run(spec, qk[:, : spec.num_heads], qk[:, spec.num_heads :], v)
-        return self.o_proj(out.view(tokens, -1))
+        layer = self.spec.layer_id
+        q = self._ops.rotate_and_store(
+            self.qkv_proj(x),
+            inputs.positions,
+            self._rotary.table,
+            inputs.out_cache_loc,
+            kv_pool.k[layer],
+            kv_pool.v[layer],
+            self.qk_norm_weight,
+            self.rms_norm_eps,
+        )
+        return self.o_proj(attention.run(self.spec, q).view(len(x), -1))
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         views = self.qkv_proj.checkpoint_views(prefix) | self.o_proj.checkpoint_views(prefix)
@@ -78,31 +92,57 @@ class SelfAttention:
 class GatedMLP:
     """down(silu(gate(x)) * up(x))"""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         size, bias = config.intermediate_size, config.traits.mlp_bias
         self.gate_up_proj = Linear(
             config.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias, dtype=dtype, device=device
         )
         self.down_proj = Linear(size, {"down_proj": config.hidden_size}, bias=bias, dtype=dtype, device=device)
+        self._ops = ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self._ops.silu_and_mul(self.gate_up_proj(x)))
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return self.gate_up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
 
 
 class DecoderLayer:
-    def __init__(self, config: ModelConfig, layer_id: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.self_attn = SelfAttention(config, layer_id, dtype=dtype, device=device)
-        self.post_attention_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(config, dtype=dtype, device=device)
+    """Attention and MLP. What is added is handed on unadded, so that the sum and the next norm are one operation."""
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: AttentionBackend) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attention)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        ops: Ops,
+        rotary: RotaryEmbedding,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps, ops, dtype=dtype, device=device)
+        self.self_attn = SelfAttention(config, layer_id, ops, rotary, dtype=dtype, device=device)
+        self.post_attention_layernorm = RMSNorm(size, eps, ops, dtype=dtype, device=device)
+        self.mlp = GatedMLP(config, ops, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        inputs: StepInputs,
+        kv_pool: MHAKVPool,
+        attention: AttentionBackend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [tokens, hidden]: the stream is their sum (None for zero); both are given away. Returns the
+        same pair for the next layer."""
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm.of_sum(x, residual)
+        x = self.self_attn(x, inputs, kv_pool, attention)
+        x, residual = self.post_attention_layernorm.of_sum(x, residual)
+        return self.mlp(x), residual
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return (
@@ -116,11 +156,13 @@ class DecoderLayer:
 class Decoder:
     """The whole model. Weights are uninitialised until `weights.load_weights` or `weights.fill_dummy` ran."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.context_length, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(config, i, dtype=dtype, device=device) for i in range(config.num_layers)]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.layers = [
+            DecoderLayer(config, i, ops, self.rotary, dtype=dtype, device=device) for i in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, dtype=dtype, device=device)
         self.lm_head = LMHead(
             config.vocab_size,
             config.hidden_size,
@@ -129,16 +171,14 @@ class Decoder:
             device=device,
         )
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """input_ids, positions: int64 [tokens] -> hidden states [tokens, hidden], before the final norm.
-
-        `attention` has planned this step.
+    def __call__(self, inputs: StepInputs, kv_pool: MHAKVPool, attention: AttentionBackend) -> torch.Tensor:
+        """Compute a step: K and V of its tokens go to kv_pool. Returns hidden states [tokens, hidden], before the
+        final norm. `attention` reads kv_pool and has planned this step.
         """
-        x = self.embed_tokens(input_ids)
-        rotation = self.rotary.lookup(positions)
+        x, residual = self.embed_tokens(inputs.input_ids), None
         for layer in self.layers:
-            x = layer(x, rotation, attention)
-        return x
+            x, residual = layer(x, residual, inputs, kv_pool, attention)
+        return x if residual is None else x + residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]."""

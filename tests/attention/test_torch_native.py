@@ -75,11 +75,10 @@ class Scene:
                 for owned in (slots, self.k, self.v):
                     owned[other][part] = owned[first][part]
                 self.req_to_token[self.rows[other], part] = slots[first][part]
-        for own, prefix, k, v in zip(slots, self.prefix_lens, self.k, self.v, strict=True):
-            self.pool.k[0][own[:prefix]] = k[:prefix]
-            self.pool.v[0][own[:prefix]] = v[:prefix]
+        for own, k, v in zip(slots, self.k, self.v, strict=True):
+            self.pool.k[0][own] = k
+            self.pool.v[0][own] = v
         self.q = torch.randn(int(self.extend_lens.sum()), heads, HEAD_DIM, generator=generator)
-        self.out_cache_loc = np.concatenate([own[p:] for own, p in zip(slots, self.prefix_lens, strict=True)])
 
     def run(self, backend: TorchNativeBackend | None = None) -> torch.Tensor:
         backend = backend or TorchNativeBackend(self.pool)
@@ -87,7 +86,6 @@ class Scene:
             AttentionBatch(
                 req_to_token=torch.from_numpy(self.req_to_token),
                 req_pool_indices=torch.from_numpy(self.rows.astype(np.int64)),
-                out_cache_loc=torch.from_numpy(self.out_cache_loc.astype(np.int64)),
                 host_rows=self.rows,
                 prefix_lens=self.prefix_lens,
                 extend_lens=self.extend_lens,
@@ -95,10 +93,7 @@ class Scene:
                 shared=self.shared,
             )
         )
-        new = [slice(int(prefix), None) for prefix in self.prefix_lens]
-        k = torch.cat([k[part] for k, part in zip(self.k, new, strict=True)])
-        v = torch.cat([v[part] for v, part in zip(self.v, new, strict=True)])
-        return backend.run(self.spec, self.q, k, v)
+        return backend.run(self.spec, self.q)
 
     def expected(self) -> torch.Tensor:
         """One query at a time, in float64."""
@@ -283,13 +278,12 @@ def test_layers_with_different_windows_share_a_step():
     scene = Scene(SHAPES["all at once"])
     backend = TorchNativeBackend(scene.pool)
     full = scene.run(backend)
-    k, v = (torch.cat([t[p:] for t, p in zip(ts, scene.prefix_lens, strict=True)]) for ts in (scene.k, scene.v))
     narrow = Scene(SHAPES["all at once"], window=6)
-    torch.testing.assert_close(backend.run(narrow.spec, scene.q, k, v), narrow.expected(), atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(backend.run(scene.spec, scene.q, k, v), full)
+    torch.testing.assert_close(backend.run(narrow.spec, scene.q), narrow.expected(), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(backend.run(scene.spec, scene.q), full)
 
 
 def test_run_before_plan_says_so():
     scene = Scene([(0, 1)])
     with pytest.raises(RuntimeError, match="plan"):
-        TorchNativeBackend(scene.pool).run(scene.spec, scene.q, scene.k[0], scene.v[0])
+        TorchNativeBackend(scene.pool).run(scene.spec, scene.q)

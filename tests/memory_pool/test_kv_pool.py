@@ -31,16 +31,6 @@ def test_fresh_slots_are_zero_so_that_masked_reads_stay_finite():
     assert all(bool((tensor == 0).all()) for tensor in (*pool.k, *pool.v))
 
 
-def test_store_writes_the_given_slots_of_the_given_layer_only():
-    pool = make_pool()
-    k, v = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
-    pool.store(1, torch.tensor([47, 16, 20]), k, v)
-    assert torch.equal(pool.k[1][[47, 16, 20]], k)
-    assert torch.equal(pool.v[1][[47, 16, 20]], v)
-    assert int((pool.k[1] != 0).any(-1).any(-1).sum()) == 3
-    assert not pool.k[0].any() and not pool.v[0].any()
-
-
 def test_bytes_per_token_and_the_log_line():
     assert kv_bytes_per_token(num_layers=2, num_kv_heads=2, head_dim=4, dtype=torch.bfloat16) == 64
     pool = make_pool()

@@ -40,13 +40,13 @@ def make_rows() -> tuple[ReqToTokenPool, torch.Tensor]:
 def test_positions_slots_and_last_tokens():
     rows, mirror = make_rows()
     forward = build_forward_batch(make_batch(rows), mirror)
-    assert forward.input_ids.tolist() == [11, 12, 13, 21]
-    assert forward.positions.tolist() == [4, 5, 6, 0]
-    assert forward.attention.out_cache_loc.tolist() == [5, 6, 7, 9]
+    assert forward.inputs.input_ids.tolist() == [11, 12, 13, 21]
+    assert forward.inputs.positions.tolist() == [4, 5, 6, 0]
+    assert forward.inputs.out_cache_loc.tolist() == [5, 6, 7, 9]
     assert forward.attention.req_pool_indices.tolist() == [2, 0]
     assert forward.sample_indices.tolist() == [2, 3]
     assert forward.logprob_indices is None and forward.copies is None
-    assert forward.input_ids.dtype == forward.attention.out_cache_loc.dtype == torch.int64
+    assert forward.inputs.input_ids.dtype == forward.inputs.out_cache_loc.dtype == torch.int64
     assert not forward.attention.is_decode
 
 

@@ -1,0 +1,77 @@
+"""The operations between the matrix products, as a table of functions: what a device may have faster kernels for.
+
+A model is given one `Ops` and calls nothing else for them. `TORCH_OPS` runs on every device and is the oracle for all
+other implementations. Tokens are rows; all tensors of a call are on one device and of one dtype, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .activation import silu_and_mul
+from .norm import add_rms_norm, rms_norm
+from .rotary import rotate_and_store
+
+
+class RMSNormOp(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
+        """x [rows, size], weight [size] -> x / rms(x) * weight, [rows, size], contiguous. x stays as it is."""
+        ...
+
+
+class AddRMSNormOp(Protocol):
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [rows, size], contiguous -> (rms_norm(x + residual), x + residual). May overwrite both
+        arguments and return them: the caller must not use them again."""
+        ...
+
+
+class SiluAndMulOp(Protocol):
+    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """[rows, 2 * size], gate then up, contiguous -> silu(gate) * up, [rows, size], contiguous."""
+        ...
+
+
+class RotateAndStoreOp(Protocol):
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        rotary_table: torch.Tensor,
+        slots: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+        /,
+    ) -> torch.Tensor:
+        """Norm q and k where the model does that, turn them by their positions, write k and v to the pool, return q.
+
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim], contiguous: q, k, v of each token. May be overwritten.
+        positions, slots: int64 [tokens]; no slot twice, but for the padding slot 0, which takes anything.
+        rotary_table: [max_positions, 2 * head_dim], see RotaryEmbedding.
+        k_pool, v_pool: one layer of the pool, [slots, kv_heads, head_dim], contiguous; only `slots` are written.
+        norm_weight: [heads + kv_heads, head_dim], for an RMSNorm of each head of q and k, or None for no norm.
+        Returns q [tokens, heads, head_dim]: heads and coordinates contiguous, rows possibly strided.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One implementation for each operation; all are functions without state."""
+
+    rms_norm: RMSNormOp
+    add_rms_norm: AddRMSNormOp
+    silu_and_mul: SiluAndMulOp
+    rotate_and_store: RotateAndStoreOp
+
+
+TORCH_OPS = Ops(
+    rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, rotate_and_store=rotate_and_store
+)
