@@ -173,6 +173,23 @@ class Engine:
         """What the worker says of itself now: sizes, limits, statistics."""
         return self._run(self._manager.info())
 
+    def start_profile(self) -> None:
+        """Record where the time of steps goes, until `stop_profile`. Raises RequestRefused if that is done already."""
+        self._run(self._manager.start_profile())
+
+    async def async_start_profile(self) -> None:
+        """`start_profile` for asyncio."""
+        await asyncio.wrap_future(self._submit(self._manager.start_profile()))
+
+    def stop_profile(self) -> dict:
+        """Steps since `start_profile`: how many, how large, and the time of their phases on the host and the device, as
+        ``POST /stop_profile`` answers. Raises RequestRefused if nothing was begun."""
+        return self._run(self._manager.stop_profile())
+
+    async def async_stop_profile(self) -> dict:
+        """`stop_profile` for asyncio."""
+        return await asyncio.wrap_future(self._submit(self._manager.stop_profile()))
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 

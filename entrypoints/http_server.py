@@ -43,6 +43,13 @@ logger = logging.getLogger(__name__)
 _HEALTH_GENERATE_TIMEOUT_S = 20.0
 _CLIENT_CLOSED_REQUEST = 499
 
+_PROFILE_SETTINGS: dict[str, tuple] = {
+    "activities": (["CPU", "GPU"],),
+    "profile_by_stage": (False,),
+    **dict.fromkeys(("output_dir", "start_step", "num_steps", "with_stack", "record_shapes", "merge_profiles"), ()),
+}
+"""Of SGLang's profiler, which writes traces of torch; ours counts."""
+
 
 @dataclass(slots=True)
 class ServerState:
@@ -76,6 +83,8 @@ class HttpApi:
             ("/tokenize", self.tokenize, post),
             ("/detokenize", self.detokenize, post),
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
+            ("/start_profile", self.start_profile, ["GET", "POST"]),
+            ("/stop_profile", self.stop_profile, ["GET", "POST"]),
             ("/abort_request", self.abort_request, post),
             ("/release", self.release, post),
             ("/item_tries", self.load_item_trie, post),
@@ -294,6 +303,22 @@ class HttpApi:
     async def flush_cache(self) -> Response:
         await self._manager.flush_cache()
         return JSONAnswer({"success": True, "message": "the cache is empty"})
+
+    # -- profile ---------------------------------------------------------------------------------------------------
+
+    async def start_profile(self, request: Request) -> Response:
+        """Record where the time of steps goes, until stop_profile. Takes no settings, and no body is needed."""
+        await self._refuse_settings(request)
+        await self._manager.start_profile()
+        return JSONAnswer({"success": True, "message": "profiling; POST /stop_profile answers with what was found"})
+
+    async def stop_profile(self, request: Request) -> Response:
+        await self._refuse_settings(request)
+        return JSONAnswer(await self._manager.stop_profile())
+
+    async def _refuse_settings(self, request: Request) -> None:
+        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+            refuse_unserved(await read_json_object(request, self._max_body), (), _PROFILE_SETTINGS, (), where="")
 
     def _check_model(self, name: Any) -> None:
         if name is not None and name != self._args.served_model_name:

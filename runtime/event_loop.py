@@ -37,6 +37,7 @@ from .messages import (
     unpack_ids,
 )
 from .outputs import OutputBuilder
+from .step_profile import StepProfiler
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class EventLoop:
         item_tries: ItemTries,
         info: dict,
         default_retain_ttl: float,
+        profiler: StepProfiler,
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +77,7 @@ class EventLoop:
         self._item_tries = item_tries
         self._info = info
         self._default_retain_ttl = default_retain_ttl
+        self._profiler = profiler
         self._overlap = overlap
         self._in_flight: StepInFlight | None = None
         self._clock = clock
@@ -86,13 +89,16 @@ class EventLoop:
         """Serve until ``stop`` is set."""
         while not stop.is_set():
             self.receive()
+            self._profiler.lap("receive")
             batch = self._scheduler.next_batch(self._clock())
+            self._profiler.lap("schedule")
             launched = self.launch(batch) if batch is not None else None
             if self._in_flight is not None:
                 self.complete(self._in_flight)
             self._in_flight = launched
             if launched is not None and (not self._overlap or launched.batch.beams):
                 self.complete(launched)
+            self._profiler.end_turn(None if launched is None else launched.batch)
 
     def launch(self, batch: ScheduleBatch) -> StepInFlight | None:
         """Begin a step. None if that failed; then the one before it has been completed first."""
@@ -117,6 +123,7 @@ class EventLoop:
         events = self._scheduler.process_result(output.result, self._clock())
         self.remember_rests(events)
         self.send_events(events, output)
+        self._profiler.lap("commit")
 
     def receive(self) -> None:
         """Handle every waiting message. Without work it sleeps until one comes, or a heartbeat or lease is due."""
@@ -127,7 +134,10 @@ class EventLoop:
             deadline = self._scheduler.leases.next_deadline()
             due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
             timeout = max(0.0, due - self._clock())
-        for message in self._inbox.poll(timeout):
+        messages = self._inbox.poll(timeout)
+        if timeout:
+            self._profiler.lap("idle")
+        for message in messages:
             match message:
                 case GenerateRequest():
                     self.add(message)
@@ -264,9 +274,26 @@ class EventLoop:
                 self.reply(message.call_id, {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())})
             case "item_tries":
                 self.reply(message.call_id, self._item_tries.describe())
+            case "start_profile":
+                self.start_profile(message.call_id)
+            case "stop_profile":
+                self.stop_profile(message.call_id)
             case verb:
-                reason = f"unknown control verb {verb!r}; known: flush_cache, info, item_tries"
-                self.reply(message.call_id, reason, ok=False)
+                known = "flush_cache, info, item_tries, start_profile, stop_profile"
+                self.reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
+
+    def start_profile(self, call_id: int) -> None:
+        if self._profiler.recording:
+            self.reply(call_id, "steps are being profiled already; stop_profile ends that", ok=False)
+            return
+        self._profiler.start()
+        self.reply(call_id, None)
+
+    def stop_profile(self, call_id: int) -> None:
+        if not self._profiler.recording:
+            self.reply(call_id, "no steps are being profiled; start_profile begins that", ok=False)
+            return
+        self.reply(call_id, self._profiler.stop())
 
     def reply(self, call_id: int, payload: object, *, ok: bool = True) -> None:
         self._outbox.send(ControlReply(call_id=call_id, ok=ok, payload=msgspec.json.encode(payload)))

@@ -18,6 +18,7 @@ from .logprobs import TokenLogprobs, input_logprobs, output_logprobs
 from .model_runner import ModelRunner
 from .penalties import PendingTokens
 from .sampler import Sampler
+from .step_profile import StepProfiler
 from .stop_strings import FoundStop, StopStringChecker
 from .token_bytes import TokenBytes
 
@@ -52,8 +53,15 @@ class StepInFlight:
 class Executor:
     """Runs steps. ``load_token_bytes`` is called once, when the first request brings a stop string."""
 
-    def __init__(self, runner: ModelRunner, sampler: Sampler, load_token_bytes: Callable[[], TokenBytes]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        sampler: Sampler,
+        load_token_bytes: Callable[[], TokenBytes],
+        profiler: StepProfiler,
+    ) -> None:
         self._runner = runner
+        self._profiler = profiler
         self._sampler = sampler
         self._ranker = BeamRanker(runner.config.vocab_size, runner.config.eos_token_ids, runner.device)
         self._load_token_bytes = load_token_bytes
@@ -83,12 +91,14 @@ class Executor:
             next_ids = sampled.new_zeros(len(batch))
             next_ids[torch.from_numpy(rows).to(sampled.device)] = sampled
         host_ids, copied = _to_host(sampled)
+        self._profiler.lap("launch")
         return StepInFlight(batch, next_ids, rows, host_ids, copied, output)
 
     def finish(self, step: StepInFlight) -> StepOutput:
         """Wait for a step. Tokens of requests that have ended since are dropped: nobody asked for them."""
         if step.copied is not None:
             step.copied.synchronize()
+        self._profiler.lap("wait")
         batch, output = step.batch, step.output
         next_ids = output.result.next_ids
         next_ids[step.sampled_rows] = step.host_ids.numpy()

@@ -106,7 +106,7 @@ class AbortRequest(Message, frozen=True):
 
 class ControlRequest(Message, frozen=True):
     """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info |
-    item_tries."""
+    item_tries | start_profile | stop_profile."""
 
     call_id: int
     verb: str

@@ -24,6 +24,7 @@ from .layers.ops import TORCH_OPS
 from .memory_sizing import available_memory, pool_tokens
 from .model_files import ModelLoadError, resolve_model_folder
 from .models.decoder import Decoder
+from .step_profile import StepProfiler
 from .weights import fill_dummy, load_weights
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class ModelRunner:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
         from memory. Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
+        self.profiler = StepProfiler(self.device)
         folder = resolve_model_folder(args.model_path)
         self.config: ModelConfig = load_model_config(folder, context_length=context_length)
         self.dtype = _dtype(args.dtype, self.config, self.device)
@@ -99,6 +101,7 @@ class ModelRunner:
         if forward_batch.copies is not None:
             self.kv_pool.copy(*forward_batch.copies)
         self.attention.plan(forward_batch.attention)
+        self.profiler.lap("plan")
         hidden = self._model(forward_batch.inputs, self.kv_pool, self.attention)
         wanted = forward_batch.logprob_indices
         return ForwardOutput(

@@ -183,6 +183,20 @@ class TokenizerManager:
             raise RequestRefused(_reason(reply), status=500, code="worker_error")
         return msgspec.json.decode(reply.payload)
 
+    async def start_profile(self, timeout_s: float = 10.0) -> None:
+        """Record where the time of steps goes. Raises RequestRefused (409) if that is being done already."""
+        reply = await self._control("start_profile", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=409, code="profiling")
+
+    async def stop_profile(self, timeout_s: float = 60.0) -> dict:
+        """What was recorded since `start_profile`; see step_profile.describe. Raises RequestRefused (409) if nothing
+        was begun."""
+        reply = await self._control("stop_profile", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=409, code="not_profiling")
+        return msgspec.json.decode(reply.payload)
+
     async def load_item_trie(self, name: str, trie: ItemTrie, timeout_s: float = 30.0) -> None:
         """Put a trie under a name; requests sent from now on get it. Raises RequestRefused for a name or tokens that
         cannot be."""

@@ -35,6 +35,7 @@ from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder
 from .model_runner import ModelRunner
 from .sampler import Sampler
+from .step_profile import StepProfiler
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> 
     return Scheduler(config, req_to_token, allocator, cache, eos_token_ids)
 
 
-def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
+def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, StepProfiler, dict]:
     """Load the model and build everything around it; returns also what the worker tells of itself."""
     asked = config.scheduler
     runner = ModelRunner(
@@ -65,7 +66,7 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
     scheduler = build_scheduler(resolved, eos_token_ids)
     sampler = Sampler(runner.config.vocab_size, eos_token_ids, runner.device, resolved.num_rows)
     tokenizer = load_tokenizer(config)
-    executor = Executor(runner, sampler, lambda: tokenizer().token_bytes)
+    executor = Executor(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
     info = {
         "model_path": config.model.model_path,
         "vocab_size": runner.config.vocab_size,
@@ -76,7 +77,7 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, dict]:
         "scheduler": dataclasses.asdict(resolved),
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return scheduler, executor, info
+    return scheduler, executor, runner.profiler, info
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
@@ -111,7 +112,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
-        scheduler, executor, info = build_worker(config)
+        scheduler, executor, profiler, info = build_worker(config)
         item_tries = ItemTries(info["vocab_size"])
         for name, trie in tries.items():
             item_tries.put(name, trie)
@@ -121,7 +122,8 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
         ttl = config.scheduler.default_retain_ttl
-        EventLoop(scheduler, executor, inbox, outbox, suffixes, item_tries, info, ttl, info["overlap"]).run(stop)
+        overlap = info["overlap"]
+        EventLoop(scheduler, executor, inbox, outbox, suffixes, item_tries, info, ttl, profiler, overlap).run(stop)
     finally:
         inbox.close()
         outbox.close()

@@ -39,7 +39,7 @@ class LocalWorker:
         options = {"max_total_tokens": 4096, **options}
         model = ModelArgs(model_path=str(model_path), dtype="float32", device="cpu")
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
-        self.scheduler, self.executor, self.info = build_worker(config)
+        self.scheduler, self.executor, _, self.info = build_worker(config)
         self.overlap = overlap
         self._count = 0
 

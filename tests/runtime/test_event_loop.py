@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from kv_echo import KVEchoModel, expected_output
 
 from baton.memory_pool.allocator import Allocator
@@ -27,6 +28,7 @@ from baton.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
+from baton.runtime.step_profile import StepProfiler
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.sampling_params import SamplingParams
@@ -89,8 +91,19 @@ class Rig:
         self.stop = threading.Event()
         inbox: Any = self
         suffixes = ContinuationSuffixes(lambda: None, 8)  # type: ignore[arg-type, return-value]
+        self.profiler = StepProfiler(torch.device("cpu"))
         self.loop = EventLoop(
-            self.scheduler, self.executor, inbox, inbox, suffixes, ItemTries(1000), {}, 0.0, overlap, lambda: 0.0
+            self.scheduler,
+            self.executor,
+            inbox,
+            inbox,
+            suffixes,
+            ItemTries(1000),
+            {},
+            0.0,
+            self.profiler,
+            overlap,
+            lambda: 0.0,
         )
 
     def poll(self, timeout: float) -> list[Message]:

@@ -16,6 +16,7 @@ from baton.runtime.beam_candidates import BeamRanker
 from baton.runtime.executor import Executor
 from baton.runtime.model_runner import ForwardOutput
 from baton.runtime.sampler import Sampler
+from baton.runtime.step_profile import StepProfiler
 from baton.runtime.token_bytes import TokenBytes
 from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch
 from baton.scheduler.beam_search import BeamGroup
@@ -40,7 +41,7 @@ class Table:
 
 def make_executor(logits: torch.Tensor) -> Executor:
     sampler = Sampler(logits.shape[1], EOS, "cpu", num_rows=8)
-    return Executor(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND))
+    return Executor(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND), StepProfiler(logits.device))
 
 
 def make_batch(requests: list[Request], samples: list[bool] | None = None, **options: Any) -> ScheduleBatch:
