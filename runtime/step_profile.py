@@ -117,9 +117,8 @@ def describe(turns: Iterable[Turn], device_type: str) -> dict[str, Any]:
     """
     every = list(turns)
     device_ms, gap_ms = _device_times(every)
-    host: list[Phase] = [
-        phase for phase in PHASES if phase != "wait" and not (phase == "launch" and device_type == "cpu")
-    ]
+    elsewhere: set[Phase] = {"wait", "launch"} if device_type == "cpu" else {"wait"}
+    host: list[Phase] = [phase for phase in PHASES if phase not in elsewhere]
     kinds = ["all", *dict.fromkeys(turn.kind for turn in every)]
     groups = {}
     for kind in kinds:

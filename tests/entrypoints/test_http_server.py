@@ -471,6 +471,16 @@ def test_flush_cache(server: ServerUnderTest) -> None:
         assert error_of(server.client.post("/flush_cache"), 409)["message"] == "requests are running"
 
 
+def test_profile(server: ServerUnderTest) -> None:
+    assert server.client.post("/start_profile").json()["success"] is True
+    assert server.client.get("/stop_profile").status_code == 200
+    post = server.client.post
+    assert post("/start_profile", json={"activities": ["CPU", "GPU"], "num_steps": None}).status_code == 200
+    refused = error_of(post("/start_profile", json={"output_dir": "/tmp"}), 400)
+    assert refused["code"] == "unsupported_field" and refused["param"] == "output_dir"
+    assert error_of(post("/stop_profile", json={"steps": 3}), 400)["code"] == "unknown_field"
+
+
 def test_metrics(server: ServerUnderTest) -> None:
     def values() -> dict[str, float]:
         lines = server.client.get("/metrics").text.splitlines()

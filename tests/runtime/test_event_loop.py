@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,8 @@ from baton.runtime.executor import StepOutput
 from baton.runtime.item_tries import ItemTries
 from baton.runtime.messages import (
     AbortRequest,
+    ControlReply,
+    ControlRequest,
     GenerateRequest,
     Message,
     RequestError,
@@ -214,3 +217,22 @@ def test_a_search_is_waited_for(overlap: bool) -> None:
     rig.run()
     assert rig.said("r") == expected_output([4, 5], 12)
     assert rig.finishes("s") == ["length", "length"]
+
+
+@LOOPS
+def test_steps_are_profiled_between_start_and_stop(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.inbox.append([ControlRequest(call_id=1, verb="stop_profile")])
+    rig.inbox.append([ControlRequest(call_id=2, verb="start_profile"), ControlRequest(call_id=3, verb="start_profile")])
+    rig.inbox.append([ask("a", [1, 2, 3], 5), ask("b", [4, 5], 5)])
+    rig.run()
+    rig.inbox.append([ControlRequest(call_id=4, verb="stop_profile")])
+    rig.run()
+    replies = {message.call_id: message for message in rig.sent if isinstance(message, ControlReply)}
+    assert [replies[i].ok for i in (1, 2, 3, 4)] == [False, True, False, True]
+    profile = msgspec.json.decode(replies[4].payload)
+    assert profile["steps"] == rig.executor.launches and profile["kinds"]["extend"]["steps"] == 1
+    decode = profile["kinds"]["decode"]
+    assert decode["rows"] == {"min": 2, "median": 2.0, "max": 2}
+    laps = [times["total"] for times in decode["phases_ms"].values()]
+    assert sum(laps) == pytest.approx(decode["step_ms"]["total"]) and decode["phases_ms"]["schedule"]["median"] > 0

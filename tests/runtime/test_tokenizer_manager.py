@@ -377,6 +377,12 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
         with pytest.raises(RequestRefused, match="requests run") as caught:
             await asyncio.gather(backend.manager.flush_cache(), reply("flush_cache", False, b'"requests run"'))
         assert caught.value.status == 409
+        await asyncio.gather(backend.manager.start_profile(), reply("start_profile", True, b"null"))
+        profile, _ = await asyncio.gather(backend.manager.stop_profile(), reply("stop_profile", True, b'{"steps": 3}'))
+        assert profile == {"steps": 3}
+        with pytest.raises(RequestRefused, match="not begun") as caught:
+            await asyncio.gather(backend.manager.stop_profile(), reply("stop_profile", False, b'"not begun"'))
+        assert caught.value.status == 409 and caught.value.code == "not_profiling"
         with pytest.raises(RequestRefused, match=r"did not answer info within 0.05 s") as caught:
             await backend.manager.info(timeout_s=0.05)
         assert caught.value.status == 504
