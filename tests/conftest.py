@@ -1,9 +1,12 @@
-"""A table of how far fast paths are from their slow twins, printed last where a test recorded one."""
+"""What tests of fast paths share: GPU tests skip without a GPU, Triton kernels run in Triton's interpreter there, and a
+table of how far fast paths are from their slow twins is printed last where a test recorded one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,9 +30,29 @@ ROWS = pytest.StashKey[list[ParityRow]]()
 
 Parity = Callable[..., None]
 
+# Triton reads this once, when something first imports it. Looked at without torch, which most tests need not import.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[ROWS] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def interpreter() -> None:
+    """For tests that run Triton kernels on CPU tensors: the arithmetic of the kernels, without a GPU."""
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("Triton compiles for the GPU here; the tests marked gpu run the kernels there")
 
 
 @pytest.fixture
