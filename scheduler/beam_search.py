@@ -12,7 +12,8 @@ fewer. The sequences are kept as back-pointers, one array of parents and one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import insort_right
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,6 +59,17 @@ class _Step:
     parents: np.ndarray
     tokens: np.ndarray
     logprobs: np.ndarray
+    top_ids: np.ndarray | None
+    top_logprobs: np.ndarray | None
+
+
+@dataclass(slots=True, frozen=True)
+class _Paths:
+    """n sequences of equal length, back to the prompt; as `Hypothesis`, but for all of them."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+    cumulative_logprobs: list[float]
     top_ids: np.ndarray | None
     top_logprobs: np.ndarray | None
 
@@ -147,17 +159,11 @@ class BeamGroup:
 
     # -- what a step brings --------------------------------------------------------------------------------------------
 
-    def select(self, candidates: BeamCandidates, ends_by_id: Callable[[int], bool]) -> Selection:
-        """Take the ranked continuations of the live beams; sets ``done``.
-
-        ends_by_id: is this token id an eos or stop id of the request?
-        """
+    def select(self, candidates: BeamCandidates, end_ids: Collection[int]) -> Selection:
+        """Take the ranked continuations of the live beams; sets ``done``. end_ids: eos and stop ids of the request."""
         length = self.num_tokens + 1
         is_last = length >= self._max_new_tokens
-        leaves = self._leaves(candidates)
-        is_closed = self._sampling.early_stopping is True and len(self.finished) >= self.width
-        running: list[int] = []
-        finished: list[tuple[Hypothesis, int]] = []
+        endings = self._endings(candidates, length, end_ids)
         self._steps.append(
             _Step(
                 candidates.parents,
@@ -167,80 +173,79 @@ class BeamGroup:
                 candidates.top_logprobs,
             )
         )
-        for rank, token_id in enumerate(candidates.tokens.tolist()):
-            if rank >= self.width and (is_last or len(running) == self.width):
-                break  # what follows neither ends nor goes on
-            reason, kept, rest = self._ending(candidates, rank, token_id, length, ends_by_id, leaves)
-            if reason is None and not is_last:
-                if len(running) < self.width:
-                    running.append(rank)
-            elif rank < self.width:
-                if reason is None and self._trie is None:
-                    reason, kept = FinishReason(type="length"), length
-                score = self._score_at_end(candidates.scores[rank])
-                # Without a reason: the start of an item is no item.
-                if reason is not None and not is_closed and self._is_among_best(score):
-                    hypothesis = self._finish(rank, score, reason, kept, rest)
-                    self._enter(hypothesis)
-                    finished.append((hypothesis, int(candidates.parents[rank])))
-        kept_ranks = np.array(running, dtype=np.int32)
-        parents = candidates.parents[kept_ranks]
-        self._keep(kept_ranks, candidates)
-        self.done = is_last or not running or not self._can_improve()
-        return Selection(parents, [pair for pair in finished if pair[0] in self.finished])
+        best = range(min(self.width, len(candidates.tokens)))
+        if not is_last:
+            ending = [rank for rank in best if rank in endings]
+            goes_on = np.ones(len(candidates.tokens), dtype=bool)
+            goes_on[list(endings)] = False
+            running = np.flatnonzero(goes_on)[: self.width]
+        else:
+            # Without an ending it has reached its length; but the start of an item is no item.
+            ending = [rank for rank in best if rank in endings or self._trie is None]
+            running = np.empty(0, dtype=np.int64)
+        finished = self._finish(ending, endings, candidates) if ending else []
+        parents = candidates.parents[running]
+        self._keep(running, candidates)
+        self.done = is_last or not len(running) or not self._can_improve()
+        return Selection(parents, finished)
 
-    def _leaves(self, candidates: BeamCandidates) -> np.ndarray | None:
-        if self._trie is None:
-            return None
-        return self._trie.is_leaf(self._trie.advance(self._nodes[candidates.parents], candidates.tokens))
-
-    def _ending(
-        self,
-        candidates: BeamCandidates,
-        rank: int,
-        token_id: int,
-        length: int,
-        ends_by_id: Callable[[int], bool],
-        leaves: np.ndarray | None,
-    ) -> tuple[FinishReason | None, int, str]:
-        """(why this candidate ends its sequence, or None; tokens a child inherits; visible rest)."""
+    def _endings(
+        self, candidates: BeamCandidates, length: int, end_ids: Collection[int]
+    ) -> dict[int, tuple[FinishReason, int, str]]:
+        """Of the candidates that end their sequence, by rank: (why, tokens that a child inherits, visible rest)."""
         trimmed = not self._sampling.no_stop_trim
-        if length > self._sampling.min_new_tokens:
-            if ends_by_id(token_id):
-                return FinishReason(type="stop", matched=token_id), length - 1 if trimmed else length, ""
-            if (match := candidates.stops.get(rank)) is not None:
-                kept, rest = (match.kept_tokens, match.rest) if trimmed else (length, "")
-                return FinishReason(type="stop", matched=self._sampling.stop[match.stop_index]), kept, rest
-        if leaves is not None and leaves[rank]:
-            return FinishReason(type="stop", matched=ITEM), length, ""
-        return None, 0, ""
+        endings: dict[int, tuple[FinishReason, int, str]] = {}
+        if self._trie is not None:
+            nodes = self._trie.advance(self._nodes[candidates.parents], candidates.tokens)
+            for rank in np.flatnonzero(self._trie.is_leaf(nodes)).tolist():
+                endings[rank] = FinishReason(type="stop", matched=ITEM), length, ""
+        if length <= self._sampling.min_new_tokens:
+            return endings
+        for rank, match in candidates.stops.items():
+            kept, rest = (match.kept_tokens, match.rest) if trimmed else (length, "")
+            endings[rank] = FinishReason(type="stop", matched=self._sampling.stop[match.stop_index]), kept, rest
+        # An id goes before a stop string, and that before an item.
+        if end_ids:
+            for rank, token_id in enumerate(candidates.tokens.tolist()):
+                if token_id in end_ids:
+                    reason = FinishReason(type="stop", matched=token_id)
+                    endings[rank] = reason, length - 1 if trimmed else length, ""
+        return endings
 
-    def _finish(self, rank: int, score: float, reason: FinishReason, kept: int, rest: str) -> Hypothesis:
-        ids, logprobs, top_ids, top_logprobs = self._path(rank)
-        return Hypothesis(
-            ids=ids,
-            score=score,
-            cumulative_logprob=float(logprobs.sum(dtype=np.float64)),
-            logprobs=logprobs,
-            finish=reason,
-            kept_tokens=kept,
-            rest=rest,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
-        )
+    def _finish(
+        self, ranks: list[int], endings: dict[int, tuple[FinishReason, int, str]], candidates: BeamCandidates
+    ) -> list[tuple[Hypothesis, int]]:
+        """Enter these candidates of the newest step, best first, into the results, as far as they are good enough.
+        Those that are, each with the beam it came from."""
+        if self._sampling.early_stopping is True and len(self.finished) >= self.width:
+            return []
+        of_length = FinishReason(type="length"), self.num_tokens, ""
+        scores = self._scores_at_end(candidates.scores[ranks])
+        paths = self._paths(np.array(ranks))
+        entered: list[tuple[Hypothesis, int]] = []
+        for i, (rank, score) in enumerate(zip(ranks, scores)):
+            if len(self.finished) >= self.width and score <= self.finished[-1].score:
+                continue
+            reason, kept, rest = endings.get(rank, of_length)
+            hypothesis = Hypothesis(
+                ids=paths.ids[i],
+                score=score,
+                cumulative_logprob=paths.cumulative_logprobs[i],
+                logprobs=paths.logprobs[i],
+                finish=reason,
+                kept_tokens=kept,
+                rest=rest,
+                top_ids=None if paths.top_ids is None else paths.top_ids[i],
+                top_logprobs=None if paths.top_logprobs is None else paths.top_logprobs[i],
+            )
+            insort_right(self.finished, hypothesis, key=lambda other: -other.score)
+            del self.finished[self.width :]
+            entered.append((hypothesis, int(candidates.parents[rank])))
+        return [pair for pair in entered if pair[0] in self.finished]
 
-    def _score_at_end(self, score: np.floating) -> float:
-        """What a sequence that ends with the newest step scores."""
-        return float(np.float32(score) / np.float32(self.num_tokens**self._sampling.length_penalty))
-
-    def _is_among_best(self, score: float) -> bool:
-        return len(self.finished) < self.width or score > self.finished[-1].score
-
-    def _enter(self, hypothesis: Hypothesis) -> None:
-        """Into the results, in place of the worst."""
-        place = sum(other.score >= hypothesis.score for other in self.finished)
-        self.finished.insert(place, hypothesis)
-        del self.finished[self.width :]
+    def _scores_at_end(self, scores: np.ndarray) -> list[float]:
+        """What sequences that end with the newest step score. scores: float32 [n], accumulated log-probabilities."""
+        return (scores / np.float32(self.num_tokens**self._sampling.length_penalty)).tolist()
 
     def _keep(self, ranks: np.ndarray, candidates: BeamCandidates) -> None:
         """These candidates are the live beams now."""
@@ -273,20 +278,26 @@ class BeamGroup:
             beam = step.parents[beam]
         return ids
 
-    def _path(self, beam: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """(ids, logprobs, top ids, top logprobs) of one sequence, back to the prompt."""
-        steps = reversed(self._steps)
-        ids, logprobs, top_ids, top_logprobs = [], [], [], []
-        for step in steps:
-            ids.append(step.tokens[beam])
-            logprobs.append(step.logprobs[beam])
-            beam = int(step.parents[beam])
-            if step.top_ids is not None and step.top_logprobs is not None:
-                top_ids.append(step.top_ids[beam])
-                top_logprobs.append(step.top_logprobs[beam])
-        return (
-            np.array(ids[::-1], dtype=np.int32),
-            np.array(logprobs[::-1], dtype=np.float32),
-            np.array(top_ids[::-1]) if top_ids else None,
-            np.array(top_logprobs[::-1]) if top_logprobs else None,
+    def _paths(self, beams: np.ndarray) -> _Paths:
+        """What these beams of the newest step (int [n]) have generated since the prompt."""
+        places: list[np.ndarray] = []
+        for step in reversed(self._steps):
+            places.append(beams)
+            beams = step.parents[beams]
+        places.reverse()
+        origins = [step.parents[beams] for step, beams in zip(self._steps, places)]
+
+        def gather(parts: list[np.ndarray], rows: list[np.ndarray]) -> np.ndarray:
+            return np.stack([part[beams] for part, beams in zip(parts, rows, strict=True)], axis=1)
+
+        logprobs = gather([step.logprobs for step in self._steps], places)
+        # What was likeliest after a beam is kept with the beam, not with what it became.
+        top_ids = [step.top_ids for step in self._steps if step.top_ids is not None]
+        top_logprobs = [step.top_logprobs for step in self._steps if step.top_logprobs is not None]
+        return _Paths(
+            ids=gather([step.tokens for step in self._steps], places),
+            logprobs=logprobs,
+            cumulative_logprobs=logprobs.sum(axis=1, dtype=np.float64).tolist(),
+            top_ids=gather(top_ids, origins) if top_ids else None,
+            top_logprobs=gather(top_logprobs, origins) if top_logprobs else None,
         )

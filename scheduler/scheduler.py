@@ -114,7 +114,7 @@ class Scheduler:
         for request in requests:
             request.begin(prompt.share(), max_new_tokens)
             if spec.sampling.beam_width is not None:
-                request.beams = BeamGroup(spec.sampling, max_new_tokens, spec.item_trie, self._count_end_ids(request))
+                request.beams = BeamGroup(spec.sampling, max_new_tokens, spec.item_trie, len(self._end_ids(request)))
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
@@ -353,7 +353,7 @@ class Scheduler:
             self._memory.start_search(search)
         if candidates is None:
             return []
-        selection = group.select(candidates, lambda token_id: self.ends_by_id(search, token_id))
+        selection = group.select(candidates, self._end_ids(search))
         self._memory.keep_finished(search, selection.finished)
         if not group.done:
             self._memory.choose_beams(search, selection.parents)
@@ -364,9 +364,9 @@ class Scheduler:
             reason = FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
         return self._end(RequestEvent(search, -1, -1, reason), now)
 
-    def _count_end_ids(self, request: Request) -> int:
+    def _end_ids(self, request: Request) -> frozenset[int]:
         eos = self._eos_token_ids if request.ends_at_eos else frozenset()
-        return len(eos.union(request.sampling.stop_token_ids))
+        return eos.union(request.sampling.stop_token_ids)
 
     def ends_by_id(self, request: Request, token_id: int) -> bool:
         """True if this token id ends the request: eos or one of its stop ids. That goes before any stop string."""

@@ -98,7 +98,7 @@ def expected_beams(
             bans_ends=group.bans_ends,
             allowed=group.allowed(),
         )
-        group.select(_candidates(step, logprobs, eos), ends.__contains__)
+        group.select(_candidates(step, logprobs, eos), ends)
     return group.results
 
 

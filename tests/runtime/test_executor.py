@@ -153,7 +153,7 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     assert result.stop_matches == {1: StopMatch(0, 1, "t")}
     group, candidates = search.beams, result.beams[0]
     assert group is not None and candidates is not None and candidates.stops == {}
-    group.select(candidates, lambda token_id: False)
+    group.select(candidates, ())
     assert group.sequences().tolist() == [[he], [space]]
 
     second = torch.full((2, VOCAB_SIZE), -50.0)
