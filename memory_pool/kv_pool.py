@@ -11,7 +11,50 @@ It is the one file of memory_pool that imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayers:
+    """K and V of some layers, as one copy reads or writes them: on a device, or in pinned host memory."""
+
+    k: list[torch.Tensor]
+    """Per layer [slots, kv_heads, head_dim], contiguous."""
+    v: list[torch.Tensor]
+    k_pointers: torch.Tensor
+    """uint64 [layers], on the device: where each layer's tensor begins, for kernels that copy all layers at once."""
+    v_pointers: torch.Tensor
+
+    @classmethod
+    def of(cls, k: list[torch.Tensor], v: list[torch.Tensor], device: torch.device) -> KVLayers:
+        """device: where the kernels run, also for tensors in pinned host memory."""
+        pointers = [
+            torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64, device=device) for layers in (k, v)
+        ]
+        return cls(k, v, *pointers)
+
+    def part(self, first: int, count: int) -> KVLayers:
+        """Layers first to first + count."""
+        layers = slice(first, first + count)
+        return KVLayers(self.k[layers], self.v[layers], self.k_pointers[layers], self.v_pointers[layers])
+
+
+CopyKV = Callable[[KVLayers, KVLayers, torch.Tensor, torch.Tensor], None]
+"""(source, target, source slots, target slots): see `copy_kv`."""
+
+
+def copy_kv(source: KVLayers, target: KVLayers, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
+    """Copy slots of all layers of source to slots of target; int64 [n] each, no target twice.
+
+    Per tensor all sources are read before a target is written, so that the two may be one pool and may overlap. Where
+    one side is host memory, the slots are brought there, which waits for the device.
+    """
+    for ours, theirs in zip((*source.k, *source.v), (*target.k, *target.v), strict=True):
+        rows = ours.index_select(0, source_slots.to(ours.device))
+        theirs.index_copy_(0, target_slots.to(theirs.device), rows.to(theirs.device))
 
 
 class MHAKVPool:
@@ -31,11 +74,14 @@ class MHAKVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        copy_disjoint: CopyKV = copy_kv,
     ) -> None:
-        """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top."""
+        """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top. copy_disjoint:
+        what copies slots that do not overlap; a GPU has a kernel for it."""
         if num_tokens < page_size or num_tokens % page_size:
             raise ValueError(f"KV pool of {num_tokens} tokens: use a positive multiple of the page size ({page_size})")
         self.num_tokens = num_tokens
+        self.page_size = page_size
         self.num_slots = num_tokens + page_size
         self.dtype = dtype
         self.device = device
@@ -48,17 +94,18 @@ class MHAKVPool:
             self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         except RuntimeError as error:  # torch.OutOfMemoryError on a GPU, a plain RuntimeError of the CPU allocator
             raise MemoryError(f"cannot allocate the {self.describe()} on {device}; lower --max-total-tokens") from error
+        self.layers = KVLayers.of(self.k, self.v, device)
+        self._copy_disjoint = copy_disjoint
 
     def describe(self) -> str:
         """One line for the start-up log: tokens x bytes per token = size."""
         size = self.num_tokens * self.bytes_per_token / 2**30
         return f"KV pool: {self.num_tokens} tokens × {self.bytes_per_token} bytes = {size:.2f} GiB"
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
         """In all layers copy slots source to slots target (int64 [n]; no target twice). All sources are read before
-        any target is written, so the two may overlap."""
-        for tensor in (*self.k, *self.v):
-            tensor.index_copy_(0, target, tensor.index_select(0, source))
+        any target is written, so the two may overlap. disjoint: the caller knows that they do not."""
+        (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
 
 
 def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

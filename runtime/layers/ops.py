@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from ...memory_pool.kv_pool import KVLayers, copy_kv
 from .activation import silu_and_mul
 from .norm import add_rms_norm, rms_norm
 from .rotary import rotate_and_store
@@ -54,11 +55,20 @@ class RotateAndStoreOp(Protocol):
 
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim], contiguous: q, k, v of each token. May be overwritten.
         positions, slots: int64 [tokens]; no slot twice, but for the padding slot 0, which takes anything.
-        rotary_table: [max_positions, 2 * head_dim], see RotaryEmbedding.
+        rotary_table: [max_positions, head_dim], see RotaryEmbedding.
         k_pool, v_pool: one layer of the pool, [slots, kv_heads, head_dim], contiguous; only `slots` are written.
         norm_weight: [heads + kv_heads, head_dim], for an RMSNorm of each head of q and k, or None for no norm.
         Returns q [tokens, heads, head_dim]: heads and coordinates contiguous, rows possibly strided.
         """
+        ...
+
+
+class CopyKVOp(Protocol):
+    def __call__(
+        self, source: KVLayers, target: KVLayers, source_slots: torch.Tensor, target_slots: torch.Tensor, /
+    ) -> None:
+        """In all layers copy slots of source to slots of target: int64 [n] each, on the device, no target twice, none
+        of them a source of the same call. The layers of both are of one shape and dtype."""
         ...
 
 
@@ -70,8 +80,17 @@ class Ops:
     add_rms_norm: AddRMSNormOp
     silu_and_mul: SiluAndMulOp
     rotate_and_store: RotateAndStoreOp
+    copy_kv: CopyKVOp
+    """Within the device's memory, in as little time as possible: forks, partial pages."""
+    transfer_kv: CopyKVOp
+    """Between the device's and pinned host memory, on few multiprocessors: the others go on computing."""
 
 
 TORCH_OPS = Ops(
-    rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, rotate_and_store=rotate_and_store
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_and_mul=silu_and_mul,
+    rotate_and_store=rotate_and_store,
+    copy_kv=copy_kv,
+    transfer_kv=copy_kv,
 )

@@ -1,8 +1,7 @@
 """Rotary position embedding (Su et al. 2021, RoFormer), in the half-split form of the Hugging Face checkpoints.
 
 The two halves of a head are the two coordinates that turn together:
-    out = x * [cos, cos] + [x2, x1] * [-sin, sin]
-so the table stores the sine with its sign, and swapping the halves is one `roll`.
+    left' = left * cos - right * sin        right' = right * cos + left * sin
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 class RotaryEmbedding:
     """Precomputed table for positions below max_positions, in the model's dtype like the reference implementation.
 
-    table: [max_positions, 2 * head_dim], a row is [cos, cos, -sin, sin] of the head_dim / 2 angles.
+    table: [max_positions, head_dim], contiguous; a row is [cos, sin] of the head_dim / 2 angles.
     """
 
     def __init__(
@@ -43,15 +42,15 @@ class RotaryEmbedding:
     ) -> None:
         positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
-        cos, sin = angles.cos(), angles.sin()
-        table = torch.cat((cos, cos, -sin, sin), dim=-1)
-        self.table = table.to(dtype=dtype, device=device)
+        self.table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype=dtype, device=device)
 
 
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, head_dim]; cos, signed_sin [tokens, 1, head_dim] -> rotated, the same shape as x."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, swapped, signed_sin)
+def apply_rotary(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, head_dim], rows of the table [tokens, head_dim] -> rotated, the same shape as x."""
+    cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    turned = torch.addcmul(left * cos, right, sin, value=-1), torch.addcmul(right * cos, left, sin)
+    return torch.cat(turned, dim=-1)
 
 
 def rotate_and_store(
@@ -66,12 +65,11 @@ def rotate_and_store(
 ) -> torch.Tensor:
     """See ops.RotateAndStoreOp."""
     _, kv_heads, head_dim = k_pool.shape
-    heads = qkv.view(len(qkv), -1, head_dim)
+    heads = qkv.unflatten(1, (-1, head_dim))
     qk, v = heads[:, :-kv_heads], heads[:, -kv_heads:]
     if norm_weight is not None:
         qk = F.rms_norm(qk, (head_dim,), None, eps) * norm_weight
-    cos, signed_sin = rotary_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-    qk = apply_rotary(qk, cos, signed_sin)
+    qk = apply_rotary(qk, rotary_table.index_select(0, positions))
     k_pool.index_copy_(0, slots, qk[:, -kv_heads:])
     v_pool.index_copy_(0, slots, v)
     return qk[:, :-kv_heads]

@@ -51,7 +51,7 @@ def test_q_and_k_are_normed_turned_and_stored(heads, kv_heads, with_norm):
     expected = per_head[:, : heads + kv_heads].clone()
     if weight is not None:
         expected = exact_norm(expected, weight)
-    cos, sin = (rotary.table[positions][:, None, part : part + head_dim // 2] for part in (0, 3 * head_dim // 2))
+    cos, sin = rotary.table[positions].unsqueeze(1).chunk(2, dim=-1)
     left, right = expected.chunk(2, dim=-1)
     expected = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 

@@ -28,8 +28,7 @@ def test_pairs_turn_by_position_times_frequency():
     positions = torch.tensor([0, 5, 17])
     x = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(0))
     rotary = RotaryEmbedding(rope, 6, 32, dtype=torch.float32, device=CPU)
-    cos, signed_sin = rotary.table[positions].unsqueeze(1).chunk(2, dim=-1)
-    found = apply_rotary(x, cos, signed_sin)
+    found = apply_rotary(x, rotary.table[positions])
     for token, position in enumerate(positions.tolist()):
         for head in range(2):
             expected = rotate_by_hand(x[token, head], position, frequencies)

@@ -1,0 +1,123 @@
+"""Which implementation each layer operation gets on a device: tried out at start, on the model's own sizes.
+
+    sglang-kernel ─┐
+    Triton        ─┼─▶ import ─▶ one small call ─▶ same numbers as torch? ─▶ the first that passes, else torch
+    torch         ─┘
+
+A library that is missing, built for another torch or another card, or wrong costs speed, and one line in the log that
+says what to install. Nothing is imported on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .op_trials import OP_NAMES, OpShape, Trial, tolerance
+from .ops import TORCH_OPS, Ops
+
+logger = logging.getLogger(__name__)
+
+TRIAL_TOKENS = 5
+COMMON_SHAPE = OpShape(4096, 14336, num_heads=32, num_kv_heads=8, head_dim=128, qk_norm=False, eps=1e-5)
+"""Of a model with eight billion parameters."""
+SGL, TRITON = "sglang-kernel", "triton"
+PREFERENCE = {
+    "rms_norm": (SGL, TRITON),
+    "add_rms_norm": (SGL, TRITON),
+    "silu_and_mul": (SGL, TRITON),
+    "rotate_and_store": (TRITON, SGL),
+    # One program per slot and layer: sglang-kernel's goes through the layers one after the other.
+    "copy_kv": (TRITON, SGL),
+    # On few multiprocessors, which only sglang-kernel's does.
+    "transfer_kv": (SGL,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """load: device -> its operations by their name in Ops; raises where it cannot be used."""
+
+    name: str
+    load: Callable[[torch.device], Mapping[str, Callable[..., Any]]]
+
+
+def load_sgl(device: torch.device) -> Mapping[str, Callable[..., Any]]:
+    from . import sgl_ops  # here: only where there is a GPU
+
+    return sgl_ops.load(device)
+
+
+def load_triton(device: torch.device) -> Mapping[str, Callable[..., Any]]:
+    from . import triton_ops  # here: only where there is a GPU
+
+    return {name: getattr(triton_ops, name) for name in OP_NAMES if hasattr(triton_ops, name)}
+
+
+LIBRARIES = (Library(SGL, load_sgl), Library(TRITON, load_triton))
+
+
+def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape = COMMON_SHAPE) -> Ops:
+    """The fastest implementation of each operation that works on the device. On a CPU: TORCH_OPS, at no cost."""
+    return TORCH_OPS if device.type == "cpu" else probe(LIBRARIES, shape, dtype, device)
+
+
+def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, device: torch.device) -> Ops:
+    """Try all operations of the libraries, as PREFERENCE has them in order. Logs one line with what each got, and one
+    warning if any had to make do with less than its first choice."""
+    trouble: list[str] = []
+    loaded: dict[str, Mapping[str, Callable[..., Any]]] = {}
+    for library in libraries:
+        try:
+            loaded[library.name] = library.load(device)
+        except Exception as error:  # whatever an import of compiled code may raise
+            trouble.append(f"{library.name} cannot be used ({_reason(error)})")
+    trial = Trial(shape, TRIAL_TOKENS, dtype)
+    chosen: dict[str, Callable[..., Any]] = {}
+    names: list[str] = []
+    for name in OP_NAMES:
+        for library in PREFERENCE[name]:
+            op = loaded.get(library, {}).get(name)
+            if op is None:
+                continue
+            problem = try_out(name, op, trial, device)
+            if problem is None:
+                chosen[name] = op
+                names.append(f"{name} {library}")
+                break
+            trouble.append(f"{name} of {library} {problem}")
+        else:
+            chosen[name] = getattr(TORCH_OPS, name)
+            names.append(f"{name} torch")
+    logger.info("layer ops: %s", ", ".join(names))
+    if trouble:
+        logger.warning(
+            "slower layer ops in use: %s. pip install 'baton[cuda]' brings the versions that fit torch 2.11; "
+            "this is torch %s",
+            "; ".join(trouble),
+            torch.__version__,
+        )
+    return Ops(**chosen)
+
+
+def try_out(name: str, op: Callable[..., Any], trial: Trial, device: torch.device) -> str | None:
+    """None if op gives the numbers of its torch twin, else what is wrong with it."""
+    try:
+        found = trial.found(name, op, device)
+    except Exception as error:  # a kernel may raise anything: no such op, no compiler, no image for this card
+        return f"failed ({_reason(error)})"
+    allowed = tolerance(trial.dtype)
+    for part, expected in zip(found, trial.expected(name), strict=True):
+        if part.shape != expected.shape or not torch.allclose(part, expected, atol=allowed, rtol=allowed):
+            return "gives wrong numbers"
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """Type and first line of an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])[:200]
