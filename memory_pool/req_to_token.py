@@ -56,6 +56,7 @@ class ReqToTokenPool:
         self._is_free = bytearray(b"\1" * self.num_rows)
         self._spans: list[tuple[int, int, int]] = []
         self._points: list[tuple[np.ndarray, np.ndarray]] = []
+        self._blocks: list[tuple[np.ndarray, int, int]] = []
 
     @property
     def num_rows(self) -> int:
@@ -105,6 +106,16 @@ class ReqToTokenPool:
             count += before
         spans.append((row, start, count))
 
+    def write_block(self, rows: np.ndarray, start: int, slots: np.ndarray) -> None:
+        """The same span of several rows, each once: rows[i][start : start + n] = slots[i]. int32 [k], int32 [k, n]."""
+        count = slots.shape[1]
+        if not len(rows) or not count:
+            return
+        if start < 0 or start + count > self.max_context:
+            raise ValueError(f"positions {start} to {start + count} are outside rows of {self.max_context} tokens")
+        self.rows[rows, start : start + count] = slots
+        self._blocks.append((rows.astype(np.int32), start, count))
+
     def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
         """One slot for each of bs rows, the decode step: rows[i][positions[i]] = slots[i]. All int32 [bs]."""
         self.rows[rows, positions] = slots
@@ -116,19 +127,25 @@ class ReqToTokenPool:
 
     def take_updates(self) -> RowUpdates:
         """What was written since the last call; values are those of now, so the last write to a position wins."""
-        spans, points = self._spans, self._points
-        self._spans, self._points = [], []
-        if len(points) == 1 and not spans:  # a decode step
+        spans, blocks, points = self._spans, self._blocks, self._points
+        self._spans, self._blocks, self._points = [], [], []
+        if len(points) == 1 and not spans and not blocks:  # a decode step
             rows, positions = points[0]
             return RowUpdates(rows, positions, np.ones(len(rows), dtype=np.int32), self.rows[rows, positions])
-        table = np.array(spans, dtype=np.int32).reshape(-1, 3).T
+        parts = [np.array(spans, dtype=np.int32).reshape(-1, 3).T]
         values = [self.rows[row, start : start + count] for row, start, count in spans]
-        if not points:
-            return RowUpdates(*table, values=np.concatenate(values) if values else np.empty(0, dtype=np.int32))
-        values += [self.rows[rows, positions] for rows, positions in points]
-        return RowUpdates(
-            rows=np.concatenate([table[0], *(rows for rows, _ in points)]),
-            starts=np.concatenate([table[1], *(positions for _, positions in points)]),
-            lengths=np.concatenate([table[2], *(np.ones_like(rows) for rows, _ in points)]),
-            values=np.concatenate(values),
-        )
+        for rows, start, count in blocks:
+            parts.append(_span_table(rows, start, count))
+            values.append(self.rows[rows, start : start + count].ravel())
+        for rows, positions in points:
+            parts.append(_span_table(rows, positions, 1))
+            values.append(self.rows[rows, positions])
+        table = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return RowUpdates(*table, values=np.concatenate(values) if values else np.empty(0, dtype=np.int32))
+
+
+def _span_table(rows: np.ndarray, starts: np.ndarray | int, count: int) -> np.ndarray:
+    """int32 [3, n]: row, start and length of n spans."""
+    table = np.empty((3, len(rows)), dtype=np.int32)
+    table[0], table[1], table[2] = rows, starts, count
+    return table

@@ -95,37 +95,34 @@ class BeamRows:
         None, and nothing changed, if there is no memory."""
         pool, page = self._req_to_token, self._allocator.page_size
         begin = kv.length - kv.length % page
-        first = np.full(len(kv.rows), -1, dtype=np.int32)
-        extra: list[int] = []
-        for beam, parent in enumerate(kv.parents.tolist()):
-            if first[parent] < 0:
-                first[parent] = beam
-            else:
-                extra.append(beam)
+        partial = kv.length - begin
+        beams = np.arange(len(kv.parents), dtype=np.int32)
+        first = np.empty(len(kv.rows), dtype=np.int32)
+        first[kv.parents[::-1]] = beams[::-1]  # of several children the one written last: the first
+        extra = beams[first[kv.parents] != beams]
         count = len(extra)
         targets = np.empty(0, dtype=np.int32)
-        if begin < kv.length and extra:
+        if partial and count:
             old, new = np.full(count, begin, dtype=np.int32), np.full(count, kv.length, dtype=np.int32)
             slots = self._allocator.alloc_extend(old, new, old)  # begin is whole pages: no last slot is needed
             if slots is None:
                 return None
             targets = slots
+        parent_rows = kv.rows[kv.parents[extra]]
+        sources = pool.rows[parent_rows, begin : kv.length].ravel()
+        own = pool.rows[parent_rows, kv.start : kv.length]
+        own[:, begin - kv.start :] = targets.reshape(count, partial)
+        reused = [kv.spare.pop() for _ in range(min(count, len(kv.spare)))]
+        made = [self._new_row() for _ in range(count - len(reused))]
+        extra_rows = np.array(reused + made, dtype=np.int32)
+        pool.write_block(extra_rows[len(reused) :], 0, pool.rows[parent_rows[len(reused) :], : kv.start])
+        pool.write_block(extra_rows, kv.start, own)
         rows = np.empty(len(kv.parents), dtype=np.int32)
         rows[first] = kv.rows
-        sources = []
-        partial = kv.length - begin
-        for number, beam in enumerate(extra):
-            parent_row = int(kv.rows[kv.parents[beam]])
-            is_new = not kv.spare
-            row = kv.spare.pop() if kv.spare else self._new_row()
-            shared_from = 0 if is_new else kv.start
-            pool.write(row, shared_from, pool.rows[parent_row, shared_from:begin])
-            pool.write(row, begin, targets[number * partial : (number + 1) * partial])
-            sources.append(pool.rows[parent_row, begin : kv.length])
-            rows[beam] = row
+        rows[extra] = extra_rows
         kv.rows = rows
-        kv.parents = np.arange(len(rows), dtype=np.int32)
-        return KVCopies(np.concatenate([np.empty(0, dtype=np.int32), *sources]), targets)
+        kv.parents = beams
+        return KVCopies(sources, targets)
 
     def _new_row(self) -> int:
         row = self._req_to_token.alloc()
