@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep
-from .forward_batch import upload
-from .ranking import SLICE_ELEMENTS, top_tokens
+from .device_copy import to_host, upload
+from .ranking import SLICE_ELEMENTS, chunk_maxima, top_tokens
 
 CHUNK = 128
 """Tokens per chunk. Near the square root of vocab / (k / rows), where maxima and gathered pairs are as many."""
@@ -80,14 +80,14 @@ class BeamRanker:
         """
         firsts = _starts([step.stop - step.start for step in steps])
         maxima, softmax = self._survey(logits)
-        scores = torch.from_numpy(np.concatenate([step.scores for step in steps])).to(self._device)
+        (scores,) = upload([np.concatenate([step.scores for step in steps])], self._device)
         ranked = [
             *self._rank_all(logits, maxima, softmax, scores, steps, firsts),
             *self._rank_allowed(logits, softmax, scores, steps, firsts),
         ]
         likeliest = self._likeliest(logits, softmax, steps, firsts)
         # One copy to the host for all of it.
-        arrays = iter(download([t for part in ranked for t in part.tensors()] + [t for _, t in likeliest]))
+        arrays = iter(to_host([t for part in ranked for t in part.tensors()] + [t for _, t in likeliest]).wait())
         found = {i: pairs for part in ranked for i, pairs in _candidates(part.steps, *(next(arrays) for _ in range(4)))}
         tops: dict[int, list[np.ndarray]] = {}
         for i, _ in likeliest:
@@ -122,20 +122,12 @@ class BeamRanker:
 
     # -- log-softmax ---------------------------------------------------------------------------------------------------
 
-    def _chunk_maxima(self, logits: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab] -> [rows, chunks]; the last chunk may be short."""
-        whole = self._vocab_size // CHUNK * CHUNK
-        maxima = logits[:, :whole].unflatten(1, (-1, CHUNK)).amax(dim=-1) if whole else logits[:, :0]
-        if whole == self._vocab_size:
-            return maxima
-        return torch.cat([maxima, logits[:, whole:].amax(dim=-1, keepdim=True)], dim=-1)
-
     def _survey(self, logits: torch.Tensor) -> tuple[torch.Tensor, _LogSoftmax]:
         """Chunk maxima and log-softmax of the rows, a slice at a time: from memory each logit is read once."""
         maxima, best, sums = [], [], []
         buffer = torch.empty_like(logits[: self._rows_at_once])  # fresh memory costs more than the exponentials
         for part in logits.split(self._rows_at_once):
-            maxima.append(self._chunk_maxima(part))
+            maxima.append(chunk_maxima(part, CHUNK))
             best.append(maxima[-1].amax(dim=-1))
             powers = torch.sub(part, best[-1].unsqueeze(1), out=buffer[: len(part)]).exp_()
             sums.append(powers.sum(dim=-1))
@@ -175,7 +167,7 @@ class BeamRanker:
                 by_shape.setdefault((step.stop - step.start, step.num_candidates), []).append(i)
         biased = self._biased(logits, [(steps[i], firsts[i]) for members in by_shape.values() for i in members])
         if biased is not logits:
-            maxima = self._chunk_maxima(biased)
+            maxima = chunk_maxima(biased, CHUNK)
         for (width, count), members in by_shape.items():
             rows = np.array([firsts[i] for i in members])[:, None] + np.arange(width)
             yield _Ranked(members, *self._top_pairs(logits, biased, maxima, softmax, scores, rows, count))
@@ -191,9 +183,11 @@ class BeamRanker:
                 values.append(np.tile(np.array(list(bias.values()), dtype=np.float32), width))
         if not rows:
             return logits
-        row, token = upload([np.concatenate(rows), np.concatenate(tokens)], logits.device)
+        row, token, value = upload(
+            [np.concatenate(rows), np.concatenate(tokens), np.concatenate(values)], logits.device
+        )
         biased = logits.clone()
-        biased[row, token] += torch.from_numpy(np.concatenate(values)).to(logits.device)
+        biased[row, token] += value
         return biased
 
     def _top_pairs(
@@ -209,7 +203,7 @@ class BeamRanker:
         """host_rows: int64 [searches, width]. scores, logprobs, rows, tokens, [searches, k] each."""
         searches, width = host_rows.shape
         chunks = maxima.shape[1]
-        rows = upload([host_rows.ravel()], logits.device)[0].view(searches, width)
+        (rows,) = upload([host_rows], logits.device)
         beam = rows.unsqueeze(2)
         best_of_chunk = softmax(maxima[rows], beam) + scores[beam]
         _, place = top_tokens(_possible(best_of_chunk.view(searches, -1)), min(count, width * chunks))
@@ -247,9 +241,9 @@ class BeamRanker:
             for i, pairs in enumerate(members):
                 count = len(pairs.rows)
                 row[i, :count], token[i, :count], bias[i, :count] = pairs.rows, pairs.tokens, pairs.bias
-            rows, tokens = (t.view(shape) for t in upload([row.ravel(), token.ravel()], logits.device))
+            rows, tokens, biases = upload([row, token, bias], logits.device)
             logprobs = softmax(logits[rows, tokens], rows)
-            score = logprobs + torch.from_numpy(bias).to(logits.device) + scores[rows]
+            score = logprobs + biases + scores[rows]
             score, place = top_tokens(_possible(score), max(steps[pairs.step].num_candidates for pairs in members))
             yield _Ranked(
                 [pairs.step for pairs in members],
@@ -309,16 +303,3 @@ def _candidates(
     counts = np.isfinite(scores).sum(axis=1)  # best first: those that cannot be are the last
     for i, (step, count) in enumerate(zip(steps, counts.tolist())):
         yield step, (scores[i, :count], logprobs[i, :count], rows[i, :count], tokens[i, :count])
-
-
-def download(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """int32 and float32 tensors -> numpy arrays of their shapes, in one copy."""
-    if not tensors:
-        return []
-    packed = torch.cat([t.reshape(-1).view(torch.int32) for t in tensors]).cpu().numpy()
-    ends = np.cumsum([t.numel() for t in tensors])[:-1]
-    arrays = np.split(packed, ends)
-    return [
-        array.view(np.float32 if t.dtype == torch.float32 else np.int32).reshape(t.shape)
-        for array, t in zip(arrays, tensors)
-    ]

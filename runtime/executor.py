@@ -14,7 +14,8 @@ import torch
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.request import Request
 from .beam_candidates import BeamRanker
-from .logprobs import TokenLogprobs, input_logprobs, output_logprobs
+from .device_copy import HostCopy, to_host, upload
+from .logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 from .model_runner import ModelRunner
 from .penalties import PendingTokens
 from .sampler import Sampler
@@ -34,6 +35,24 @@ class StepOutput:
     """Logprobs of prompt tokens this step computed, in prompt order per request."""
 
 
+@dataclass(slots=True, frozen=True)
+class _OutputLogprobs:
+    """Logprobs of new tokens, on their way."""
+
+    sampled: np.ndarray
+    """int64 [m]: which of the sampled rows want them."""
+    scores: LogprobsInFlight
+
+
+@dataclass(slots=True, frozen=True)
+class _InputLogprobs:
+    """Logprobs of prompt tokens, on their way."""
+
+    requests: list[Request]
+    targets: list[np.ndarray]
+    scores: LogprobsInFlight
+
+
 @dataclass(slots=True)
 class StepInFlight:
     """A step that the device works on, or has done. `Executor.finish` waits for it."""
@@ -43,10 +62,10 @@ class StepInFlight:
     """Device int64 [bs]: the sampled token of each row, anything where none is. The next step reads it there."""
     sampled_rows: np.ndarray
     """int64 [n]: the rows that sample, beams left out."""
-    host_ids: torch.Tensor
-    """int64 [n]: their tokens on the host, once ``copied``."""
-    copied: torch.cuda.Event | None
-    """None where the copy does not run beside the host."""
+    output_logprobs: _OutputLogprobs | None
+    input_logprobs: _InputLogprobs | None
+    copy: HostCopy
+    """Tokens of the sampled rows, int64 [n], then the tensors of the logprobs."""
     output: StepOutput
 
 
@@ -82,27 +101,32 @@ class Executor:
         for step in batch.beams:
             samples[step.start : step.stop] = False
         rows = np.flatnonzero(samples)
-        sampled = self._sample(output, forward.logits, batch, rows, previous_ids)
-        output.result.beams = self._rank_beams(forward.logits, batch)
-        if forward.logprob_hidden is not None:
-            self._add_input_logprobs(output, forward.logprob_hidden, batch)
+        sampled, outputs = self._sample(forward.logits, batch, rows, previous_ids)
+        inputs = None if forward.logprob_hidden is None else self._input_logprobs(forward.logprob_hidden, batch)
+        scores = [wanted.scores for wanted in (outputs, inputs) if wanted is not None]
+        copy = to_host([sampled, *(tensor for score in scores for tensor in score.tensors)])
         next_ids = sampled
         if len(rows) < len(batch):
-            next_ids = sampled.new_zeros(len(batch))
-            next_ids[torch.from_numpy(rows).to(sampled.device)] = sampled
-        host_ids, copied = _to_host(sampled)
+            (index,) = upload([rows], sampled.device)
+            next_ids = sampled.new_zeros(len(batch)).index_copy_(0, index, sampled)
+        output.result.beams = self._rank_beams(forward.logits, batch)  # last: it waits for what it finds
         self._profiler.lap("launch")
-        return StepInFlight(batch, next_ids, rows, host_ids, copied, output)
+        return StepInFlight(batch, next_ids, rows, outputs, inputs, copy, output)
 
     def finish(self, step: StepInFlight) -> StepOutput:
         """Wait for a step. Tokens of requests that have ended since are dropped: nobody asked for them."""
-        if step.copied is not None:
-            step.copied.synchronize()
+        sampled, *arrays = step.copy.wait()
         self._profiler.lap("wait")
         batch, output = step.batch, step.output
         next_ids = output.result.next_ids
-        next_ids[step.sampled_rows] = step.host_ids.numpy()
-        output.input_logprobs = [pair for pair in output.input_logprobs if pair[0].finish is None]
+        next_ids[step.sampled_rows] = sampled
+        if (outputs := step.output_logprobs) is not None:
+            ids = sampled[outputs.sampled].astype(np.int32).reshape(-1, 1)
+            chunks = outputs.scores.read(arrays[:3], list(ids))
+            output.output_logprobs = dict(zip(step.sampled_rows[outputs.sampled].tolist(), chunks))
+        if (inputs := step.input_logprobs) is not None:
+            chunks = inputs.scores.read(arrays[-3:], inputs.targets)
+            output.input_logprobs = [pair for pair in zip(inputs.requests, chunks) if pair[0].finish is None]
         requests = batch.requests
         for row in step.sampled_rows.tolist():
             if requests[row].finish is not None:
@@ -113,23 +137,25 @@ class Executor:
         return output
 
     def _sample(
-        self,
-        output: StepOutput,
-        logits: torch.Tensor,
-        batch: ScheduleBatch,
-        rows: np.ndarray,
-        previous_ids: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Device int64 [n]: a token for each of ``rows``."""
+        self, logits: torch.Tensor, batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, _OutputLogprobs | None]:
+        """Device int64 [n], a token for each of ``rows``, and the logprobs of those that want them."""
         if not len(rows):
-            return torch.empty(0, dtype=torch.int64, device=logits.device)
+            return torch.empty(0, dtype=torch.int64, device=logits.device), None
         requests = [batch.requests[row] for row in rows]
         allowed = {i: batch.allowed[row] for i, row in enumerate(rows.tolist()) if row in batch.allowed}
         logits = _take_rows(logits, _logits_rows(batch)[rows])
         pending = None if previous_ids is None else _pending_tokens(batch, rows, previous_ids)
         sampled = self._sampler.sample(logits, requests, allowed, pending)
-        self._add_output_logprobs(output, logits, sampled, rows, requests)
-        return sampled
+        top_ks = [options.top_k for r in requests if (options := r.logprobs) is not None]
+        if not top_ks:
+            return sampled, None
+        wanted = np.array([i for i, request in enumerate(requests) if request.logprobs is not None])
+        chosen = sampled
+        if len(wanted) < len(requests):
+            (index,) = upload([wanted], logits.device)
+            logits, chosen = logits.index_select(0, index), sampled.index_select(0, index)
+        return sampled, _OutputLogprobs(wanted, output_logprobs(logits, chosen, top_ks))
 
     def _rank_beams(self, logits: torch.Tensor, batch: ScheduleBatch) -> list[BeamCandidates | None]:
         """Parallel to batch.beams; None for searches that want no candidates."""
@@ -162,23 +188,7 @@ class Executor:
         if self._stop_strings is not None:
             self._stop_strings.drop(request.key)
 
-    def _add_output_logprobs(
-        self,
-        output: StepOutput,
-        logits: torch.Tensor,
-        sampled: torch.Tensor,
-        rows: np.ndarray,
-        requests: list[Request],
-    ) -> None:
-        wanted = [i for i, request in enumerate(requests) if request.logprobs is not None]
-        if not wanted:
-            return
-        top_ks = [options.top_k for r in requests if (options := r.logprobs) is not None]
-        index = torch.tensor(wanted, device=logits.device)
-        chunks = output_logprobs(logits[index], sampled[index], top_ks)
-        output.output_logprobs = {int(rows[i]): chunk for i, chunk in zip(wanted, chunks)}
-
-    def _add_input_logprobs(self, output: StepOutput, hidden: torch.Tensor, batch: ScheduleBatch) -> None:
+    def _input_logprobs(self, hidden: torch.Tensor, batch: ScheduleBatch) -> _InputLogprobs:
         """``hidden`` holds, for each row that asks, its new tokens from logprob_start on. The last of them may predict
         a token that is no prompt token; those are left out."""
         requests: list[Request] = []
@@ -193,31 +203,20 @@ class Executor:
                 continue
             target = request.token_ids.view(prefix_len + first + 1, min(prefix_len + count + 1, request.prompt_len))
             requests.append(request)
-            targets.append(target)
+            targets.append(target.astype(np.int32))
             top_ks.append(request.logprobs.top_k)
             kept.append(np.arange(start, start + len(target)))
             start += count - first
-        index = torch.from_numpy(np.concatenate(kept)).to(hidden.device)
-        chunks = input_logprobs(hidden[index], targets, top_ks, self._runner.compute_logits)
-        output.input_logprobs += zip(requests, chunks)
+        (index,) = upload([np.concatenate(kept)], hidden.device)
+        scores = input_logprobs(hidden.index_select(0, index), targets, top_ks, self._runner.compute_logits)
+        return _InputLogprobs(requests, targets, scores)
 
 
 def _pending_tokens(batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor) -> PendingTokens:
     """The output tokens of ``rows`` that the host does not know yet."""
     last_ids = batch.input_ids[np.cumsum(batch.extend_lens)[rows] - 1].astype(np.int64)
     index = np.flatnonzero(last_ids < 0)
-    return PendingTokens(index, previous_ids[torch.from_numpy(-last_ids[index] - 1).to(previous_ids.device)])
-
-
-def _to_host(ids: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """The ids on the host, or on their way there."""
-    if ids.device.type != "cuda":
-        return ids, None
-    host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-    host.copy_(ids, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-    return host, copied
+    return PendingTokens(index, -last_ids[index] - 1, previous_ids)
 
 
 def _logits_rows(batch: ScheduleBatch) -> np.ndarray:
@@ -230,7 +229,8 @@ def _take_rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     first, count = int(rows[0]), len(rows)
     if int(rows[-1]) - first == count - 1:
         return logits[first : first + count]
-    return logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+    (index,) = upload([rows], logits.device)
+    return logits.index_select(0, index)
 
 
 def _stop_match(found: FoundStop) -> StopMatch:

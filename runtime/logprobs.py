@@ -1,7 +1,8 @@
 """Log-probabilities of chosen and of likeliest tokens, for output and prompt.
 
 They are those of the model itself: log_softmax of the raw logits, before bias, penalties, temperature and filters, as
-in SGLang and vLLM. Results are numpy, so that the worker can put them into messages as they are.
+in SGLang and vLLM. The device computes them in the step and copies them to the host with the sampled tokens; what
+comes out at last is numpy, so that the worker can put it into messages as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .device_copy import upload
 from .ranking import SLICE_ELEMENTS, top_tokens
 
 PROMPT_SLICE = 256
@@ -32,18 +34,37 @@ class TokenLogprobs:
     """float32 [m, k]"""
 
 
-@torch.inference_mode()
-def output_logprobs(logits: torch.Tensor, next_ids: torch.Tensor, top_ks: Sequence[int]) -> list[TokenLogprobs]:
-    """One TokenLogprobs of one token for each row.
+@dataclass(slots=True)
+class LogprobsInFlight:
+    """Logprobs that the device computes: ``tensors`` are to be brought to the host, where `read` takes them apart."""
 
-    logits: float32 [n, vocab], raw; next_ids: int [n], what was sampled; top_ks: likeliest tokens wanted for each row.
+    tensors: list[torch.Tensor]
+    """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]: n tokens, sequence after sequence, k the
+    largest of ``top_ks``."""
+    lengths: list[int]
+    """Tokens of each sequence."""
+    top_ks: Sequence[int]
+    """Likeliest tokens wanted by each sequence."""
+
+    def read(self, arrays: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> list[TokenLogprobs]:
+        """One TokenLogprobs for each sequence. arrays: what became of ``tensors``; ids: int32 [length] each, the
+        tokens."""
+        values, top_ids, top_values = arrays
+        result, start = [], 0
+        for token_ids, length, k in zip(ids, self.lengths, self.top_ks, strict=True):
+            part = slice(start, start + length)
+            result.append(TokenLogprobs(token_ids, values[part], top_ids[part, :k], top_values[part, :k]))
+            start += length
+        return result
+
+
+@torch.inference_mode()
+def output_logprobs(logits: torch.Tensor, next_ids: torch.Tensor, top_ks: Sequence[int]) -> LogprobsInFlight:
+    """Logprobs of one new token for each row.
+
+    logits: float32 [n, vocab], raw; next_ids: int64 [n], what was sampled; top_ks: likeliest tokens wanted by each.
     """
-    values, top_ids, top_values = _score(logits, next_ids, max(top_ks, default=0))
-    ids = next_ids.to("cpu", torch.int32).numpy()
-    return [
-        TokenLogprobs(ids[i : i + 1], values[i : i + 1], top_ids[i : i + 1, :k], top_values[i : i + 1, :k])
-        for i, k in enumerate(top_ks)
-    ]
+    return LogprobsInFlight([*_score(logits, next_ids, max(top_ks, default=0))], [1] * len(top_ks), top_ks)
 
 
 @torch.inference_mode()
@@ -52,8 +73,8 @@ def input_logprobs(
     target_ids: Sequence[np.ndarray],
     top_ks: Sequence[int],
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
-) -> list[TokenLogprobs]:
-    """Logprobs of prompt tokens, one TokenLogprobs for each request.
+) -> LogprobsInFlight:
+    """Logprobs of prompt tokens.
 
     hidden: [sum of lengths, hidden_size], the final hidden states that predict the targets, request after request;
     target_ids: int32 [length] for each request, the tokens that really follow; top_ks as above;
@@ -62,51 +83,32 @@ def input_logprobs(
     lengths = [len(ids) for ids in target_ids]
     if sum(lengths) != len(hidden):
         raise ValueError(f"{len(hidden)} hidden states for {sum(lengths)} target tokens; they must be as many")
-    if not lengths:
-        return []
-    targets = torch.from_numpy(np.concatenate(target_ids).astype(np.int64)).to(hidden.device)
-    k_of_token = np.repeat(np.asarray(top_ks), lengths)
-    scores = []
+    (targets,) = upload([np.concatenate([np.empty(0, dtype=np.int64), *target_ids])], hidden.device)
+    k_of_token = np.repeat(np.asarray(top_ks, dtype=np.int64), lengths)
+    values = torch.empty(len(hidden), device=hidden.device)
+    # A slice without a wide request leaves its last columns zero.
+    top_ids = torch.zeros(len(hidden), max(top_ks, default=0), dtype=torch.int32, device=hidden.device)
+    top_values = torch.zeros(top_ids.shape, device=hidden.device)
     for start in range(0, len(hidden), PROMPT_SLICE):
         part = slice(start, start + PROMPT_SLICE)
-        scores.append(_score(compute_logits(hidden[part]), targets[part], int(k_of_token[part].max())))
-    widest = max(top_ks)
-    values = np.concatenate([score[0] for score in scores] or [np.empty(0, np.float32)])
-    top_ids = _stack([score[1] for score in scores], widest, np.int32)
-    top_values = _stack([score[2] for score in scores], widest, np.float32)
-    result, start = [], 0
-    for ids, length, k in zip(target_ids, lengths, top_ks):
-        part = slice(start, start + length)
-        result.append(
-            TokenLogprobs(ids.astype(np.int32), values[part], top_ids[part, :k], top_values[part, :k]),
-        )
-        start += length
-    return result
+        values[part], ids, top = _score(compute_logits(hidden[part]), targets[part], int(k_of_token[part].max()))
+        top_ids[part, : ids.shape[1]], top_values[part, : ids.shape[1]] = ids, top
+    return LogprobsInFlight([values, top_ids, top_values], lengths, top_ks)
 
 
-def _score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]; some rows at a time, to bound memory."""
     rows = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
     parts = [_score_rows(*pair, k) for pair in zip(logits.split(rows), ids.split(rows))]
-    values, top_ids, top_values = (torch.cat(column).cpu().numpy() for column in zip(*parts))
+    values, top_ids, top_values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts))
     return values, top_ids, top_values
 
 
 def _score_rows(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     log_sum = logits.logsumexp(dim=-1, keepdim=True)
-    values = logits.gather(-1, ids.to(torch.int64)[:, None]) - log_sum
+    values = logits.gather(-1, ids[:, None]) - log_sum
     if k == 0:
         nothing = logits.new_empty(len(logits), 0)
         return values.view(-1), nothing.to(torch.int32), nothing
     top_logits, top_ids = top_tokens(logits, k)
     return values.view(-1), top_ids.to(torch.int32), top_logits - log_sum
-
-
-def _stack(parts: list[np.ndarray], width: int, dtype) -> np.ndarray:
-    """Parts [*, at most width] -> [total, width]; a slice without a wide request leaves its last columns zero."""
-    stacked = np.zeros((sum(map(len, parts)), width), dtype=dtype)
-    start = 0
-    for part in parts:
-        stacked[start : start + len(part), : part.shape[1]] = part
-        start += len(part)
-    return stacked

@@ -20,6 +20,7 @@ import torch
 
 from ..scheduler.request import Request
 from ..scheduler.sampling_params import SamplingParams
+from .device_copy import upload
 
 
 def uses_penalties(sampling: SamplingParams) -> bool:
@@ -74,12 +75,14 @@ class SeenTokens:
 
 @dataclass(slots=True, frozen=True)
 class PendingTokens:
-    """Output tokens that only the device knows yet: row rows[i] of the logits follows token ids[i]."""
+    """Output tokens that only the device knows yet: row rows[i] of the logits follows token ids[places[i]]."""
 
     rows: np.ndarray
     """int64 [m], on the host."""
+    places: np.ndarray
+    """int64 [m], on the host."""
     ids: torch.Tensor
-    """int64 [m], on the device."""
+    """int64 [at least one], on the device."""
 
 
 class Penalties:
@@ -101,19 +104,30 @@ class Penalties:
     ) -> None:
         """Change ``logits`` (float32 [n, vocab]) in place; logits row rows[i] is requests[i]'s next token."""
         seen = [self._seen(request) for request in requests]
-        device = logits.device
-        # One entry per request and distinct token: which request, which token, how often in its output.
-        owner = torch.from_numpy(np.repeat(np.arange(len(seen)), [len(s.ids) for s in seen])).to(device)
-        ids = torch.from_numpy(np.concatenate([s.ids for s in seen])).to(device, torch.int64)
-        counts = torch.from_numpy(np.concatenate([s.output_counts for s in seen])).to(device, torch.float32)
-        if pending is not None:
-            owner, ids, counts = _with_pending(owner, ids, counts, rows, pending)
-        if not len(owner):
-            return
+        place_of = {} if pending is None else dict(zip(pending.rows.tolist(), pending.places.tolist()))
+        late = [i for i, row in enumerate(rows) if row in place_of]
         params = [r.sampling for r in requests]
         wanted = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
-        repetition, frequency, presence = torch.tensor(wanted, device=device)[owner].unbind(1)
-        row = torch.tensor(rows, device=device)[owner]
+        # One entry per request and distinct token: which request, which token, how often in its output.
+        owner, ids, counts, penalties, row_of, late_owner, late_places = upload(
+            [
+                np.repeat(np.arange(len(seen)), [len(s.ids) for s in seen]),
+                np.concatenate([s.ids for s in seen]),
+                np.concatenate([s.output_counts for s in seen]).astype(np.float32),
+                np.array(wanted, dtype=np.float32),
+                np.array(rows),
+                np.array(late, dtype=np.int64),
+                np.array([place_of[rows[i]] for i in late], dtype=np.int64),
+            ],
+            logits.device,
+        )
+        if late:
+            assert pending is not None
+            owner, ids, counts = _with_pending(owner, ids, counts, len(rows), late_owner, pending.ids[late_places])
+        if not len(owner):
+            return
+        repetition, frequency, presence = penalties[owner].unbind(1)
+        row = row_of[owner]
         values = logits[row, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)
@@ -129,19 +143,17 @@ class Penalties:
 
 
 def _with_pending(
-    owner: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, rows: Sequence[int], pending: PendingTokens
+    owner: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    num_requests: int,
+    late_owner: torch.Tensor,
+    late_ids: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Count the tokens in flight too: in the entry for the token, if there is one, and in an entry of their own. Where
     there are both, both say the same, so that it does not matter which is written last."""
-    place = {row: i for i, row in enumerate(pending.rows.tolist())}
-    late = [i for i, row in enumerate(rows) if row in place]
-    if not late:
-        return owner, ids, counts
-    device = ids.device
-    late_ids = pending.ids[torch.tensor([place[rows[i]] for i in late], device=device)]
-    late_owner = torch.tensor(late, device=device)
-    id_of = torch.full((len(rows),), -1, device=device).index_copy_(0, late_owner, late_ids)
+    id_of = ids.new_full((num_requests,), -1).index_copy_(0, late_owner, late_ids)
     counts = counts + (ids == id_of[owner])
-    known = torch.zeros(len(rows), device=device).index_add_(0, owner, counts * (ids == id_of[owner]))
+    known = counts.new_zeros(num_requests).index_add_(0, owner, counts * (ids == id_of[owner]))
     late_counts = known[late_owner].clamp(min=1)
     return torch.cat([owner, late_owner]), torch.cat([ids, late_ids]), torch.cat([counts, late_counts])

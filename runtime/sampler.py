@@ -6,32 +6,33 @@ Order, as in SGLang and vLLM:
                    → temperature → top_k → top_p → min_p → draw
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
-depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut are float64.
+depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
+(`draws`, and its faster twins in `sampling_ops`).
 
-Filters, exactly: top_k keeps the k first tokens of the ranking. top_p keeps its shortest start that holds top_p of the
-mass that top_k left. min_p drops tokens less likely than min_p × the likeliest. The likeliest token always stays.
+Nothing here waits for the device: what a step needs goes up by `device_copy.upload`, and the tokens stay there.
 
-Cost per row: greedy, an argmax; with top_k, a partial selection of the largest top_k of the batch; with top_p alone,
-one of NUCLEUS_WIDTH tokens, and a full sort only where those do not hold top_p of the mass; else one pass of noise over
-the vocabulary. Work goes in slices of rows, so that temporary memory stays bounded.
+Cost per row: greedy, an argmax; with top_k, a selection of the largest top_k of the batch (one pass over the
+vocabulary); with top_p alone, see `SamplingOps.draw_nucleus`; else one pass of noise over the vocabulary. Work goes in
+slices of rows, so that temporary memory stays bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from ..scheduler.request import Request
-from .forward_batch import upload
-from .noise import draw_keys, exponential_noise
+from ..scheduler.sampling_params import SamplingParams
+from .device_copy import upload
+from .draws import Filters
+from .noise import draw_keys
 from .penalties import Penalties, PendingTokens, uses_penalties
 from .ranking import SLICE_ELEMENTS, top_tokens
-
-NUCLEUS_WIDTH = 256
-"""Tokens ranked at first for a row with top_p and no top_k; real models' nuclei are nearly always smaller."""
+from .sampling_ops import TORCH_OPS, SamplingOps
 
 MAX_RANKED_TOP_K = 4096
 """A larger top_k is sorted out by a full sort, in a group of its own, so that it does not widen the others' work."""
@@ -44,35 +45,19 @@ LARGEST_ALLOWED = 1e30
 
 
 @dataclass(slots=True)
-class _Draws:
-    """Rows that are drawn in one way. All device tensors of length m; row: which logits row."""
+class _Group:
+    """Rows of the batch that are drawn in one way."""
 
-    row: torch.Tensor
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    """int64; vocab_size where off."""
-    top_p: torch.Tensor
-    """float64; infinite where off."""
-    log_min_p: torch.Tensor
-    """-inf where off."""
-    host_rows: np.ndarray
+    rows: slice | torch.Tensor
+    """Where in the logits; int64 [m] on the device unless they lie side by side."""
+    filters: Filters
+    kind: _Kind
     width: int
-    """Tokens to rank at first; 0: no ranking needed."""
-    complete: bool
-    """``width`` ranks all that top_k leaves, so no cut can lie beyond it."""
+    """Tokens to rank, where the kind is "ranked"."""
 
-    def part(self, which: slice | torch.Tensor) -> _Draws:
-        host = which if isinstance(which, slice) else which.cpu().numpy()
-        return _Draws(
-            self.row[which],
-            self.temperature[which],
-            self.top_k[which],
-            self.top_p[which],
-            self.log_min_p[which],
-            self.host_rows[host],
-            self.width,
-            self.complete,
-        )
+
+_Kind = Literal["ranked", "nucleus", "all"]
+"""How tokens that may be drawn are found: among the top_k first, by top_p alone, or by no more than min_p."""
 
 
 @dataclass(slots=True)
@@ -83,7 +68,7 @@ class _Plan:
     seeds: np.ndarray
     greedy_rows: torch.Tensor | None
     """int64 [m]; None: all rows are greedy."""
-    draws: list[_Draws]
+    groups: list[_Group]
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """row, token id, value of each logit_bias entry."""
     min_new_rows: list[int]
@@ -94,12 +79,18 @@ class Sampler:
     """See the module. Owns nothing but the counts of the penalties and the plan of the last batch."""
 
     def __init__(
-        self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device | str, num_rows: int
+        self,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device | str,
+        num_rows: int,
+        ops: SamplingOps = TORCH_OPS,
     ) -> None:
-        """``num_rows``: rows of req_to_token."""
+        """``num_rows``: rows of req_to_token. ``ops``: what the device draws with."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
+        self._ops = ops
         self._penalties = Penalties(num_rows)
         self._slice_elements = SLICE_ELEMENTS[self._device.type]
         self._plan: _Plan | None = None
@@ -123,17 +114,24 @@ class Sampler:
         logits = self._adjust(logits, plan, allowed or {}, pending)
         if plan.greedy_rows is None:
             return logits.argmax(dim=-1)
+        draw_key = draw_keys(plan.seeds, np.array([_output_position(request) for request in requests]))
+        keys = upload([draw_key.view(np.int64)], self._device)[0].view(torch.int32)
+        if len(plan.groups) == 1 and not len(plan.greedy_rows):
+            return self._draw(logits, plan.groups[0], keys)
         next_ids = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
         if len(plan.greedy_rows):
             next_ids[plan.greedy_rows] = logits[plan.greedy_rows].argmax(dim=-1)
-        keys = draw_keys(plan.seeds, np.array([_output_position(request) for request in requests]))
-        rows_at_once = max(1, self._slice_elements // self._vocab_size)
-        for draws in plan.draws:
-            for start in range(0, len(draws.host_rows), rows_at_once):
-                part = draws.part(slice(start, start + rows_at_once))
-                draw_key = torch.from_numpy(keys[part.host_rows]).to(logits.device)
-                next_ids[part.row] = self._draw(logits, part, draw_key)
+        for group in plan.groups:
+            next_ids[group.rows] = self._draw(logits[group.rows], group, keys[group.rows])
         return next_ids
+
+    def _draw(self, logits: torch.Tensor, group: _Group, keys: torch.Tensor) -> torch.Tensor:
+        """Drawn token ids int64 [m], for logits float32 [m, vocab] and keys int32 [m, 2]."""
+        if group.kind == "ranked":
+            return self._ops.draw_ranked(*top_tokens(logits, group.width), group.filters, keys)
+        if group.kind == "nucleus":
+            return self._ops.draw_nucleus(logits, group.filters, keys)
+        return self._ops.draw_all(logits, group.filters, keys)
 
     # -- what stays the same -----------------------------------------------------------------------------------------
 
@@ -146,57 +144,68 @@ class Sampler:
     def _make_plan(self, requests: list[Request]) -> _Plan:
         params = [request.sampling for request in requests]
         greedy = [i for i, p in enumerate(params) if p.is_greedy]
-        ranked_k = [i for i, p in enumerate(params) if not p.is_greedy and 0 < p.top_k <= MAX_RANKED_TOP_K]
-        large_k = [i for i, p in enumerate(params) if not p.is_greedy and p.top_k > MAX_RANKED_TOP_K]
-        nucleus = [i for i, p in enumerate(params) if not p.is_greedy and p.top_k < 0 and p.top_p < 1.0]
-        whole = [i for i, p in enumerate(params) if not p.is_greedy and p.top_k < 0 and p.top_p == 1.0]
-        vocab_size = self._vocab_size
-        groups = [
-            (ranked_k, min(vocab_size, max((params[i].top_k for i in ranked_k), default=0)), True),
-            (large_k, vocab_size, True),
-            (nucleus, min(vocab_size, NUCLEUS_WIDTH), vocab_size <= NUCLEUS_WIDTH),
-            (whole, 0, True),
-        ]
-        draws = [self._make_draws(requests, rows, width, complete) for rows, width, complete in groups if rows]
         bias = [
             (i, token_id, value)
             for i, p in enumerate(params)
             for token_id, value in (p.logit_bias or {}).items()
-            if 0 <= token_id < vocab_size
+            if 0 <= token_id < self._vocab_size
         ]
+        slices = list(self._slices(params))
+        tensors = iter(
+            upload(
+                [
+                    np.array(greedy, dtype=np.int64),
+                    np.array([b[0] for b in bias], dtype=np.int64),
+                    np.array([b[1] for b in bias], dtype=np.int64),
+                    np.array([b[2] for b in bias], dtype=np.float32),
+                    *(array for _, _, rows in slices for array in self._filter_arrays(rows, params)),
+                ],
+                self._device,
+            )
+        )
+        greedy_rows, bias_rows, bias_ids, bias_values = (next(tensors) for _ in range(4))
+        groups = []
+        for kind, width, rows in slices:
+            on_device = next(tensors)
+            filters = Filters(*(next(tensors) for _ in range(4)))
+            side_by_side = rows[-1] - rows[0] == len(rows) - 1
+            groups.append(_Group(slice(rows[0], rows[-1] + 1) if side_by_side else on_device, filters, kind, width))
         return _Plan(
             requests=requests,
             seeds=np.array([request.seed for request in requests], dtype=np.uint64),
-            greedy_rows=None if len(greedy) == len(requests) else self._to_device(greedy, torch.int64),
-            draws=draws,
-            bias=(
-                self._to_device([b[0] for b in bias], torch.int64),
-                self._to_device([b[1] for b in bias], torch.int64),
-                self._to_device([b[2] for b in bias], torch.float32),
-            )
-            if bias
-            else None,
+            greedy_rows=None if len(greedy) == len(requests) else greedy_rows,
+            groups=groups,
+            bias=(bias_rows, bias_ids, bias_values) if bias else None,
             min_new_rows=[i for i, p in enumerate(params) if p.min_new_tokens > 0],
             penalty_rows=[i for i, p in enumerate(params) if uses_penalties(p)],
         )
 
-    def _make_draws(self, requests: list[Request], rows: list[int], width: int, complete: bool) -> _Draws:
-        params = [requests[i].sampling for i in rows]
-        return _Draws(
-            row=self._to_device(rows, torch.int64),
-            temperature=self._to_device([max(p.temperature, MIN_TEMPERATURE) for p in params], torch.float32),
-            top_k=self._to_device([p.top_k if p.top_k > 0 else self._vocab_size for p in params], torch.int64),
-            top_p=self._to_device([p.top_p if p.top_p < 1.0 else float("inf") for p in params], torch.float64),
-            log_min_p=self._to_device(
-                [float(np.log(p.min_p)) if p.min_p > 0.0 else -float("inf") for p in params], torch.float32
-            ),
-            host_rows=np.array(rows),
-            width=width,
-            complete=complete,
-        )
+    def _slices(self, params: list[SamplingParams]) -> Iterator[tuple[_Kind, int, list[int]]]:
+        """(kind, width, rows) of each group, of at most so many rows as are drawn at once."""
+        drawn = [(i, p) for i, p in enumerate(params) if not p.is_greedy]
+        narrow = [i for i, p in drawn if 0 < p.top_k <= MAX_RANKED_TOP_K]
+        widest = min(self._vocab_size, max((params[i].top_k for i in narrow), default=0))
+        groups: list[tuple[_Kind, int, list[int]]] = [
+            ("ranked", widest, narrow),
+            ("ranked", self._vocab_size, [i for i, p in drawn if p.top_k > MAX_RANKED_TOP_K]),
+            ("nucleus", 0, [i for i, p in drawn if p.top_k < 0 and p.top_p < 1.0]),
+            ("all", 0, [i for i, p in drawn if p.top_k < 0 and p.top_p == 1.0]),
+        ]
+        rows_at_once = max(1, self._slice_elements // self._vocab_size)
+        for kind, width, rows in groups:
+            for start in range(0, len(rows), rows_at_once):
+                yield kind, width, rows[start : start + rows_at_once]
 
-    def _to_device(self, values: list, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype).to(self._device)
+    def _filter_arrays(self, rows: list[int], params: list[SamplingParams]) -> list[np.ndarray]:
+        """The rows, and the fields of their Filters."""
+        wanted = [params[i] for i in rows]
+        return [
+            np.array(rows, dtype=np.int64),
+            np.array([max(p.temperature, MIN_TEMPERATURE) for p in wanted], dtype=np.float32),
+            np.array([p.top_k if p.top_k > 0 else self._vocab_size for p in wanted], dtype=np.int64),
+            np.array([p.top_p if p.top_p < 1.0 else np.inf for p in wanted], dtype=np.float64),
+            np.array([np.log(p.min_p) if p.min_p > 0.0 else -np.inf for p in wanted], dtype=np.float32),
+        ]
 
     # -- what each step does -----------------------------------------------------------------------------------------
 
@@ -218,8 +227,9 @@ class Sampler:
             logits[row, token_id] += value
         if too_short:
             ends = [(i, t) for i in too_short for t in self._banned_ids(requests[i], allowed.get(i))]
-            row, token_id = self._to_device(ends, torch.int64).view(-1, 2).unbind(1)
-            logits[row, token_id] = -float("inf")
+            row, token_id = upload([np.array(ends, dtype=np.int64).reshape(-1, 2)], self._device)[0].unbind(1)
+            # A plain number would be copied to the device, and waited for.
+            logits[row, token_id] = logits.new_full((1,), -float("inf"))
         if plan.penalty_rows:
             self._penalties.apply(logits, plan.penalty_rows, [requests[i] for i in plan.penalty_rows], pending)
         return logits
@@ -230,46 +240,6 @@ class Sampler:
         if allowed is not None and len(allowed) <= len(ends) and ends.issuperset(allowed.tolist()):
             return []
         return [i for i in ends if 0 <= i < self._vocab_size]
-
-    def _draw(self, logits: torch.Tensor, draws: _Draws, keys: torch.Tensor) -> torch.Tensor:
-        """Drawn token ids int64 [m], for keys int32 [m, 2]."""
-        row_logits = logits[draws.row]
-        best = row_logits.amax(dim=-1, keepdim=True)
-        # The likeliest token is at 0, so that no temperature, however small, makes a logit overflow.
-        scaled = (row_logits - best) / draws.temperature[:, None]
-        if not draws.width:
-            ids = torch.arange(self._vocab_size, dtype=torch.int32, device=logits.device)
-            kept = scaled >= draws.log_min_p[:, None]
-            return _race(scaled, kept, exponential_noise(keys, ids))
-        next_ids, inside = self._draw_ranked(scaled, draws, keys, draws.width)
-        if not draws.complete and not bool(inside.all()):
-            wide = (~inside).nonzero().view(-1)
-            next_ids[wide], _ = self._draw_ranked(scaled[wide], draws.part(wide), keys[wide], self._vocab_size)
-        return next_ids
-
-    def _draw_ranked(
-        self, scaled: torch.Tensor, draws: _Draws, keys: torch.Tensor, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw among the ``width`` first tokens; also bool [m]: the cut of top_p lies among them."""
-        values, ids = top_tokens(scaled, width)
-        in_top_k = torch.arange(values.shape[-1], device=values.device) < draws.top_k[:, None]
-        mass = values.double().exp_().mul_(in_top_k)
-        cumulative = mass.cumsum(dim=-1)
-        if draws.complete:
-            total = cumulative[:, -1]
-        else:
-            total = scaled.exp().sum(dim=-1, dtype=torch.float64)
-        wanted = draws.top_p * total
-        in_top_p = (cumulative - mass) < wanted[:, None]
-        kept = in_top_k & in_top_p & (values >= draws.log_min_p[:, None])
-        kept[:, 0] = True
-        winner = _race(values, kept, exponential_noise(keys, ids.to(torch.int32)))
-        return ids.gather(-1, winner[:, None]).view(-1), cumulative[:, -1] >= wanted
-
-
-def _race(log_weights: torch.Tensor, kept: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Column of the winner, int64 [m]: kept column v with probability proportional to exp(log_weights[v])."""
-    return (log_weights.exp().div_(noise)).mul_(kept).argmax(dim=-1)
 
 
 def _allow_only(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> None:
@@ -283,7 +253,7 @@ def _allow_only(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> None
         logits.device,
     )
     kept = logits[row, token_id].nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)
-    logits[rows] = -float("inf")
+    logits.index_fill_(0, rows, -float("inf"))
     logits[row, token_id] = kept
 
 

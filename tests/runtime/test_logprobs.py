@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from baton.runtime import logprobs
-from baton.runtime.logprobs import TokenLogprobs, input_logprobs, output_logprobs
+from baton.runtime.device_copy import to_host
+from baton.runtime.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 
 VOCAB = 60
 
@@ -22,16 +23,29 @@ def check(result: TokenLogprobs, logits: torch.Tensor, ids: list[int], k: int) -
     np.testing.assert_allclose(result.top_values, order.values[:, :k], atol=1e-5)
 
 
+def read(scores: LogprobsInFlight, ids: list[np.ndarray]) -> list[TokenLogprobs]:
+    """As a finished step does it."""
+    return scores.read(to_host(scores.tensors).wait(), ids)
+
+
+def of_outputs(logits: torch.Tensor, ids: torch.Tensor, top_ks: list[int]) -> list[TokenLogprobs]:
+    return read(output_logprobs(logits, ids, top_ks), list(ids.numpy().astype(np.int32).reshape(-1, 1)))
+
+
+def of_inputs(hidden: torch.Tensor, targets: list[np.ndarray], top_ks: list[int], head) -> list[TokenLogprobs]:
+    return read(input_logprobs(hidden, targets, top_ks, head), targets)
+
+
 def random_logits(seed: int, n: int) -> torch.Tensor:
     return (torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 5).bfloat16().float()
 
 
 def test_output_logprobs_with_a_top_k_for_each_row():
     logits, ids, top_ks = random_logits(0, 4), torch.tensor([3, 59, 0, 7]), [0, 5, 1, 100]
-    results = output_logprobs(logits, ids, top_ks)
+    results = of_outputs(logits, ids, top_ks)
     for i, k in enumerate(top_ks):
         check(results[i], logits[i : i + 1], [int(ids[i])], min(k, VOCAB))
-    assert output_logprobs(logits[:0], ids[:0], []) == []
+    assert of_outputs(logits[:0], ids[:0], []) == []
 
 
 @pytest.mark.parametrize("prompt_slice", [1, 3, 256])
@@ -47,7 +61,7 @@ def test_input_logprobs_of_ragged_requests(monkeypatch, prompt_slice):
     lengths, top_ks = [5, 1, 0, 9], [2, 0, 3, 4]
     hidden = torch.randn(sum(lengths), 8, generator=generator)
     targets = [np.arange(n, dtype=np.int32) + i for i, n in enumerate(lengths)]
-    results = input_logprobs(hidden, targets, top_ks, compute_logits)
+    results = of_inputs(hidden, targets, top_ks, compute_logits)
     assert max(rows) <= prompt_slice and sum(rows) == sum(lengths)
     start = 0
     for result, target, k in zip(results, targets, top_ks):
@@ -57,9 +71,9 @@ def test_input_logprobs_of_ragged_requests(monkeypatch, prompt_slice):
 
 def test_slices_of_rows_change_nothing(monkeypatch):
     logits, ids = random_logits(2, 10), torch.arange(10)
-    whole = output_logprobs(logits, ids, [3] * 10)
+    whole = of_outputs(logits, ids, [3] * 10)
     monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 3 * VOCAB)
-    for a, b in zip(whole, output_logprobs(logits, ids, [3] * 10)):
+    for a, b in zip(whole, of_outputs(logits, ids, [3] * 10)):
         assert np.array_equal(a.values, b.values) and np.array_equal(a.top_ids, b.top_ids)
 
 
@@ -70,7 +84,7 @@ def test_targets_and_hidden_states_must_match():
 
 def test_results_outlive_the_logits():
     logits = random_logits(3, 1)
-    result = output_logprobs(logits, torch.tensor([4]), [2])[0]
+    result = of_outputs(logits, torch.tensor([4]), [2])[0]
     before = result.values.copy()
     logits.zero_()
     assert np.array_equal(result.values, before)
@@ -97,10 +111,10 @@ def test_equals_transformers():
         output = model(prompt, output_hidden_states=True)
         expected = output.logits[0].log_softmax(-1)
         hidden = output.hidden_states[-1][0]
-    result = input_logprobs(hidden[:-1], [prompt[0, 1:].numpy().astype(np.int32)], [5], model.lm_head)[0]
+    result = of_inputs(hidden[:-1], [prompt[0, 1:].numpy().astype(np.int32)], [5], model.lm_head)[0]
     np.testing.assert_allclose(result.values, expected[range(299), prompt[0, 1:]], atol=1e-4)
     np.testing.assert_allclose(result.top_values, expected[:-1].topk(5).values, atol=1e-4)
     next_id = output.logits[:, -1].argmax(-1)
-    last = output_logprobs(output.logits[:, -1], next_id, [5])[0]
+    last = of_outputs(output.logits[:, -1], next_id, [5])[0]
     np.testing.assert_allclose(last.values, expected[-1, next_id], atol=1e-4)
     assert np.array_equal(last.top_ids[0], expected[-1].topk(5).indices)

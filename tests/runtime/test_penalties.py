@@ -52,7 +52,8 @@ def check(penalties: Penalties, requests: list[Request], rng: np.random.Generato
         ahead[i].token_ids.append(int(token_id))
     logits = torch.from_numpy(rng.normal(size=(len(requests), VOCAB)).astype(np.float32))
     expected = torch.stack([slow_penalties(logits[i], r) for i, r in enumerate(ahead)])
-    pending = PendingTokens(late, torch.from_numpy(tokens))
+    order = rng.permutation(len(late))  # the device has them in an order of its own
+    pending = PendingTokens(late, np.argsort(order), torch.from_numpy(np.append(tokens[order], 0)))
     penalties.apply(logits, list(range(len(requests))), requests, pending)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from baton.runtime.ranking import top_tokens
+from baton.runtime.ranking import MIN_CHUNKED, top_tokens
 
 
 @pytest.mark.parametrize("k", [1, 5, 50, 200])
@@ -24,6 +26,28 @@ def test_descending_and_ties_by_token_id(k):
 def test_tiny_and_negative_values_keep_their_order():
     logits = torch.tensor([[-1e-40, 1e-40, 0.0, -1.5, -3e38, 3e38, -1.25]])
     assert top_tokens(logits, 7)[1].tolist() == [[5, 1, 2, 0, 6, 3, 4]]
+
+
+@pytest.mark.parametrize("vocab_size", [MIN_CHUNKED - 1, MIN_CHUNKED, 16_500, 50_257])
+@pytest.mark.parametrize("k", [1, 50, 255, 256, 700])
+def test_wide_vocabularies_rank_as_a_stable_sort_does(vocab_size, k):
+    """By chunks or not: ties everywhere, zeros of both signs, rows with nothing or little but -inf."""
+    generator = torch.Generator().manual_seed(k)
+    logits = torch.randn(5, vocab_size, generator=generator).bfloat16().float()
+    logits[1] = -float("inf")
+    logits[2, vocab_size // 2 :], logits[2, ::3] = 0.0, -0.0
+    logits[3, :-5] = -float("inf")
+    logits[4, -3:] = float("inf")
+    values, ids = top_tokens(logits, k)
+    expected = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(ids, expected.indices[:, :k]) and torch.equal(values, expected.values[:, :k])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_rows_of_nan_name_tokens_all_the_same(sign):
+    logits = torch.full((2, 16_401), math.copysign(math.nan, sign))
+    ids = top_tokens(logits, 40)[1]
+    assert ids.min() >= 0 and ids.max() < 16_401
 
 
 def test_k_beyond_the_vocabulary_ranks_all():

@@ -1,0 +1,27 @@
+"""The nucleus by FlashInfer's kernel, which is compiled at first use (nvcc). Imported on GPUs alone.
+
+Reproducible: it cuts by integer sums, row by row, so that what a row gets depends on no other row, nor on the order in
+which the GPU works.
+"""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.sampling import top_p_renorm_probs  # pyright: ignore[reportMissingImports]
+
+from .draws import Filters, draw_nucleus_by_sort
+from .sampling_ops import DrawAllOp
+
+MIN_VOCAB = 2048
+"""Below, FlashInfer searches for the cut in another way, which is not exact; and sorting costs nothing."""
+
+
+def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor, *, draw_all: DrawAllOp) -> torch.Tensor:
+    """See `draws.draw_nucleus_by_sort`. Two differences: of tokens that tie where the nucleus ends, all are kept, and
+    the sum that ends it is rounded to float32."""
+    if logits.shape[-1] < MIN_VOCAB:
+        return draw_nucleus_by_sort(logits, filters, keys)
+    # Not a softmax, whose sum could differ in its last bits from batch to batch. The likeliest token weighs 1.
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(filters.temperature[:, None]).exp_()
+    kept = top_p_renorm_probs(weights, filters.top_p.float(), is_deterministic=True)
+    return draw_all(logits, filters, keys, kept)

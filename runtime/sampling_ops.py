@@ -1,0 +1,191 @@
+"""How tokens are drawn on a device, as a table of functions; and which table a device gets.
+
+`TORCH_OPS` is for CPUs and is the oracle. On a GPU no operation may wait for the device, and the vocabulary should not
+be read a dozen times: there each operation has a kernel that replaces it, if that is installed and, on small inputs,
+says what torch says. `select_sampling_ops` decides once, at start-up. CPU-only machines import none of it.
+(`ranking.top_tokens` is the same everywhere: it never waits, and reads the vocabulary once.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from .draws import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_ranked
+from .ranking import top_tokens
+
+logger = logging.getLogger(__name__)
+
+
+class DrawRankedOp(Protocol):
+    def __call__(
+        self, values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor, /
+    ) -> torch.Tensor:
+        """See `draws.draw_ranked`."""
+        ...
+
+
+class DrawAllOp(Protocol):
+    def __call__(
+        self, logits: torch.Tensor, filters: Filters, keys: torch.Tensor, kept: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
+        """See `draws.draw_all`."""
+        ...
+
+
+class DrawNucleusOp(Protocol):
+    def __call__(self, logits: torch.Tensor, filters: Filters, keys: torch.Tensor, /) -> torch.Tensor:
+        """Drawn token ids, int64 [m], where top_p and min_p filter. What a row gets depends on nothing but the row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOps:
+    """One implementation for each operation; all are functions without state."""
+
+    draw_ranked: DrawRankedOp
+    draw_all: DrawAllOp
+    draw_nucleus: DrawNucleusOp
+
+
+TORCH_OPS = SamplingOps(draw_ranked, draw_all, draw_nucleus_at_second_look)
+"""For CPUs."""
+
+TORCH_GPU_OPS = SamplingOps(draw_ranked, draw_all, draw_nucleus_by_sort)
+"""The same without a wait for the device, at the price of a full sort for rows with top_p alone."""
+
+
+def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
+    """The fastest operations that work here. One line of the log says which, and one warning what is missing."""
+    if device.type != "cuda":
+        return TORCH_OPS
+    return _select(device, vocab_size, {"triton": _triton_ops, "flashinfer": _flashinfer_ops})
+
+
+Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
+"""The operations so far -> those it replaces, by name. Raises anything if it cannot be used here."""
+
+
+def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
+    from . import sampling_triton
+
+    return {"draw_ranked": sampling_triton.draw_ranked, "draw_all": sampling_triton.draw_all}
+
+
+def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
+    from . import sampling_flashinfer
+
+    return {"draw_nucleus": partial(sampling_flashinfer.draw_nucleus, draw_all=ops.draw_all)}
+
+
+def _select(device: torch.device, vocab_size: int, providers: dict[str, Provider]) -> SamplingOps:
+    ops, chosen, troubles = TORCH_GPU_OPS, dict.fromkeys(SamplingOps.__slots__, "torch"), []
+    for provider, load in providers.items():
+        try:
+            found = load(ops)
+        except Exception as error:  # not installed, for another torch, for another card: whatever it says
+            troubles.append(f"{provider}: {_first_line(error)}")
+            continue
+        for name, function in found.items():
+            candidate = replace(ops, **{name: function})
+            try:
+                _PROBES[name](candidate, device, vocab_size)
+            except Exception as error:  # a compiler that is missing, a kernel that this card cannot run, a wrong answer
+                troubles.append(f"{name} of {provider}: {_first_line(error)}")
+            else:
+                ops, chosen[name] = candidate, provider
+    logger.info("sampling: %s", ", ".join(f"{name} by {who}" for name, who in chosen.items()))
+    if troubles:
+        advice = "pip install 'baton[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
+        logger.warning("sampling falls back to torch, which is slower (%s); %s", "; ".join(troubles), advice)
+    return ops
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no reason given'}"
+
+
+# -- probes: each raises if an operation is wrong ----------------------------------------------------------------------
+
+
+class WrongAnswer(Exception):
+    """An operation ran, and did not say what torch says."""
+
+
+def _probe_logits(device: torch.device, rows: int, vocab_size: int) -> torch.Tensor:
+    """bf16 values, so that there are ties everywhere, with a few likely tokens."""
+    generator = torch.Generator().manual_seed(rows)
+    logits = torch.randn(rows, vocab_size, generator=generator) * 2
+    logits[:, : vocab_size // 50] += 6
+    return logits.bfloat16().float().to(device)
+
+
+def _probe_filters(device: torch.device, rows: int, *, top_k: int, top_p: float) -> tuple[Filters, torch.Tensor]:
+    """With temperatures and keys of many kinds."""
+    generator = torch.Generator().manual_seed(rows)
+    filters = Filters(
+        temperature=(torch.rand(rows, generator=generator) + 0.2).to(device),
+        top_k=torch.full((rows,), top_k, device=device),
+        top_p=torch.full((rows,), top_p, dtype=torch.float64, device=device),
+        log_min_p=torch.full((rows,), -9.0, device=device),
+    )
+    return filters, torch.randint(-(2**31), 2**31, (rows, 2), generator=generator).to(torch.int32).to(device)
+
+
+_ROWS = (1, 33)
+
+
+def _same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    if found.shape != expected.shape or not torch.equal(found, expected):
+        raise WrongAnswer(f"{what} differ from torch's")
+
+
+def _mostly_same(found: torch.Tensor, expected: torch.Tensor, logits: torch.Tensor) -> None:
+    """Drawn ids: exponentials and logarithms may differ in their last bits, which once in a million draws decides."""
+    if found.dtype != torch.int64 or found.shape != expected.shape or int((found != expected).sum()) > 1:
+        raise WrongAnswer("drawn tokens differ from torch's")
+    if not bool(((found >= 0) & (found < logits.shape[-1])).all()):
+        raise WrongAnswer("drawn tokens lie outside the vocabulary")
+
+
+def _probe_draw_ranked(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+    for rows in _ROWS:
+        logits = _probe_logits(device, rows, vocab_size)
+        values, ids = top_tokens(logits, min(60, vocab_size))
+        filters, keys = _probe_filters(device, rows, top_k=50, top_p=0.95)
+        expected = draw_ranked(values, ids, filters, keys)
+        _mostly_same(ops.draw_ranked(values, ids, filters, keys), expected, logits)
+
+
+def _probe_draw_all(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+    for rows in _ROWS:
+        logits = _probe_logits(device, rows, vocab_size)
+        filters, keys = _probe_filters(device, rows, top_k=vocab_size, top_p=float("inf"))
+        for kept in (None, (logits > logits.mean()).float()):
+            _mostly_same(ops.draw_all(logits, filters, keys, kept), draw_all(logits, filters, keys, kept), logits)
+
+
+def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+    """Without ties, so that the nucleus is the same whatever becomes of those; a row alone gets what it gets in a
+    batch."""
+    for rows in _ROWS:
+        generator = torch.Generator().manual_seed(rows)
+        logits = (torch.randn(rows, vocab_size, generator=generator) * 4).to(device)
+        filters, keys = _probe_filters(device, rows, top_k=vocab_size, top_p=0.9)
+        found = ops.draw_nucleus(logits, filters, keys)
+        _mostly_same(found, draw_nucleus_by_sort(logits, filters, keys), logits)
+        last = torch.tensor([rows - 1], device=device)
+        _same(ops.draw_nucleus(logits[last], filters.take(last), keys[last]), found[last], "draws of a row alone")
+
+
+_PROBES: dict[str, Callable[[SamplingOps, torch.device, int], None]] = {
+    "draw_ranked": _probe_draw_ranked,
+    "draw_all": _probe_draw_all,
+    "draw_nucleus": _probe_draw_nucleus,
+}
