@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -104,8 +105,14 @@ class MHAKVPool:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
         """In all layers copy slots source to slots target (int64 [n]; no target twice). All sources are read before
-        any target is written, so the two may overlap. disjoint: the caller knows that they do not."""
+        any target is written, so the two may overlap. disjoint: the caller knows that they do not, see
+        `are_disjoint`."""
         (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
+
+
+def are_disjoint(source: np.ndarray, target: np.ndarray) -> bool:
+    """int32 [n], [m] slots on the host: is no slot in both?"""
+    return not np.isin(target, source).any()
 
 
 def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

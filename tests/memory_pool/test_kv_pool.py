@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool, kv_bytes_per_token
+from baton.memory_pool.kv_pool import MHAKVPool, are_disjoint, copy_kv, kv_bytes_per_token
 
 CPU = torch.device("cpu")
 
 
-def make_pool(num_tokens: int = 32, page_size: int = 16) -> MHAKVPool:
+def make_pool(num_tokens: int = 32, page_size: int = 16, **changes) -> MHAKVPool:
     return MHAKVPool(
         num_tokens=num_tokens,
         page_size=page_size,
@@ -17,7 +18,14 @@ def make_pool(num_tokens: int = 32, page_size: int = 16) -> MHAKVPool:
         head_dim=4,
         dtype=torch.float32,
         device=CPU,
+        **changes,
     )
+
+
+def fill(pool: MHAKVPool) -> None:
+    """Every number another one."""
+    for layer, tensor in enumerate((*pool.k, *pool.v)):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 1000 * layer)
 
 
 def test_the_padding_page_comes_on_top():
@@ -48,3 +56,54 @@ def test_a_size_that_is_no_multiple_of_the_page_is_refused(num_tokens):
 def test_a_pool_the_device_cannot_hold_names_the_flag():
     with pytest.raises(MemoryError, match="--max-total-tokens"):
         make_pool(num_tokens=2**45, page_size=1)
+
+
+def test_copies_that_overlap_read_all_before_they_write():
+    pool = make_pool()
+    fill(pool)
+    before = [tensor.clone() for tensor in (*pool.k, *pool.v)]
+    pool.copy(torch.tensor([3, 4, 40]), torch.tensor([4, 3, 17]))
+    for tensor, old in zip((*pool.k, *pool.v), before, strict=True):
+        old[[4, 3, 17]] = old[[3, 4, 40]]
+        assert torch.equal(tensor, old)
+
+
+def test_slots_that_do_not_overlap_go_the_fast_way():
+    calls = []
+
+    def fast(*arguments) -> None:
+        calls.append(arguments[0] is arguments[1])
+        copy_kv(*arguments)
+
+    pool = make_pool(copy_disjoint=fast)
+    fill(pool)
+    expected = pool.v[1][[20, 30]]
+    pool.copy(torch.tensor([20, 30]), torch.tensor([2, 47]), disjoint=True)
+    assert torch.equal(pool.v[1][[2, 47]], expected) and calls == [True]
+    pool.copy(torch.tensor([20]), torch.tensor([30]))
+    assert calls == [True]
+
+
+def test_overlap_is_told_on_the_host():
+    def slots(*numbers: int) -> np.ndarray:
+        return np.array(numbers, dtype=np.int32)
+
+    assert are_disjoint(slots(1, 2), slots(3)) and are_disjoint(slots(), slots())
+    assert not are_disjoint(slots(5, 1, 2), slots(9, 2, 7))
+
+
+def test_layers_name_where_they_begin():
+    pool = make_pool()
+    assert pool.layers.k_pointers.dtype == torch.uint64
+    assert pool.layers.k_pointers.tolist() == [tensor.data_ptr() for tensor in pool.k]
+    last = pool.layers.part(1, 1)
+    assert last.v[0] is pool.v[1] and last.v_pointers.tolist() == [pool.v[1].data_ptr()]
+
+
+def test_layers_are_copied_between_pools():
+    pool, other = make_pool(), make_pool(num_tokens=64)
+    fill(pool)
+    copy_kv(pool.layers.part(1, 1), other.layers.part(0, 1), torch.tensor([1, 2]), torch.tensor([60, 61]))
+    assert torch.equal(other.k[0][[60, 61]], pool.k[1][[1, 2]])
+    assert torch.equal(other.v[0][[60, 61]], pool.v[1][[1, 2]])
+    assert not other.k[1].any() and not other.k[0][:60].any()
