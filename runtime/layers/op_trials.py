@@ -74,11 +74,14 @@ class Trial:
         def numbers(*size: int) -> torch.Tensor:
             return torch.randn(*size, generator=generator).to(self.dtype).to(dtype).to(device)
 
+        def weights(*size: int) -> torch.Tensor:
+            return (0.5 + torch.rand(*size, generator=generator)).to(self.dtype).to(dtype).to(device)
+
         if name == "rms_norm":
-            return _host(op(numbers(tokens, shape.hidden_size), numbers(shape.hidden_size), shape.eps))
+            return _host(op(numbers(tokens, shape.hidden_size), weights(shape.hidden_size), shape.eps))
         if name == "add_rms_norm":
             x, residual = numbers(tokens, shape.hidden_size), numbers(tokens, shape.hidden_size)
-            return _host(*op(x, residual, numbers(shape.hidden_size), shape.eps))
+            return _host(*op(x, residual, weights(shape.hidden_size), shape.eps))
         if name == "silu_and_mul":
             return _host(op(numbers(tokens, 2 * shape.intermediate_size)))
         slots = 1 + torch.randperm(tokens + SPARE_SLOTS, generator=generator)
@@ -89,7 +92,7 @@ class Trial:
             table = RotaryEmbedding(RopeConfig(theta=1e4), shape.head_dim, POSITIONS, dtype=self.dtype, device=CPU)
             qkv = numbers(tokens, (heads + shape.num_kv_heads) * shape.head_dim)
             k_pool, v_pool = numbers(*item), numbers(*item)
-            weight = numbers(heads, shape.head_dim) if shape.qk_norm else None
+            weight = weights(heads, shape.head_dim) if shape.qk_norm else None
             # Two padding tokens, as in a CUDA graph: the padding slot takes anything, so it is not looked at.
             written = slots[:tokens].clone()
             written[max(tokens - 2, 1) :] = 0
