@@ -8,6 +8,7 @@ says what torch says. `select_sampling_ops` decides once, at start-up. CPU-only 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
     """The fastest operations that work here. One line of the log says which, and one warning what is missing."""
     if device.type != "cuda":
         return TORCH_OPS
-    return _select(device, vocab_size, {"triton": _triton_ops, "flashinfer": _flashinfer_ops})
+    return probe(device, vocab_size, PROVIDERS)
 
 
 Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
@@ -83,7 +84,11 @@ def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
     return {"draw_nucleus": partial(sampling_flashinfer.draw_nucleus, draw_all=ops.draw_all)}
 
 
-def _select(device: torch.device, vocab_size: int, providers: dict[str, Provider]) -> SamplingOps:
+PROVIDERS: dict[str, Provider] = {"triton": _triton_ops, "flashinfer": _flashinfer_ops}
+
+
+def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider]) -> SamplingOps:
+    """Of each provider what it offers, where that says what torch says; the later provider wins."""
     ops, chosen, troubles = TORCH_GPU_OPS, dict.fromkeys(SamplingOps.__slots__, "torch"), []
     for provider, load in providers.items():
         try:
@@ -155,10 +160,11 @@ def _mostly_same(found: torch.Tensor, expected: torch.Tensor, logits: torch.Tens
 
 
 def _probe_draw_ranked(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
-    for rows in _ROWS:
+    """With every width that has a kernel of its own, so that none is compiled when it is first asked for."""
+    for rows, width in itertools.product(_ROWS, (50, 100, 200, 400, 800, 1600, 3200)):
         logits = _probe_logits(device, rows, vocab_size)
-        values, ids = top_tokens(logits, min(60, vocab_size))
-        filters, keys = _probe_filters(device, rows, top_k=50, top_p=0.95)
+        values, ids = top_tokens(logits, width)
+        filters, keys = _probe_filters(device, rows, top_k=width - width // 6, top_p=0.95)
         expected = draw_ranked(values, ids, filters, keys)
         _mostly_same(ops.draw_ranked(values, ids, filters, keys), expected, logits)
 

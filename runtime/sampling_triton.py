@@ -11,18 +11,27 @@ import torch
 import triton
 import triton.language as tl
 
+from . import draws
 from .draws import Filters
 
 BLOCK = 4096
 """Tokens that a program of `draw_all` looks at in one go."""
 
+MIN_WIDTH, MAX_WIDTH = 64, 4096
+"""Ranked tokens that a kernel of `draw_ranked` is made for: a kernel for each power of two, torch beyond."""
+
+# Slices of packed tensors begin anywhere: without this, each way they lie would be compiled when it first occurs.
+ANY_ALIGNMENT = ["values", "ids", "temperature", "top_k", "top_p", "log_min_p", "keys", "drawn"]
+
 
 def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
     """See `draws.draw_ranked`."""
+    width = values.shape[1]
+    if width > MAX_WIDTH:
+        return draws.draw_ranked(values, ids, filters, keys)
     drawn = torch.empty(len(values), dtype=torch.int64, device=values.device)
     if len(values):
-        width = values.shape[1]
-        block = triton.next_power_of_2(width)
+        block = max(MIN_WIDTH, triton.next_power_of_2(width))
         _draw_ranked[(len(values),)](
             values.contiguous(),
             ids.contiguous(),
@@ -60,7 +69,7 @@ def draw_all(
     return drawn
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def _draw_ranked(
     values,
     ids,
@@ -92,7 +101,7 @@ def _draw_ranked(
     tl.store(drawn + row, tl.load(ids + first + winner))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperature", "log_min_p", "keys", "drawn"])
 def _draw_all(
     logits,
     temperature,
@@ -111,7 +120,7 @@ def _draw_all(
     for start in range(0, vocab_size, block):
         token = start + lane
         value = tl.load(logits + first + token, mask=token < vocab_size, other=-float("inf"))
-        likeliest = tl.maximum(likeliest, value)
+        likeliest = tl.where(value > likeliest, value, likeliest)  # never a NaN
     best = tl.max(likeliest, 0)
 
     warmth = tl.load(temperature + row)

@@ -1,0 +1,144 @@
+"""Which operations a device gets: what is missing, fails or is wrong is replaced by torch, with one warning."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import fake_top_p
+import pytest
+import torch
+from draw_cases import random_case
+
+from baton.runtime import draws, sampling_ops
+from baton.runtime.draws import Filters
+from baton.runtime.sampling_ops import PROVIDERS, TORCH_GPU_OPS, TORCH_OPS, Provider, probe, select_sampling_ops
+
+CPU = torch.device("cpu")
+
+
+def providing(**functions: Callable[..., Any]) -> Provider:
+    return lambda ops: functions
+
+
+def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> tuple[sampling_ops.SamplingOps, str]:
+    """The operations, and the warnings."""
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling_ops"):
+        ops = probe(CPU, 3000, providers)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) <= 1 and len(caplog.records) == 1 + len(warnings)
+    return ops, "".join(warnings)
+
+
+def test_a_cpu_imports_nothing_of_a_gpu():
+    code = """
+import sys, torch
+from baton.runtime.executor import Executor
+from baton.runtime.sampling_ops import TORCH_OPS, select_sampling_ops
+assert select_sampling_ops(torch.device("cpu"), 100) is TORCH_OPS
+print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashinfer", "sgl_kernel")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_good_operations_are_taken_and_the_log_says_so(caplog):
+    def draw_all(*args: Any) -> torch.Tensor:
+        return draws.draw_all(*args)
+
+    ops, warning = select(caplog, {"fast": providing(draw_all=draw_all)})
+    assert ops.draw_all is draw_all and ops.draw_ranked is TORCH_GPU_OPS.draw_ranked
+    assert warning == ""
+    assert caplog.messages == ["sampling: draw_ranked by torch, draw_all by fast, draw_nucleus by torch"]
+
+
+def test_a_provider_that_is_not_installed(caplog):
+    def load(ops: sampling_ops.SamplingOps) -> dict[str, Callable[..., Any]]:
+        raise ImportError("No module named 'triton'\nmore")
+
+    ops, warning = select(caplog, {"triton": load})
+    assert ops == TORCH_GPU_OPS
+    assert "(triton: ImportError: No module named 'triton')" in warning and "pip install 'baton[cuda]'" in warning
+
+
+def test_operations_that_raise_or_are_wrong(caplog):
+    def broken(*args: Any) -> torch.Tensor:
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    def second_best(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+        return ids[:, 1].clone()
+
+    def outside(logits: torch.Tensor, *args: Any) -> torch.Tensor:
+        return torch.full((len(logits),), logits.shape[1])
+
+    ops, warning = select(caplog, {"fast": providing(draw_all=broken, draw_ranked=second_best, draw_nucleus=outside)})
+    assert ops == TORCH_GPU_OPS
+    assert "draw_all of fast: RuntimeError: no kernel image" in warning
+    assert (
+        "draw_ranked of fast: WrongAnswer: drawn tokens differ" in warning and "draw_nucleus of fast: Wrong" in warning
+    )
+
+
+def test_draws_that_depend_on_the_batch_are_refused(caplog):
+    """What a row gets must not change with the rows beside it."""
+
+    def shifty(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+        drawn = draws.draw_nucleus_by_sort(logits, filters, keys)
+        return drawn if len(logits) > 1 else (drawn + 1) % logits.shape[1]
+
+    ops, warning = select(caplog, {"fast": providing(draw_nucleus=shifty)})
+    assert ops == TORCH_GPU_OPS and "draw_nucleus of fast: WrongAnswer" in warning
+
+
+def test_the_kernels_pass_where_they_are_there(caplog, monkeypatch, interpreter):
+    """Triton's in its interpreter; FlashInfer's cut by a stand-in."""
+    fake_top_p.install(monkeypatch)
+    ops, warning = select(caplog, PROVIDERS)
+    assert warning == ""
+    assert caplog.messages[0] == "sampling: draw_ranked by triton, draw_all by triton, draw_nucleus by flashinfer"
+    assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
+
+
+def _functions(ops: sampling_ops.SamplingOps) -> list[Callable[..., Any]]:
+    return [ops.draw_ranked, ops.draw_all, ops.draw_nucleus]
+
+
+@pytest.mark.parametrize("vocab_size", [500, 3000])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_nucleus_by_a_cut(monkeypatch, seed, vocab_size):
+    """Equal to the sorted one where nothing ties; where tokens tie, what is drawn is as likely as the last kept."""
+    fake_top_p.install(monkeypatch)
+    from baton.runtime import sampling_flashinfer
+
+    def draw(case) -> torch.Tensor:
+        return sampling_flashinfer.draw_nucleus(case.logits, case.filters, case.keys, draw_all=draws.draw_all)
+
+    case = random_case(seed, 30, vocab_size, most_top_k=vocab_size, ties=False)
+    case.filters.top_k.fill_(vocab_size)
+    assert torch.equal(draw(case), draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys))
+    case = random_case(seed, 200, vocab_size, most_top_k=vocab_size)
+    case.filters.top_k.fill_(vocab_size)
+    drawn, expected = draw(case), draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
+    assert (drawn == expected).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("vocab_size", [200, 3000])
+@pytest.mark.parametrize("seed", range(3))
+def test_both_nuclei_of_torch_agree(seed, vocab_size):
+    case = random_case(seed, 60, vocab_size, most_top_k=vocab_size)
+    case.filters.top_k.fill_(vocab_size)
+    case.filters.top_p.clamp_(max=0.999)
+    expected = draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
+    assert torch.equal(draws.draw_nucleus_at_second_look(case.logits, case.filters, case.keys), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [32_000, 128_256, 151_936])
+def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
+    """Selection compares each with torch; here nothing may have fallen back."""
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling_ops"):
+        select_sampling_ops(torch.device("cuda"), vocab_size)
+    assert caplog.messages == ["sampling: draw_ranked by triton, draw_all by triton, draw_nucleus by flashinfer"]

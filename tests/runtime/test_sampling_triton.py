@@ -1,0 +1,157 @@
+"""The kernels of the draws against their torch twins: the arithmetic in Triton's interpreter, on the CPU; and that they
+compile for cards that are not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from draw_cases import random_case
+
+from baton.runtime import draws
+from baton.runtime.draws import Filters
+from baton.runtime.noise import exponential_noise
+from baton.runtime.ranking import top_tokens
+
+ROOT = Path(__file__).parents[2]
+
+
+def noise_of_kernel(tokens: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(bits, noise) of int32 tokens under one key."""
+    import noise_kernel
+
+    bits, noise = torch.empty_like(tokens), torch.empty(len(tokens))
+    noise_kernel.write_noise[(1,)](tokens, keys, bits, noise, len(tokens))  # pyright: ignore[reportArgumentType]
+    return bits, noise
+
+
+def hash_of_torch(tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The integer part of noise.exponential_noise, step by step in 64 bits."""
+
+    def wrap(x: torch.Tensor) -> torch.Tensor:
+        return x & 0xFFFFFFFF
+
+    multiplier, offset = (wrap(key.to(torch.int64)) for key in keys)
+    h = wrap(tokens.to(torch.int64) * (multiplier | 1) + offset)
+    h = wrap((h ^ (h >> 16)) * 0x85EBCA6B)
+    h = wrap((h ^ (h >> 13)) * 0xC2B2AE35)
+    return (h ^ (h >> 16)).to(torch.int32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_noise_has_the_same_bits_and_nearly_the_same_value(interpreter, seed):
+    """The bits are equal; the logarithm is right to a few units in the last place, also where the noise is tiny."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 2**31 - 1, (8192,), dtype=torch.int32, generator=generator)
+    keys = torch.randint(-(2**31), 2**31, (2,), generator=generator).to(torch.int32)
+    bits, noise = noise_of_kernel(tokens, keys)
+    assert torch.equal(bits, hash_of_torch(tokens, keys))
+    expected = exponential_noise(keys[None], tokens)[0]
+    assert (noise.view(torch.int32) - expected.view(torch.int32)).abs().max() <= 4
+    assert expected.min() < 1e-3
+
+
+@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 40), (30, 700), (5, 9000)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, seed):
+    from baton.runtime import sampling_triton
+
+    case = random_case(seed, rows, vocab_size)
+    ranked = top_tokens(case.logits, 60)
+    expected = draws.draw_ranked(*ranked, case.filters, case.keys)
+    assert torch.equal(sampling_triton.draw_ranked(*ranked, case.filters, case.keys), expected)
+
+
+@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 700), (5, 4096), (5, 9001)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
+    from baton.runtime import sampling_triton
+
+    case = random_case(seed, rows, vocab_size)
+    for kept in (None, (case.logits > case.logits.mean()).float()):
+        expected = draws.draw_all(case.logits, case.filters, case.keys, kept)
+        assert torch.equal(sampling_triton.draw_all(case.logits, case.filters, case.keys, kept), expected)
+
+
+def test_ties_go_to_the_first_of_the_ranking(interpreter):
+    """Without noise there would be nothing but ties; so one token of each row is as likely as can be."""
+    from baton.runtime import sampling_triton
+
+    case = random_case(0, 4, 300)
+    certain = torch.full((4, 300), -torch.inf)
+    certain[:, 7] = 1.0
+    filters = Filters(
+        case.filters.temperature, torch.full((4,), 300), torch.full((4,), torch.inf).double(), certain[0, :4]
+    )
+    assert sampling_triton.draw_all(certain, filters, case.keys).tolist() == [7] * 4
+    assert sampling_triton.draw_ranked(*top_tokens(certain, 5), filters, case.keys).tolist() == [7] * 4
+    # All weights are zero but for tokens that are not kept.
+    kept = torch.ones(4, 300)
+    kept[:, 7] = 0
+    assert sampling_triton.draw_all(certain, filters, case.keys, kept).tolist() == [0] * 4
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter is numpy
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
+    from baton.runtime import sampling_triton
+
+    case = random_case(1, 3, 5000)
+    alone = sampling_triton.draw_all(case.logits, case.filters, case.keys)
+    ranked_alone = sampling_triton.draw_ranked(*top_tokens(case.logits, 60), case.filters, case.keys)
+    case.logits[1] = broken
+    for drawn, expected in (
+        (sampling_triton.draw_all(case.logits, case.filters, case.keys), alone),
+        (sampling_triton.draw_ranked(*top_tokens(case.logits, 60), case.filters, case.keys), ranked_alone),
+    ):
+        assert drawn[[0, 2]].equal(expected[[0, 2]]) and 0 <= drawn[1] < 5000
+    case.logits[1] = 0.0
+    case.logits[1, 4321] = torch.inf
+    assert sampling_triton.draw_all(case.logits, case.filters, case.keys)[1] == 4321
+
+
+def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
+    from baton.runtime import sampling_triton
+
+    case = random_case(2, 2, 5000, most_top_k=5000)
+    none = torch.empty(0, dtype=torch.int64)
+    filters = case.filters.take(none)
+    assert sampling_triton.draw_all(case.logits[:0], filters, case.keys[:0]).tolist() == []
+    assert sampling_triton.draw_ranked(case.logits[:0], case.logits[:0].long(), filters, case.keys[:0]).tolist() == []
+    ranked = top_tokens(case.logits, sampling_triton.MAX_WIDTH + 1)
+    expected = draws.draw_ranked(*ranked, case.filters, case.keys)
+    assert torch.equal(sampling_triton.draw_ranked(*ranked, case.filters, case.keys), expected)
+
+
+COMPILE = """
+import sys
+from draw_cases import random_case
+from triton_compile import compiling_for
+from baton.runtime import sampling_triton
+from baton.runtime.ranking import top_tokens
+
+with compiling_for(int(sys.argv[1])) as compiled:
+    for vocab_size in (32000, 151936):
+        case = random_case(0, 2, vocab_size)
+        for width in (50, 4096):
+            sampling_triton.draw_ranked(*top_tokens(case.logits, width), case.filters, case.keys)
+        for kept in (None, case.logits):
+            sampling_triton.draw_all(case.logits, case.filters, case.keys, kept)
+print(compiled.count("_draw_ranked"), compiled.count("_draw_all"))
+"""
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_kernels_compile(tmp_path, capability):
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT / "tests" / "doubles")}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(capability)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "4 4"
