@@ -18,10 +18,12 @@ import numpy as np
 from ..scheduler.request import FinishReason
 from ..scheduler.sampling_params import SamplingParams
 
+_INT32 = np.dtype("<i4")
+
 
 def pack_ids(ids) -> bytes:
     """Token ids (any int sequence) -> little-endian int32 bytes."""
-    return np.asarray(ids, dtype="<i4").tobytes()
+    return np.asarray(ids, dtype=_INT32).tobytes()
 
 
 def unpack_ids(data: bytes) -> np.ndarray:

@@ -62,12 +62,15 @@ class BeamRows:
 
     def pages(self, kv: BeamKV) -> np.ndarray:
         """int32 [n]: the pages that the group owns, each once."""
-        page = self._allocator.page_size
-        table = self._req_to_token.rows[kv.rows, kv.start : kv.length : page]
-        # Beams have most of their past in common, and sorting is what costs.
-        forked = table[:, (table != table[0]).any(axis=0)]
-        kept = [slots[::page] for slots in kv.kept]
-        return np.unique(np.concatenate([table[0], forked.ravel(), *kept]) // page)
+        table, forked = self._first_slots(kv)
+        kept = [slots[:: self._allocator.page_size] for slots in kv.kept]
+        return np.unique(np.concatenate([table[0], forked.ravel(), *kept]) // self._allocator.page_size)
+
+    def _first_slots(self, kv: BeamKV) -> tuple[np.ndarray, np.ndarray]:
+        """The first slot of each page behind ``start``: int32 [beams, pages], and without the pages that all beams have
+        in common. Those are most, and comparing is what costs."""
+        table = self._req_to_token.rows[kv.rows, kv.start : kv.length : self._allocator.page_size]
+        return table, table[:, (table != table[0]).any(axis=0)]
 
     def choose(self, kv: BeamKV, parents: np.ndarray, kept: list[np.ndarray]) -> None:
         """The next step goes on from these beams (int32 [n], indices into ``kv.rows``, which have been forked): the
@@ -76,14 +79,19 @@ class BeamRows:
         kv.parents = index.astype(np.int32)
         if len(survivors) == len(kv.rows) and not (kept or kv.kept):
             return
-        before = self.pages(kv)
+        page = self._allocator.page_size
+        table, forked = self._first_slots(kv)
         gone = np.ones(len(kv.rows), dtype=bool)
         gone[survivors] = False
+        given_up = np.concatenate([forked[gone].ravel(), *(slots[::page] for slots in kv.kept)])
+        named = np.concatenate([forked[survivors].ravel(), *(slots[::page] for slots in kept)])
+        if kv.kept:
+            # What ended before may have held pages that all beams have in common.
+            named = np.concatenate([named, table[survivors[0]]])
         kv.spare += kv.rows[gone].tolist()
         kv.rows = kv.rows[survivors]
         kv.kept = kept
-        unnamed = np.setdiff1d(before, self.pages(kv), assume_unique=True)
-        self._allocator.free(unnamed * self._allocator.page_size)
+        self._allocator.free(np.unique(given_up[~np.isin(given_up, named)]))
 
     def tokens_to_fork(self, kv: BeamKV) -> int:
         """What `fork_rows` will allocate, in tokens."""

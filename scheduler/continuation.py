@@ -130,9 +130,9 @@ class Continuations:
             lease = self._memory.retain(request, length, now + ttl, newest_step)
             if is_kept:
                 request.retained = _retained(lease)
-        sample = SampleRecord(request.token_ids.cut(length), trimmed, lease)
-        self._records.add(request, request.index, sample)
-        return {request.index: sample}
+        samples = {request.index: SampleRecord(request.token_ids.cut(length), trimmed, lease)}
+        self._records.add(request, samples)
+        return samples
 
     def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
         group, num_retained = search.beams, search.spec.num_retained
@@ -150,7 +150,7 @@ class Continuations:
             result = hypothesis.ids[: hypothesis.kept_tokens]
             trimmed = len(hypothesis.ids) - hypothesis.kept_tokens
             samples[index] = SampleRecord(search.token_ids, trimmed, lease, result, shares_ids=index > 0)
-            self._records.add(search, index, samples[index])
+        self._records.add(search, samples)
         return samples
 
     def fail(self, request: Request) -> None:

@@ -73,11 +73,11 @@ class ParentRecords:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, request: Request, index: int, sample: SampleRecord) -> None:
-        """A sequence ended well: ``index`` among the samples, or the ranked beams, of its request."""
+    def add(self, request: Request, samples: dict[int, SampleRecord]) -> None:
+        """Sequences ended well: by their index among the samples, or the ranked beams, of their request."""
         record = self._record(request)
-        record.samples[index] = sample
-        self._num_tokens += sample.num_tokens
+        record.samples |= samples
+        self._num_tokens += sum(sample.num_tokens for sample in samples.values())
         self._forget_oldest()
 
     def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
