@@ -109,8 +109,10 @@ class Executor:
         if len(rows) < len(batch):
             (index,) = upload([rows], sampled.device)
             next_ids = sampled.new_zeros(len(batch)).index_copy_(0, index, sampled)
-        output.result.beams = self._rank_beams(forward.logits, batch)  # last: it waits for what it finds
         self._profiler.lap("launch")
+        if batch.beams:
+            output.result.beams = self._rank_beams(forward.logits, batch)  # last: it waits for what it finds
+            self._profiler.lap("wait")
         return StepInFlight(batch, next_ids, rows, outputs, inputs, copy, output)
 
     def finish(self, step: StepInFlight) -> StepOutput:
