@@ -106,11 +106,10 @@ def attention_times(searches: int, width: int, prefix: int, tail: int, repeat: i
         backend.plan(
             AttentionBatch(
                 req_to_token=req_to_token,
-                req_pool_indices=torch.arange(beams),
                 host_rows=np.arange(beams, dtype=np.int32),
                 prefix_lens=np.full(beams, length - 1, dtype=np.int32),
                 extend_lens=np.ones(beams, dtype=np.int32),
-                is_decode=True,
+                pad_row=0,
                 shared=shared,
             )
         )

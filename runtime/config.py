@@ -20,7 +20,12 @@ class ModelArgs:
         "auto", "weights and KV; auto: the checkpoint's, float32 on a CPU"
     )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
-    attention_backend: Literal["auto", "torch_native"] = flag("auto", "auto: the best one for the device")
+    attention_backend: Literal["auto", "torch_native", "flashinfer"] = flag(
+        "auto", "auto: FlashInfer on a GPU where it works, else torch's own attention"
+    )
+    disable_cuda_graph: bool = flag(False, "launch every kernel by itself; starts faster, decodes slower")
+    cuda_graph_max_bs: int = flag(512, "largest decode step, in sequences, that runs as a CUDA graph; 0: none")
+    cuda_graph_max_tokens: int = flag(512, "largest extend, in new tokens, that runs as a CUDA graph; 0: none")
     mem_fraction_static: float = flag(
         0.85, "share of free memory for weights and KV pool; on a CPU the pool gets 4 GiB at most unless set by tokens"
     )

@@ -6,13 +6,15 @@ changes for the mirror, KV copies, and which hidden states are wanted.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..attention.backend import AttentionBatch, SharedPrefix
-from ..scheduler.batch import ForwardMode, ScheduleBatch
+from ..attention.graph_shape import GraphKind, GraphShape
+from ..scheduler.batch import ScheduleBatch
 
 
 @dataclass(slots=True)
@@ -24,6 +26,17 @@ class StepInputs:
     """Position within the token's sequence."""
     out_cache_loc: torch.Tensor
     """Slot that its K and V go to."""
+
+    @classmethod
+    def zeros(cls, tokens: int, device: torch.device) -> StepInputs:
+        """Padding: token 0 at position 0, written to the padding slot."""
+        return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
+
+    def copy_(self, other: StepInputs) -> None:
+        """Take over what ``other`` holds, in place."""
+        self.input_ids.copy_(other.input_ids)
+        self.positions.copy_(other.positions)
+        self.out_cache_loc.copy_(other.out_cache_loc)
 
 
 @dataclass(slots=True)
@@ -40,26 +53,61 @@ class ForwardBatch:
     """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
 
 
-def build_forward_batch(
-    batch: ScheduleBatch, req_to_token: torch.Tensor, previous_ids: torch.Tensor | None = None
-) -> ForwardBatch:
-    """Bring the mirror req_to_token [rows, max_context] (int32, device) up to date and upload the step.
+def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> AttentionBatch:
+    """What attention has to know of a step. req_to_token: the mirror, its last row all zeros."""
+    return AttentionBatch(
+        req_to_token=req_to_token,
+        host_rows=batch.req_pool_indices,
+        prefix_lens=batch.prefix_lens,
+        extend_lens=batch.extend_lens,
+        pad_row=len(req_to_token) - 1,
+        shared=shared_prefixes(batch),
+    )
 
-    previous_ids: device int64 [rows of the step before]: what an input id -(i + 1) stands for is previous_ids[i].
+
+def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
+    """With sequences over the padding row behind its own, up to the shape. In a decode each of them has one new token;
+    in an extend the last has all that are missing, the others none and one position to read."""
+    missing = shape.sequences - len(batch.host_rows)
+    tokens = shape.tokens - int(batch.extend_lens.sum())
+    if missing == 0:
+        return batch
+    extend_lens = np.ones(missing, dtype=np.int32)
+    if shape.kind is GraphKind.EXTEND:
+        extend_lens[:] = 0
+        extend_lens[-1] = tokens
+    return dataclasses.replace(
+        batch,
+        host_rows=np.append(batch.host_rows, np.full(missing, batch.pad_row, dtype=np.int32)),
+        prefix_lens=np.append(batch.prefix_lens, (extend_lens == 0).astype(np.int32)),
+        extend_lens=np.append(batch.extend_lens, extend_lens),
+    )
+
+
+def build_forward_batch(
+    batch: ScheduleBatch,
+    attention: AttentionBatch,
+    previous_ids: torch.Tensor | None = None,
+    shape: GraphShape | None = None,
+) -> ForwardBatch:
+    """Bring the mirror (attention.req_to_token, int32, device) up to date and upload the step.
+
+    attention: what `attention_batch` made of the batch. previous_ids: device int64 [rows of the step before]: what an
+    input id -(i + 1) stands for is previous_ids[i]. shape: of the graph that the step is padded for.
     """
-    prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
+    req_to_token, extend_lens, updates = attention.req_to_token, batch.extend_lens, batch.row_updates
     ends = np.cumsum(extend_lens, dtype=np.int64)
     tokens = int(ends[-1])
     # Token j of row i stands at column j - start_i of the row's new tokens.
-    first_positions = prefix_lens - (ends - extend_lens)
+    first_positions = batch.prefix_lens - (ends - extend_lens)
     positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
-    updates = batch.row_updates
-    input_ids, positions, out_cache_loc, rows, samples, logprobs, update_index, update_values, source, target = upload(
+    inputs = [batch.input_ids, positions, batch.out_cache_loc]
+    if shape is not None:
+        attention = pad_attention(attention, shape)
+        inputs = [np.append(array, np.zeros(shape.tokens - tokens, dtype=array.dtype)) for array in inputs]
+    input_ids, positions, out_cache_loc, samples, logprobs, update_index, update_values, source, target = upload(
         [
-            batch.input_ids,
-            positions,
-            batch.out_cache_loc,
-            batch.req_pool_indices,
+            *inputs,
             (ends - 1)[batch.samples],
             logprob_tokens(batch, ends),
             updates.flat_index(req_to_token.shape[1]),
@@ -74,15 +122,6 @@ def build_forward_batch(
         input_ids = torch.where(input_ids < 0, previous_ids[(-input_ids - 1).clamp(min=0)], input_ids)
     if len(update_index):  # overlapping updates carry equal values, so their order does not matter
         req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
-    attention = AttentionBatch(
-        req_to_token=req_to_token,
-        req_pool_indices=rows,
-        host_rows=batch.req_pool_indices,
-        prefix_lens=prefix_lens,
-        extend_lens=extend_lens,
-        is_decode=batch.mode is ForwardMode.DECODE,
-        shared=shared_prefixes(batch),
-    )
     return ForwardBatch(
         inputs=StepInputs(input_ids, positions, out_cache_loc),
         attention=attention,

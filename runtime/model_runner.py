@@ -1,7 +1,7 @@
 """A model on a device: loads it, owns the KV pool and the device mirror of req_to_token, computes steps.
 
-    ScheduleBatch ─▶ build_forward_batch ─▶ KV copies ─▶ attention.plan ─▶ decoder ─▶ ForwardOutput
-                     (row changes, upload)
+    ScheduleBatch ─▶ find a graph ─▶ build_forward_batch ─▶ KV copies ─▶ attention.plan ─▶ decoder ─▶ ForwardOutput
+                                     (row changes, upload)               └── or the graph's replay ──┘
 
 Knows nothing of requests, sampling or text.
 """
@@ -10,20 +10,34 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
 
 import torch
 
-from ..attention.backend import AttentionBackend
+from ..attention.backend import AttentionBackend, GraphBackend
+from ..attention.graph_shape import GraphShape
 from ..attention.torch_native import TorchNativeBackend
 from ..memory_pool.kv_pool import MHAKVPool, kv_bytes_per_token
 from ..scheduler.batch import ScheduleBatch
 from .config import ModelArgs
-from .forward_batch import build_forward_batch
+from .cuda_graph import GraphRunner, Recorder
+from .device_parts import DeviceParts, choose_parts
+from .forward_batch import StepInputs, attention_batch, build_forward_batch
+from .graph_shapes import GraphShapes
 from .hf_config import ModelConfig, load_model_config
-from .layers.ops import TORCH_OPS
-from .memory_sizing import available_memory, pool_tokens
+from .memory_profile import run_largest_step
+from .memory_sizing import (
+    MemoryPlan,
+    MemorySettings,
+    available_memory,
+    estimate_graph_bytes,
+    explain_out_of_memory,
+    plan_memory,
+    profiled_bytes,
+)
 from .model_files import ModelLoadError, resolve_model_folder
-from .models.decoder import Decoder
+from .models.decoder import Decoder, attention_specs
 from .step_profile import StepProfiler
 from .weights import fill_dummy, load_weights
 
@@ -45,74 +59,195 @@ class ModelRunner:
     """Runs forward steps of one model on one device. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, args: ModelArgs, *, context_length: int, num_rows: int, page_size: int, max_total_tokens: int
+        self,
+        args: ModelArgs,
+        *,
+        context_length: int,
+        num_rows: int,
+        page_size: int,
+        max_total_tokens: int,
+        max_running_requests: int = 0,
+        chunked_prefill_size: int = 2048,
+        parts: DeviceParts | None = None,
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
-        from memory. Raises ModelLoadError (a ValueError) with what to change."""
+        from memory. max_running_requests, chunked_prefill_size: sequences and new tokens of the largest step; 0: as
+        many as there are rows. parts: None chooses what fits the device.
+
+        Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
         self.profiler = StepProfiler(self.device)
         folder = resolve_model_folder(args.model_path)
         self.config: ModelConfig = load_model_config(folder, context_length=context_length)
         self.dtype = _dtype(args.dtype, self.config, self.device)
+        max_running = max_running_requests or num_rows
+        self._settings = MemorySettings(
+            mem_fraction_static=args.mem_fraction_static,
+            context_length=self.config.context_length,
+            max_total_tokens=max_total_tokens,
+            page_size=page_size,
+            chunked_prefill_size=chunked_prefill_size,
+            max_running_requests=max_running,
+            cuda_graph_max_bs=args.cuda_graph_max_bs,
+        )
         available = available_memory(self.device)
         with torch.inference_mode():
-            self._model = Decoder(self.config, TORCH_OPS, dtype=self.dtype, device=self.device)
-            views = self._model.checkpoint_views()
-            if args.load_format == "dummy":
-                fill_dummy(views)
-            else:
-                load_weights(views, folder)
-            weight_bytes = sum(view.numel() * view.itemsize for view in views.values())
-            shape = {
-                "num_layers": self.config.num_layers,
-                "num_kv_heads": self.config.num_kv_heads,
-                "head_dim": self.config.head_dim,
-                "dtype": self.dtype,
-            }
-            self.max_total_tokens = pool_tokens(
-                requested=max_total_tokens,
-                available=available,
-                mem_fraction=args.mem_fraction_static,
-                weight_bytes=weight_bytes,
-                bytes_per_token=kv_bytes_per_token(**shape),
-                page_size=page_size,
-                context_length=self.config.context_length,
-                is_cpu=self.device.type == "cpu",
+            specs = attention_specs(self.config)
+            parts = parts or choose_parts(args, specs, page_size=page_size, dtype=self.dtype, device=self.device)
+            self._model = self._load(args, folder, parts)
+            shapes = GraphShapes(
+                max_sequences=min(args.cuda_graph_max_bs, max_running),
+                # A sequence of padding is as long as what it pads.
+                max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
+                group=self.config.num_heads // self.config.num_kv_heads,
             )
-            self.kv_pool = MHAKVPool(num_tokens=self.max_total_tokens, page_size=page_size, device=self.device, **shape)
-            self.req_to_token = torch.zeros(num_rows, self.config.context_length, dtype=torch.int32, device=self.device)
-        self.attention: AttentionBackend = TorchNativeBackend(self.kv_pool)
+            plan = self._plan_memory(parts, shapes.largest_first if parts.recorder is not None else [], available)
+            self.max_total_tokens = plan.kv_tokens
+            self.kv_pool = self._make_pool(plan.kv_tokens)
+            # The last row is padding: it names slot 0 throughout.
+            self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
+            self.attention: AttentionBackend = parts.attention(self.kv_pool, specs)
+            self._graphs = self._capture(parts.recorder(), shapes) if parts.recorder is not None else None
         logger.info(
-            "%s on %s, %s: weights %.2f GiB; %s",
+            "%s on %s, %s, attention %s; %s",
             self.config.architecture,
             self.device,
             str(self.dtype).removeprefix("torch."),
-            weight_bytes / 2**30,
-            self.kv_pool.describe(),
+            self.attention_name,
+            plan.describe(),
         )
+
+    @property
+    def req_to_token(self) -> torch.Tensor:
+        """The device mirror, int32 [num_rows, context_length]."""
+        return self._mirror[:-1]
+
+    @property
+    def attention_name(self) -> str:
+        """As --attention-backend has it."""
+        return "torch_native" if isinstance(self.attention, TorchNativeBackend) else "flashinfer"
+
+    @property
+    def has_graphs(self) -> bool:
+        """Does any step run as a CUDA graph?"""
+        return self._graphs is not None
 
     @torch.inference_mode()
     def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
         """Compute one step: the K and V of the new tokens go to the pool, logits come back.
 
         previous_ids: device int64 [rows of the step before], what that sampled, for input ids that stand for it.
+        Raises torch.OutOfMemoryError with the flag to change.
         """
-        forward_batch = build_forward_batch(batch, self.req_to_token, previous_ids)
-        if forward_batch.copies is not None:
-            self.kv_pool.copy(*forward_batch.copies)
-        self.attention.plan(forward_batch.attention)
-        self.profiler.lap("plan")
-        hidden = self._model(forward_batch.inputs, self.kv_pool, self.attention)
-        wanted = forward_batch.logprob_indices
-        return ForwardOutput(
-            logits=self._model.compute_logits(hidden.index_select(0, forward_batch.sample_indices)),
-            logprob_hidden=None if wanted is None else hidden.index_select(0, wanted),
-        )
+        try:
+            return self._forward(batch, previous_ids)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "step", self._settings) from error
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden_size] of a ForwardOutput -> float32 [n, vocab_size]."""
         return self._model.compute_logits(hidden)
+
+    def _forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None) -> ForwardOutput:
+        attention = attention_batch(batch, self._mirror)
+        shape = self._graphs.find(attention) if self._graphs is not None else None
+        step = build_forward_batch(batch, attention, previous_ids, shape)
+        if step.copies is not None:
+            self.kv_pool.copy(*step.copies)
+        if self._graphs is not None and shape is not None:
+            self._graphs.plan(shape, step)
+            self.profiler.lap("plan")
+            hidden = self._graphs.replay(shape)
+        else:
+            self.attention.plan(step.attention)
+            self.profiler.lap("plan")
+            hidden = self._layers(step.inputs, self.attention)
+        wanted = step.logprob_indices
+        return ForwardOutput(
+            logits=self._model.compute_logits(hidden.index_select(0, step.sample_indices)),
+            logprob_hidden=None if wanted is None else hidden.index_select(0, wanted),
+        )
+
+    def _layers(self, inputs: StepInputs, attention: AttentionBackend) -> torch.Tensor:
+        return self._model(inputs, self.kv_pool, attention)
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def _load(self, args: ModelArgs, folder: Path, parts: DeviceParts) -> Decoder:
+        try:
+            model = Decoder(self.config, parts.ops, dtype=self.dtype, device=self.device)
+            if args.load_format == "dummy":
+                fill_dummy(model.checkpoint_views())
+            else:
+                load_weights(model.checkpoint_views(), folder)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "load", self._settings) from error
+        return model
+
+    def _plan_memory(self, parts: DeviceParts, shapes: list[GraphShape], available: int) -> MemoryPlan:
+        settings = self._settings
+        tokens = min(settings.chunked_prefill_size, self.config.context_length)
+        pool_tokens = -(-tokens // settings.page_size) * settings.page_size
+        per_token = kv_bytes_per_token(**self._kv_shape)
+
+        def largest_step() -> None:
+            pool = self._make_pool(pool_tokens)
+            run_largest_step(self._model, parts, pool, tokens=tokens, rows=settings.max_running_requests)
+
+        try:
+            taken = profiled_bytes(self.device, largest_step)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "profile", settings) from error
+        activations = max(0, taken - (pool_tokens + settings.page_size) * per_token)
+        views = self._model.checkpoint_views().values()
+        return plan_memory(
+            settings,
+            available=available,
+            weight_bytes=sum(view.numel() * view.itemsize for view in views),
+            bytes_per_token=per_token,
+            is_cpu=self.device.type == "cpu",
+            activation_bytes=activations,
+            graph_bytes=estimate_graph_bytes(
+                num_graphs=len(shapes),
+                max_tokens=max((shape.tokens for shape in shapes), default=0),
+                activation_bytes=activations,
+                profiled_tokens=tokens,
+            ),
+        )
+
+    @property
+    def _kv_shape(self) -> KVShape:
+        return {
+            "num_layers": self.config.num_layers,
+            "num_kv_heads": self.config.num_kv_heads,
+            "head_dim": self.config.head_dim,
+            "dtype": self.dtype,
+        }
+
+    def _make_pool(self, tokens: int) -> MHAKVPool:
+        return MHAKVPool(num_tokens=tokens, page_size=self._settings.page_size, device=self.device, **self._kv_shape)
+
+    def _capture(self, recorder: Recorder, shapes: GraphShapes) -> GraphRunner | None:
+        if not isinstance(self.attention, GraphBackend) or not shapes.largest_first:
+            return None
+        before = available_memory(self.device)
+        try:
+            graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "capture", self._settings) from error
+        taken = (before - available_memory(self.device)) / 2**30
+        logger.info("captured %d CUDA graphs in %.2f GiB", len(shapes.largest_first), taken)
+        return graphs
+
+
+class KVShape(TypedDict):
+    """What a KV pool has to know of a model."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
 
 
 def _device(name: str) -> torch.device:

@@ -27,6 +27,7 @@ from .channels import Endpoints, Receiver, Sender
 from .child_process import WorkerProcess, run_child
 from .config import WorkerConfig
 from .continuation_suffixes import ContinuationSuffixes
+from .device_parts import DeviceParts
 from .event_loop import EventLoop
 from .executor import Executor
 from .item_trie_file import load_item_trie
@@ -49,8 +50,11 @@ def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> 
     return Scheduler(config, req_to_token, allocator, cache, eos_token_ids)
 
 
-def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, StepProfiler, dict]:
-    """Load the model and build everything around it; returns also what the worker tells of itself."""
+def build_worker(
+    config: WorkerConfig, parts: DeviceParts | None = None
+) -> tuple[Scheduler, Executor, StepProfiler, dict]:
+    """Load the model and build everything around it; returns also what the worker tells of itself. parts: None chooses
+    what fits the device."""
     asked = config.scheduler
     runner = ModelRunner(
         config.model,
@@ -58,6 +62,9 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, StepProfile
         num_rows=asked.num_rows,
         page_size=asked.page_size,
         max_total_tokens=asked.max_total_tokens,
+        max_running_requests=asked.max_running_requests,
+        chunked_prefill_size=asked.chunked_prefill_size,
+        parts=parts,
     )
     resolved = dataclasses.replace(
         asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
@@ -73,6 +80,8 @@ def build_worker(config: WorkerConfig) -> tuple[Scheduler, Executor, StepProfile
         "eos_token_ids": list(eos_token_ids),
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
+        "attention_backend": runner.attention_name,
+        "cuda_graphs": runner.has_graphs,
         "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},

@@ -22,6 +22,21 @@ from ..layers.ops import Ops
 from ..layers.rotary import RotaryEmbedding
 
 
+def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
+    """What each layer's attention is."""
+    return [
+        AttentionSpec(
+            layer_id=layer_id,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            sliding_window=window,
+        )
+        for layer_id, window in enumerate(config.traits.layer_windows)
+    ]
+
+
 class SelfAttention:
     """Projections, q/k norm and rotary embedding around an attention backend."""
 
@@ -36,14 +51,7 @@ class SelfAttention:
         device: torch.device,
     ) -> None:
         traits, head_dim = config.traits, config.head_dim
-        self.spec = AttentionSpec(
-            layer_id=layer_id,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            sliding_window=traits.layer_windows[layer_id],
-        )
+        self.spec = attention_specs(config)[layer_id]
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self.qkv_proj = Linear(
             config.hidden_size,

@@ -5,114 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attention_scene import CPU, HEAD_DIM, Scene
 
 from baton.attention import shared_prefix, torch_native
-from baton.attention.backend import AttentionBatch, AttentionSpec, SharedPrefix
+from baton.attention.backend import SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
-
-CPU = torch.device("cpu")
-HEAD_DIM = 8
-MAX_CONTEXT = 700
-
-
-class Scene:
-    """A pool whose every slot holds NaN unless a sequence owns it, so that no stray read goes unseen.
-
-    Slot 0 is zero as in a real pool: it may be read under a mask.
-    """
-
-    def __init__(
-        self,
-        lengths: list[tuple[int, int]],
-        *,
-        heads=4,
-        kv_heads=2,
-        window=None,
-        page_size=1,
-        seed=0,
-        layout="scattered",
-        shared: tuple[SharedPrefix, ...] = (),
-    ):
-        """lengths: (prefix, new tokens) of each sequence. layout of its slots: scattered, ascending or descending."""
-        rng = np.random.default_rng(seed)
-        self.seed = seed
-        self.spec = AttentionSpec(0, heads, kv_heads, HEAD_DIM, HEAD_DIM**-0.5, window)
-        self.prefix_lens = np.array([prefix for prefix, _ in lengths], dtype=np.int32)
-        self.extend_lens = np.array([new for _, new in lengths], dtype=np.int32)
-        totals = self.prefix_lens + self.extend_lens
-        num_pages = int(sum(-(-total // page_size) for total in totals)) + 3
-        self.pool = MHAKVPool(
-            num_tokens=num_pages * page_size,
-            page_size=page_size,
-            num_layers=1,
-            num_kv_heads=kv_heads,
-            head_dim=HEAD_DIM,
-            dtype=torch.float32,
-            device=CPU,
-        )
-        self.pool.k[0][1:] = float("nan")
-        self.pool.v[0][1:] = float("nan")
-        ascending = np.arange(1, num_pages + 1)
-        pages = {"ascending": ascending, "descending": ascending[::-1], "scattered": rng.permutation(ascending)}[layout]
-        num_rows = len(lengths) + 2
-        self.req_to_token = rng.integers(1, num_pages * page_size, (num_rows, MAX_CONTEXT)).astype(np.int32)
-        self.rows = rng.permutation(num_rows)[: len(lengths)].astype(np.int32)
-        generator = torch.Generator().manual_seed(seed)
-        self.k, self.v, slots, taken = [], [], [], 0
-        for row, total in zip(self.rows, totals, strict=True):
-            count = -(-int(total) // page_size)
-            own = (pages[taken : taken + count, None] * page_size + np.arange(page_size)).ravel()[:total]
-            taken += count
-            self.req_to_token[row, :total] = own
-            slots.append(own)
-            self.k.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
-            self.v.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
-        self.shared = list(shared)
-        for group in shared:
-            first, part = group.first, slice(group.length)
-            for other in range(first + 1, first + group.count):
-                for owned in (slots, self.k, self.v):
-                    owned[other][part] = owned[first][part]
-                self.req_to_token[self.rows[other], part] = slots[first][part]
-        for own, k, v in zip(slots, self.k, self.v, strict=True):
-            self.pool.k[0][own] = k
-            self.pool.v[0][own] = v
-        self.q = torch.randn(int(self.extend_lens.sum()), heads, HEAD_DIM, generator=generator)
-
-    def run(self, backend: TorchNativeBackend | None = None) -> torch.Tensor:
-        backend = backend or TorchNativeBackend(self.pool)
-        backend.plan(
-            AttentionBatch(
-                req_to_token=torch.from_numpy(self.req_to_token),
-                req_pool_indices=torch.from_numpy(self.rows.astype(np.int64)),
-                host_rows=self.rows,
-                prefix_lens=self.prefix_lens,
-                extend_lens=self.extend_lens,
-                is_decode=bool((self.extend_lens == 1).all()),
-                shared=self.shared,
-            )
-        )
-        return backend.run(self.spec, self.q)
-
-    def expected(self) -> torch.Tensor:
-        """One query at a time, in float64."""
-        group, rows, token = self.spec.num_heads // self.spec.num_kv_heads, [], 0
-        window = self.spec.sliding_window or 10**9
-        for k, v, prefix, new in zip(self.k, self.v, self.prefix_lens, self.extend_lens, strict=True):
-            for position in range(int(prefix), int(prefix + new)):
-                low = max(0, position - window + 1)
-                seen_k = k[low : position + 1].double().repeat_interleave(group, dim=1)
-                seen_v = v[low : position + 1].double().repeat_interleave(group, dim=1)
-                scores = torch.einsum("hd,nhd->hn", self.q[token].double(), seen_k) * self.spec.scale
-                rows.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), seen_v))
-                token += 1
-        return torch.stack(rows).float()
-
-    def check(self) -> None:
-        torch.testing.assert_close(
-            self.run(), self.expected(), atol=2e-6, rtol=1e-5, msg=lambda m: f"{m}\nseed {self.seed}"
-        )
 
 
 @pytest.fixture(autouse=True)

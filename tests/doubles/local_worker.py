@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from baton.runtime.config import ModelArgs, WorkerConfig
+from baton.runtime.device_parts import DeviceParts
 from baton.runtime.executor import StepInFlight
 from baton.runtime.logprobs import TokenLogprobs
 from baton.runtime.worker import build_worker
@@ -33,13 +34,22 @@ class Answer:
 
 
 class LocalWorker:
-    """``overlap``: with a step in flight, as the event loop does it. ``options``: fields of SchedulerConfig."""
+    """``overlap``: with a step in flight, as the event loop does it. ``parts``: None for those of a CPU. ``options``:
+    fields of SchedulerConfig; ``model_options``: of ModelArgs."""
 
-    def __init__(self, model_path: Path | str, *, overlap: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        model_path: Path | str,
+        *,
+        overlap: bool = False,
+        parts: DeviceParts | None = None,
+        model_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         options = {"max_total_tokens": 4096, **options}
-        model = ModelArgs(model_path=str(model_path), dtype="float32", device="cpu")
+        model = ModelArgs(model_path=str(model_path), dtype="float32", device="cpu", **(model_options or {}))
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
-        self.scheduler, self.executor, _, self.info = build_worker(config)
+        self.scheduler, self.executor, _, self.info = build_worker(config, parts)
         self.overlap = overlap
         self._count = 0
 

@@ -1,0 +1,117 @@
+"""Does a backend attend right on this device? A few steps of every kind over random pages, against plain arithmetic.
+
+Run at start, for libraries that are compiled there or were built for another card, and by the GPU tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..memory_pool.kv_pool import MHAKVPool
+from .backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Absolute, for outputs of about 1."""
+
+
+@dataclass(slots=True, frozen=True)
+class ProbeStep:
+    """(prefix, new tokens) of each sequence; beams of ``shared`` have their first pages in common."""
+
+    name: str
+    lengths: tuple[tuple[int, int], ...]
+    shared: tuple[SharedPrefix, ...] = ()
+
+
+DECODE = ProbeStep("decode", ((5, 1), (130, 1), (0, 1), (64, 1), (1000, 1)))
+EXTEND = ProbeStep("extend", ((5, 3), (64, 17), (0, 9), (700, 4)))
+LONG = ProbeStep("long extend", ((40, 150), (0, 300)))
+BEAMS = ProbeStep("beams", ((30, 1), *[(515, 1)] * 160), (SharedPrefix(1, 160, 512),))
+STEPS = (DECODE, EXTEND, LONG, BEAMS)
+
+
+class ProbeScene:
+    """A step, with a pool of one layer that holds what it reads; pages are scattered."""
+
+    def __init__(
+        self, step: ProbeStep, spec: AttentionSpec, *, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        rng = np.random.default_rng(0)
+        totals = [prefix + new for prefix, new in step.lengths]
+        counts = [-(-total // page_size) for total in totals]
+        free = iter((rng.permutation(sum(counts)) + 1).tolist())
+        pages = [[next(free) for _ in range(count)] for count in counts]
+        for group in step.shared:
+            common = group.length // page_size
+            for row in range(group.first + 1, group.first + group.count):
+                pages[row][:common] = pages[group.first][:common]
+        table = np.zeros((len(totals) + 1, max(counts) * page_size), dtype=np.int32)  # the last row is padding
+        for row, own in enumerate(pages):
+            table[row, : len(own) * page_size] = (np.array(own)[:, None] * page_size + np.arange(page_size)).ravel()
+        self.spec = spec
+        self.pool = MHAKVPool(
+            num_tokens=sum(counts) * page_size,
+            page_size=page_size,
+            num_layers=1,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        generator = torch.Generator(device).manual_seed(0)
+        for tensor in (*self.pool.k, *self.pool.v):
+            tensor[page_size:].normal_(generator=generator)
+        self.batch = AttentionBatch(
+            req_to_token=torch.from_numpy(table).to(device),
+            host_rows=np.arange(len(totals), dtype=np.int32),
+            prefix_lens=np.array([prefix for prefix, _ in step.lengths], dtype=np.int32),
+            extend_lens=np.array([new for _, new in step.lengths], dtype=np.int32),
+            pad_row=len(totals),
+            shared=list(step.shared),
+        )
+        tokens = sum(new for _, new in step.lengths)
+        self.q = torch.empty(tokens, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
+        self.q.normal_(generator=generator)
+
+    def expected(self) -> torch.Tensor:
+        """One sequence at a time, in float32."""
+        group, parts, first = self.spec.num_heads // self.spec.num_kv_heads, [], 0
+        for row, (prefix, new) in enumerate(zip(self.batch.prefix_lens.tolist(), self.batch.extend_lens.tolist())):
+            slots = self.batch.req_to_token[row, : prefix + new].long()
+            k, v = (pool[0][slots].float().repeat_interleave(group, dim=1) for pool in (self.pool.k, self.pool.v))
+            scores = torch.einsum("qhd,khd->hqk", self.q[first : first + new].float(), k) * self.spec.scale
+            age = torch.arange(prefix, prefix + new, device=k.device)[:, None] - torch.arange(len(k), device=k.device)
+            hidden = age < 0
+            if self.spec.sliding_window is not None:
+                hidden |= age >= self.spec.sliding_window
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            parts.append(torch.einsum("hqk,khd->qhd", weights, v))
+            first += new
+        return torch.cat(parts).to(self.q.dtype)
+
+
+def probe_backend(
+    make: Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend],
+    specs: Sequence[AttentionSpec],
+    steps: Sequence[ProbeStep],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raises AssertionError, which says what differs, and whatever a backend raises that cannot run."""
+    for window in dict.fromkeys(spec.sliding_window for spec in specs):
+        spec = dataclasses.replace(specs[0], layer_id=0, sliding_window=window)
+        for step in steps:
+            scene = ProbeScene(step, spec, page_size=page_size, dtype=dtype, device=device)
+            backend = make(scene.pool, [spec])
+            backend.plan(scene.batch)
+            found, tolerance, name = backend.run(spec, scene.q), TOLERANCE[dtype], step.name
+            torch.testing.assert_close(
+                found, scene.expected(), atol=tolerance, rtol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            )

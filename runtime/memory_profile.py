@@ -1,0 +1,39 @@
+"""The largest step of a model, run once on a GPU to see what it takes besides weights and KV."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..attention.backend import AttentionBatch
+from ..memory_pool.kv_pool import MHAKVPool
+from .device_parts import DeviceParts
+from .forward_batch import StepInputs
+from .models.decoder import Decoder
+from .ranking import top_tokens
+
+RANKED = 256
+"""Tokens ranked per row: what a sampler does that takes the most memory, short of sorting the vocabulary."""
+
+
+def run_largest_step(model: Decoder, parts: DeviceParts, pool: MHAKVPool, *, tokens: int, rows: int) -> None:
+    """Prefill one sequence of ``tokens``, then rank the logits of ``rows`` of them. pool: of so many tokens."""
+    device = pool.device
+    pages = np.arange(pool.page_size, pool.page_size + tokens, dtype=np.int32)
+    req_to_token = torch.zeros(2, tokens, dtype=torch.int32, device=device)
+    req_to_token[0] = torch.from_numpy(pages)
+    attention = parts.attention(pool, [layer.self_attn.spec for layer in model.layers])
+    attention.plan(
+        AttentionBatch(
+            req_to_token=req_to_token,
+            host_rows=np.zeros(1, dtype=np.int32),
+            prefix_lens=np.zeros(1, dtype=np.int32),
+            extend_lens=np.full(1, tokens, dtype=np.int32),
+            pad_row=1,
+        )
+    )
+    inputs = StepInputs.zeros(tokens, device)
+    inputs.positions.copy_(torch.arange(tokens))
+    inputs.out_cache_loc.copy_(req_to_token[0])
+    hidden = model(inputs, pool, attention)
+    top_tokens(model.compute_logits(hidden[torch.arange(rows, device=device) % tokens]), RANKED)

@@ -1,0 +1,41 @@
+"""What a GPU computes with, on a CPU: FlashInfer's backend over a double of the library, graphs that compute again what
+a CUDA graph would replay. Everything around the kernels is the real thing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fake_flashinfer import FakeFlashInfer
+
+from baton.attention.flashinfer import FlashInferBackend
+from baton.attention.graph_shape import GraphShape
+from baton.attention.kv_indices import build_kv_indices
+from baton.runtime.cuda_graph import GraphRunner, Rerun
+from baton.runtime.device_parts import DeviceParts
+from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.model_runner import ModelRunner
+
+
+def graph_parts(*, graphs: bool = True) -> DeviceParts:
+    """Without ``graphs``: FlashInfer's backend alone."""
+    library = FakeFlashInfer().library
+    return DeviceParts(
+        ops=TORCH_OPS,
+        attention=lambda pool, specs: FlashInferBackend(pool, specs, library, build_kv_indices),
+        recorder=Rerun if graphs else None,
+    )
+
+
+def count_replays(runner: ModelRunner) -> Counter[GraphShape]:
+    """How often each graph of the runner is replayed from now on."""
+    replays: Counter[GraphShape] = Counter()
+    graphs = runner._graphs
+    assert isinstance(graphs, GraphRunner)
+    replay = graphs.replay
+
+    def count(shape: GraphShape):
+        replays[shape] += 1
+        return replay(shape)
+
+    graphs.replay = count
+    return replays
