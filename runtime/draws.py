@@ -94,7 +94,7 @@ def _draw_ranked(
     cumulative = mass.cumsum(dim=-1)
     wanted = filters.top_p * (cumulative[:, -1] if total is None else total)
     kept = in_top_k & ((cumulative - mass) < wanted[:, None]) & (scaled >= filters.log_min_p[:, None])
-    kept[:, 0] = True
+    kept[:, :1].fill_(True)
     winner = _race(scaled, kept, exponential_noise(keys, ids.to(torch.int32)))
     return ids.gather(-1, winner[:, None]).view(-1), cumulative[:, -1] >= wanted
 
