@@ -24,6 +24,10 @@ SILU_BLOCK = 1024
 WORD_BLOCK = 256
 """Words of 8 bytes that a program copies per turn."""
 
+# These are slices of larger tensors: without this, a kernel would be compiled anew when one first begins elsewhere.
+INPUT_SLICES = ["positions", "slots"]
+COPY_SLICES = ["source_k", "source_v", "target_k", "target_v", "source_slots", "target_slots"]
+
 
 @triton.jit
 def _rms_norm_kernel(x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):
@@ -95,7 +99,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=INPUT_SLICES)
 def _rotate_and_store_kernel(
     qkv,
     positions,
@@ -195,7 +199,7 @@ def rotate_and_store(
     return q
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COPY_SLICES)
 def _copy_kv_kernel(
     source_k,
     source_v,

@@ -53,20 +53,25 @@ def compiling_for(capability: int) -> Iterator[list[str]]:
         yield compiled
 
 
+def _is_one(parameter: Any, value: Any) -> bool:
+    """An integer that Triton takes for a constant."""
+    return isinstance(value, int) and value == 1 and not parameter.do_not_specialize
+
+
 def _specialized(kernel: Any, arguments: dict[str, Any]) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
     """-> signature, constants, attributes: what Triton's launcher makes of the arguments."""
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name, value = parameter.name, arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        if parameter.is_constexpr or value is None or _is_one(parameter, value):
             signature[name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
-            if value.data_ptr() % 16 == 0:
+            if value.data_ptr() % 16 == 0 and not parameter.do_not_specialize_on_alignment:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
                 attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32"
