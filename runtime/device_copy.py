@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-_KEPT = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
-"""Types that arrive as they are; integers arrive as int64."""
+_FLOATS = {4: torch.float32, 8: torch.float64}
+"""By bytes; these arrive as they are, integers arrive as int64."""
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
@@ -25,33 +25,33 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
     On a GPU the copy starts from pinned memory and does not block: torch's pinned allocator hands the buffer out again
     only after the copy has been done.
     """
+    if not arrays:
+        return []
     words = [_words(array) for array in arrays]
-    packed = torch.empty(sum(words), dtype=torch.int64, pin_memory=device.type == "cuda")
-    host, start = packed.numpy(), 0
-    for array, count in zip(arrays, words):
-        part = host[start : start + count]
-        if array.dtype in _KEPT:
-            part = part.view(array.dtype)[: array.size]
-        part[:] = array.reshape(-1)
-        start += count
+    lengths = [len(part) for part in words]
+    packed = torch.empty(sum(lengths), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate(words, out=packed.numpy())
     if device.type == "cuda":
         packed = packed.to(device, non_blocking=True)
-    return [_unpack(part, array) for part, array in zip(packed.split(words), arrays)]
+    return [_unpack(part, array) for part, array in zip(packed.split(lengths), arrays)]
 
 
-def _words(array: np.ndarray) -> int:
-    """Words of 8 bytes that an array takes in the packed copy."""
-    if array.dtype in _KEPT:
-        return -(-array.nbytes // 8)
-    if not np.can_cast(array.dtype, np.int64):
+def _words(array: np.ndarray) -> np.ndarray:
+    """What an array is in the packed copy: integers, or words of 8 bytes."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    flat = array if array.ndim == 1 else array.reshape(-1)
+    if kind in "ib" or (kind == "u" and size < 8):
+        return flat
+    if kind != "f" or size not in _FLOATS:
         raise TypeError(f"{array.dtype} cannot be uploaded; integers up to int64, float32 and float64 can")
-    return array.size
+    padded = np.zeros(-(-array.nbytes // 8) * 8 // size, dtype=array.dtype)
+    padded[: array.size] = flat
+    return padded.view(np.int64)
 
 
 def _unpack(words: torch.Tensor, array: np.ndarray) -> torch.Tensor:
-    kept = _KEPT.get(array.dtype)
-    if kept is not None:
-        words = words.view(kept)[: array.size]
+    if array.dtype.kind == "f":
+        words = words.view(_FLOATS[array.dtype.itemsize])[: array.size]
     return words if array.ndim == 1 else words.view(array.shape)
 
 

@@ -15,6 +15,7 @@ import torch
 from ..attention.backend import AttentionBatch, SharedPrefix
 from ..attention.graph_shape import GraphKind, GraphShape
 from ..scheduler.batch import ScheduleBatch
+from .device_copy import upload
 
 
 @dataclass(slots=True)
@@ -141,18 +142,6 @@ def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:
         and (batch.extend_lens[step.start : step.stop] == 1).all()
         and (batch.prefix_lens[step.start : step.stop] == batch.prefix_lens[step.start]).all()
     ]
-
-
-def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Integer arrays [n_i] -> int64 tensors on the device, in one copy.
-
-    On a GPU the copy starts from pinned memory and does not block: torch's pinned allocator hands the buffer out again
-    only after the copy has been done.
-    """
-    packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="same_kind"))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    return list(packed.split([len(array) for array in arrays]))
 
 
 def logprob_tokens(batch: ScheduleBatch, ends: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder
 from .model_runner import ModelRunner
 from .sampler import Sampler
+from .sampling_ops import select_sampling_ops
 from .step_profile import StepProfiler
 from .tokenizer import Tokenizer
 
@@ -71,7 +72,9 @@ def build_worker(
     )
     eos_token_ids = runner.config.eos_token_ids
     scheduler = build_scheduler(resolved, eos_token_ids)
-    sampler = Sampler(runner.config.vocab_size, eos_token_ids, runner.device, resolved.num_rows)
+    vocab_size = runner.config.vocab_size
+    draws = select_sampling_ops(runner.device, vocab_size)
+    sampler = Sampler(vocab_size, eos_token_ids, runner.device, resolved.num_rows, draws)
     tokenizer = load_tokenizer(config)
     executor = Executor(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
     info = {

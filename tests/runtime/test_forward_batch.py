@@ -7,7 +7,7 @@ from sampling_requests import make_request
 from baton.attention.backend import SharedPrefix
 from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.runtime.forward_batch import ForwardBatch, attention_batch, build_forward_batch, upload
+from baton.runtime.forward_batch import ForwardBatch, attention_batch, build_forward_batch
 from baton.scheduler.batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch
 
 
@@ -147,9 +147,3 @@ def test_padding_of_a_decode():
         0,
     ]
     assert padded.attention.extend_lens.dtype == padded.attention.host_rows.dtype == np.int32
-
-
-def test_upload_splits_one_buffer():
-    first, none, second = upload([int32(1, 2), int32(), np.array([2**40])], torch.device("cpu"))
-    assert (first.tolist(), none.tolist(), second.tolist()) == ([1, 2], [], [2**40])
-    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
