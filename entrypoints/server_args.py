@@ -208,6 +208,9 @@ def _refuse_contradictions(args: ServerArgs) -> None:
         0.0 < model.mem_fraction_static < 1.0,
         f"--mem-fraction-static is {model.mem_fraction_static}; use a share between 0 and 1, such as 0.85",
     )
+    for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
+        value = getattr(model, name)
+        need(value >= 0, f"{_flag_name(name)} is {value}; use 0 for no graphs, or the size of the largest")
     page = scheduler.page_size
     need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
     for name in ("context_length", "max_total_tokens"):

@@ -90,6 +90,7 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--watchdog-timeout", "1"], "the worker reports once a second"),
         ([*MODEL, "--ready-timeout", "nan"], "--ready-timeout is nan"),
         ([*MODEL, "--drain-timeout", "-1"], "--drain-timeout is -1.0; use 0 or more"),
+        ([*MODEL, "--cuda-graph-max-bs", "-1"], "--cuda-graph-max-bs is -1; use 0 for no graphs"),
         ([*MODEL, "--max-body-mb", "0"], "--max-body-mb is 0; use 1 or more"),
         ([*MODEL, "--item-trie", "items.npy"], "--item-trie is 'items.npy'; it takes NAME=FILE.npy"),
         ([*MODEL, "--item-trie", "a="], "--item-trie is 'a='; it takes NAME=FILE.npy"),
