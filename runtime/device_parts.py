@@ -18,6 +18,7 @@ from ..attention.torch_native import TorchNativeBackend
 from ..memory_pool.kv_pool import MHAKVPool
 from .config import ModelArgs
 from .cuda_graph import CudaRecorder, Recorder
+from .hf_config import ModelConfig
 from .layers.ops import TORCH_OPS, Ops
 from .model_files import ModelLoadError
 
@@ -39,16 +40,22 @@ TORCH_PARTS = DeviceParts(ops=TORCH_OPS, attention=lambda pool, specs: TorchNati
 
 
 def choose_parts(
-    args: ModelArgs, specs: Sequence[AttentionSpec], *, page_size: int, dtype: torch.dtype, device: torch.device
+    args: ModelArgs,
+    config: ModelConfig,
+    specs: Sequence[AttentionSpec],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DeviceParts:
     """specs: the model's attention layers. Raises ModelLoadError where what is asked for by name cannot be had."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use torch_native")
         return TORCH_PARTS
-    from .layers.probe import select_ops
+    from .layers.probe import OpShape, select_ops
 
-    ops = select_ops(device, dtype)
+    ops = select_ops(device, dtype, OpShape.of(config))
     attention = TORCH_PARTS.attention
     if args.attention_backend != "torch_native":
         from ..attention.flashinfer_library import FlashInferUnavailable, load_attention

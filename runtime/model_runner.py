@@ -18,7 +18,7 @@ import torch
 from ..attention.backend import AttentionBackend, GraphBackend
 from ..attention.graph_shape import GraphShape
 from ..attention.torch_native import TorchNativeBackend
-from ..memory_pool.kv_pool import MHAKVPool, kv_bytes_per_token
+from ..memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token
 from ..scheduler.batch import ScheduleBatch
 from .config import ModelArgs
 from .cuda_graph import GraphRunner, Recorder
@@ -93,7 +93,9 @@ class ModelRunner:
         available = available_memory(self.device)
         with torch.inference_mode():
             specs = attention_specs(self.config)
-            parts = parts or choose_parts(args, specs, page_size=page_size, dtype=self.dtype, device=self.device)
+            parts = parts or choose_parts(
+                args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
+            )
             self._model = self._load(args, folder, parts)
             shapes = GraphShapes(
                 max_sequences=min(args.cuda_graph_max_bs, max_running),
@@ -103,7 +105,7 @@ class ModelRunner:
             )
             plan = self._plan_memory(parts, shapes.largest_first if parts.recorder is not None else [], available)
             self.max_total_tokens = plan.kv_tokens
-            self.kv_pool = self._make_pool(plan.kv_tokens)
+            self.kv_pool = self._make_pool(parts, plan.kv_tokens)
             # The last row is padding: it names slot 0 throughout.
             self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
             self.attention: AttentionBackend = parts.attention(self.kv_pool, specs)
@@ -154,7 +156,8 @@ class ModelRunner:
         shape = self._graphs.find(attention) if self._graphs is not None else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
         if step.copies is not None:
-            self.kv_pool.copy(*step.copies)
+            disjoint = are_disjoint(batch.copies.source, batch.copies.target)
+            self.kv_pool.copy(*step.copies, disjoint=disjoint)
         if self._graphs is not None and shape is not None:
             self._graphs.plan(shape, step)
             self.profiler.lap("plan")
@@ -192,7 +195,7 @@ class ModelRunner:
         per_token = kv_bytes_per_token(**self._kv_shape)
 
         def largest_step() -> None:
-            pool = self._make_pool(pool_tokens)
+            pool = self._make_pool(parts, pool_tokens)
             run_largest_step(self._model, parts, pool, tokens=tokens, rows=settings.max_running_requests)
 
         try:
@@ -225,8 +228,14 @@ class ModelRunner:
             "dtype": self.dtype,
         }
 
-    def _make_pool(self, tokens: int) -> MHAKVPool:
-        return MHAKVPool(num_tokens=tokens, page_size=self._settings.page_size, device=self.device, **self._kv_shape)
+    def _make_pool(self, parts: DeviceParts, tokens: int) -> MHAKVPool:
+        return MHAKVPool(
+            num_tokens=tokens,
+            page_size=self._settings.page_size,
+            device=self.device,
+            copy_disjoint=parts.ops.copy_kv,
+            **self._kv_shape,
+        )
 
     def _capture(self, recorder: Recorder, shapes: GraphShapes) -> GraphRunner | None:
         if not isinstance(self.attention, GraphBackend) or not shapes.largest_first:

@@ -23,8 +23,6 @@ from .ops import TORCH_OPS, Ops
 logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS = 5
-COMMON_SHAPE = OpShape(4096, 14336, num_heads=32, num_kv_heads=8, head_dim=128, qk_norm=False, eps=1e-5)
-"""Of a model with eight billion parameters."""
 SGL, TRITON = "sglang-kernel", "triton"
 PREFERENCE = {
     "rms_norm": (SGL, TRITON),
@@ -61,7 +59,7 @@ def load_triton(device: torch.device) -> Mapping[str, Callable[..., Any]]:
 LIBRARIES = (Library(SGL, load_sgl), Library(TRITON, load_triton))
 
 
-def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape = COMMON_SHAPE) -> Ops:
+def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape) -> Ops:
     """The fastest implementation of each operation that works on the device. On a CPU: TORCH_OPS, at no cost."""
     return TORCH_OPS if device.type == "cpu" else probe(LIBRARIES, shape, dtype, device)
 
