@@ -6,6 +6,7 @@ A prompt is a list of token ids where the engine takes them, else text; in both 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -20,6 +21,11 @@ Tokens = Any
 
 SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 50}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+
+
+# Names are made up here, and cheaply: the call that makes one is being timed.
+_RUN = uuid4().hex
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +94,7 @@ def random_ids(rng: np.random.Generator, num_tokens: int, vocab_size: int) -> li
 def native_fields(call: Call) -> dict[str, Any]:
     """Fields of `POST /generate`."""
     fields: dict[str, Any] = {
-        "rid": uuid4().hex,
+        "rid": f"{_RUN}-{next(_NUMBERS)}",
         "sampling_params": {**call.sampling, "max_new_tokens": call.max_tokens, "ignore_eos": True},
         "stream": call.stream,
     }
@@ -156,7 +162,17 @@ class EngineClient:
         return True
 
     async def stats(self) -> dict[str, Any]:
-        return (await asyncio.to_thread(self._engine.get_server_info))["stats"]
+        return (await self.info())["stats"]
+
+    async def info(self) -> dict[str, Any]:
+        """What the worker says of itself."""
+        return await asyncio.to_thread(self._engine.get_server_info)
+
+    async def start_profile(self) -> None:
+        await self._engine.async_start_profile()
+
+    async def stop_profile(self) -> dict[str, Any]:
+        return await self._engine.async_stop_profile()
 
 
 class HTTPClient:
@@ -231,7 +247,17 @@ class NativeClient(HTTPClient):
         return True
 
     async def stats(self) -> dict[str, Any]:
-        return (await self._get("/server_info"))["internal_states"][0]["stats"]
+        return (await self.info())["stats"]
+
+    async def info(self) -> dict[str, Any]:
+        """What the worker says of itself."""
+        return (await self._get("/server_info"))["internal_states"][0]
+
+    async def start_profile(self) -> None:
+        _checked(await self._http.post("/start_profile"))
+
+    async def stop_profile(self) -> dict[str, Any]:
+        return _checked(await self._http.post("/stop_profile")).json()
 
 
 class OpenAIClient(HTTPClient):

@@ -35,9 +35,28 @@ LLAMA_TINY: dict[str, Any] = {
 """For what is about bookkeeping: a step costs a millisecond or two."""
 
 
+LLAMA_8B: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
+"""Llama-3.1-8B, without the scaling of its rotary frequencies, which costs no time; the model of every GPU figure."""
+
+SHAPES = {"llama-3.1-8b": LLAMA_8B, "llama-40m": LLAMA_40M, "llama-tiny": LLAMA_TINY}
+
+
 def write_dummy_model(folder: Path, config: dict[str, Any]) -> None:
     """config.json and a tokenizer, no weights. ``config``: fields of a Llama."""
-    whole = config | {
+    defaults = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "torch_dtype": "float32",
@@ -45,6 +64,7 @@ def write_dummy_model(folder: Path, config: dict[str, Any]) -> None:
         "rope_theta": 10000.0,
         "hidden_act": "silu",
     }
+    whole = defaults | config
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(whole, indent=1))
     write_tokenizer(folder, config["vocab_size"])

@@ -1,6 +1,7 @@
 """Plain serving on this machine, ours and transformers side by side: decode and prefill throughput of one static batch.
 
     python benchmarks/offline.py [--model FOLDER] [--batch-sizes 1 8 32] [--prompt-lens 128 1024] [--rounds 5]
+    python benchmarks/offline.py --gpu [--batch-sizes 1 16 64] [--profile]       on a GPU, no peer: see gpu_offline.py
 
 Without --model: a 40.0 M-parameter Llama with random weights (hidden 512, 8 layers, 8 heads, 4 KV heads, intermediate
 1408, vocabulary 32000, tied), float32. Both sides get the same weights, prompts and greedy steps. Every round runs all
@@ -25,71 +26,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_offline import run_gpu_offline
+from gpu_run import add_gpu_arguments, check_device
 from models import LLAMA_40M, save_random_model
+from static_batch import StaticBatch
 
-from baton.memory_pool.allocator import Allocator
-from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.config import ModelArgs
-from baton.runtime.model_runner import ModelRunner
-from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
 
-RESULTS = Path(__file__).parent / "results" / "offline.json"
 GOALS = {("decode", 1, 128): 85, ("decode", 8, 128): 300, ("decode", 32, 128): 600, ("prefill", 1, 1024): 3000}
 """tokens/s of the 40 M model on two cores."""
-
-
-class Ours:
-    """One static batch through the model runner."""
-
-    def __init__(self, folder: str, num_rows: int, context: int) -> None:
-        self.runner = ModelRunner(
-            ModelArgs(model_path=folder, dtype="float32", device="cpu"),
-            context_length=context,
-            num_rows=num_rows,
-            page_size=1,
-            max_total_tokens=num_rows * context,
-        )
-
-    def start(self, prompts: np.ndarray) -> np.ndarray:
-        """Prefill int32 [bs, length] -> next ids int32 [bs]"""
-        bs, length = prompts.shape
-        self.rows = ReqToTokenPool(*self.runner.req_to_token.shape)
-        self.allocator = Allocator(self.runner.max_total_tokens, 1)
-        self.row = np.array([self.rows.alloc() for _ in range(bs)], dtype=np.int32)
-        self.length = np.zeros(bs, dtype=np.int32)
-        self.last_slot = np.zeros(bs, dtype=np.int32)
-        return self._forward(prompts.ravel(), np.full(bs, length, dtype=np.int32))
-
-    def decode(self, ids: np.ndarray) -> np.ndarray:
-        return self._forward(ids, np.ones(len(ids), dtype=np.int32))
-
-    def _forward(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        slots = self.allocator.alloc_extend(self.length, self.length + counts, self.last_slot)
-        assert slots is not None
-        if (counts == 1).all():
-            self.rows.write_many(self.row, self.length, slots)
-        else:
-            for row, own in zip(self.row.tolist(), slots.reshape(len(counts), -1), strict=True):
-                self.rows.write(row, 0, own)
-        output = self.runner.forward(
-            ScheduleBatch(
-                step_id=0,
-                mode=ForwardMode.DECODE if (counts == 1).all() else ForwardMode.EXTEND,
-                requests=[],
-                input_ids=ids,
-                out_cache_loc=slots,
-                req_pool_indices=self.row,
-                prefix_lens=self.length,
-                extend_lens=counts,
-                samples=np.ones(len(counts), dtype=bool),
-                logprob_starts=counts,
-                row_updates=self.rows.take_updates(),
-                copies=KVCopies.join([]),
-            )
-        )
-        self.length = self.length + counts
-        self.last_slot = slots[np.cumsum(counts) - 1]
-        return output.logits.argmax(-1).numpy().astype(np.int32)
 
 
 class Transformers:
@@ -116,6 +61,11 @@ class Transformers:
         return output.logits[:, -1].argmax(-1).numpy().astype(np.int32)
 
 
+def ours(folder: str, num_rows: int, context: int) -> StaticBatch:
+    args = ModelArgs(model_path=folder, dtype="float32", device="cpu")
+    return StaticBatch(args, num_rows=num_rows, context=context, max_prefill=num_rows * context)
+
+
 @dataclass
 class Case:
     """One line of the table. Figures in tokens/s, one per round."""
@@ -136,7 +86,9 @@ class Case:
 Clock = Callable[[], float]
 
 
-def run_decode(engine: Ours | Transformers, prompts: np.ndarray, steps: int, clock: Clock) -> tuple[float, np.ndarray]:
+def run_decode(
+    engine: StaticBatch | Transformers, prompts: np.ndarray, steps: int, clock: Clock
+) -> tuple[float, np.ndarray]:
     """-> (median seconds per step, generated ids [bs, steps + 1])"""
     ids, times = [engine.start(prompts)], []
     for _ in range(steps):
@@ -147,7 +99,7 @@ def run_decode(engine: Ours | Transformers, prompts: np.ndarray, steps: int, clo
 
 
 def run_prefill(
-    engine: Ours | Transformers, prompts: np.ndarray, repeats: int, clock: Clock
+    engine: StaticBatch | Transformers, prompts: np.ndarray, repeats: int, clock: Clock
 ) -> tuple[float, np.ndarray]:
     """-> (median seconds, next ids [1, 1])"""
     times, ids = [], engine.start(prompts)
@@ -166,7 +118,7 @@ def agreement(a: np.ndarray, b: np.ndarray) -> float:
 
 def measure(cases: list[Case], engines: dict[str, Any], args: argparse.Namespace, vocab_size: int) -> None:
     clock = time.thread_time if args.cpu_time else time.perf_counter
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(args.seed)
     for round_number in range(args.rounds):
         names = list(engines) if round_number % 2 == 0 else list(engines)[::-1]
         for case in cases:
@@ -197,11 +149,13 @@ def print_table(cases: list[Case]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="folder of a Llama, Mistral or Qwen model")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt-lens", type=int, nargs="+", default=[128, 1024], help="for decode")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", help="default: 1 8 32; with --gpu 1 16 64")
+    parser.add_argument("--prompt-lens", type=int, nargs="+", help="for decode; default: 128 1024; with --gpu 1024")
     parser.add_argument("--prefill-lens", type=int, nargs="*", default=[1024])
-    parser.add_argument("--steps", type=int, default=32, help="decode steps per round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="decode steps per round; default: 32; with --gpu 64")
+    parser.add_argument("--rounds", type=int, help="default: 5; with --gpu 3")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=["ours", "transformers"], help="leave the other side out")
     parser.add_argument(
@@ -209,7 +163,17 @@ def main() -> None:
         action="store_true",
         help="count the thread's CPU time instead of wall time: for a machine that has other work; needs --threads 1",
     )
+    add_gpu_arguments(parser)
+    parser.add_argument("--plot", action="store_true", help="with --gpu --profile: also a picture of it")
     args = parser.parse_args()
+    args.batch_sizes = args.batch_sizes or ([1, 16, 64] if args.gpu else [1, 8, 32])
+    args.prompt_lens = args.prompt_lens or ([1024] if args.gpu else [128, 1024])
+    args.steps = args.steps or (64 if args.gpu else 32)
+    args.rounds = args.rounds or (3 if args.gpu else 5)
+    if args.gpu:
+        check_device(args, parser)
+        run_gpu_offline(args)
+        return
     if args.cpu_time and args.threads != 1:
         parser.error("--cpu-time sees one thread only; add --threads 1")
     torch.set_num_threads(args.threads)
@@ -221,22 +185,23 @@ def main() -> None:
         folder = args.model or made
         if not args.model:
             save_random_model(Path(made), LLAMA_40M)
-        makers: dict[str, Callable[[], Ours | Transformers]] = {
-            "ours": lambda: Ours(folder, max(args.batch_sizes), context),
+        makers: dict[str, Callable[[], StaticBatch | Transformers]] = {
+            "ours": lambda: ours(folder, max(args.batch_sizes), context),
             "transformers": lambda: Transformers(folder),
         }
         engines = {name: make() for name, make in makers.items() if args.only in (None, name)}
         vocab_size = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
         measure(cases, engines, args, vocab_size)
     print_table(cases)
-    RESULTS.parent.mkdir(exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     machine = {
         "machine": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
     }
-    report = {**machine, **vars(args), "cases": [asdict(case) | {"goal": case.goal} for case in cases]}
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    settings = {name: value for name, value in vars(args).items() if name != "out"}
+    report = {**machine, **settings, "cases": [asdict(case) | {"goal": case.goal} for case in cases]}
+    (args.out / "offline.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

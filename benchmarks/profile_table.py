@@ -11,9 +11,9 @@ from baton.runtime.step_profile import PHASES
 
 def print_profiles(groups: Mapping[str, dict[str, Any]]) -> None:
     """One line for each label: medians in ms of a kind of steps (``profile["kinds"][kind]``)."""
-    width = max([len(label) for label in groups] + [12])
+    width = max([len(label) for label in groups] + [26])
     print(
-        f"\n{'median ms':<{width}}{'steps':>7}{'rows':>6}{'tokens':>8}{'step':>9}{'host':>8}{'p95':>8}"
+        f"\n{'host and device, median ms':<{width}}{'steps':>7}{'rows':>6}{'tokens':>8}{'step':>9}{'host':>8}{'p95':>8}"
         + "".join(f"{phase:>10}" for phase in PHASES)
         + f"{'device':>9}{'gap':>8}"
     )

@@ -5,6 +5,7 @@
     python benchmarks/two_stage.py --openai-url http://localhost:8000       any server with /v1/completions
     python benchmarks/two_stage.py --beam-width 32 [--beam-steps 3]         stage 2 is a beam search: see beam_stage.py
     python benchmarks/two_stage.py --handoff-check 1000                     see handoff_check.py
+    python benchmarks/two_stage.py --gpu [--profile]                        on a GPU, both: see gpu_two_stage.py
 
 Stage 1 samples 200 tokens after a random prompt; stage 2 adds a suffix of 3 tokens and generates 3. Three modes:
 
@@ -40,6 +41,8 @@ from typing import Any
 import numpy as np
 from beam_stage import run_beam_stage
 from clients import SAMPLED, Call, Client, EngineClient, NativeClient, OpenAIClient, Reply
+from gpu_run import add_gpu_arguments, check_device
+from gpu_two_stage import run_gpu_two_stage
 from handoff_check import run_handoff_check
 from models import LLAMA_40M, write_dummy_model
 from tqdm import tqdm
@@ -309,8 +312,15 @@ def parse_arguments() -> argparse.Namespace:
     beams.add_argument("--transformers", type=int, nargs="*", default=[1], metavar="CONC", help="with so many at once")
     parser.add_argument("--handoff-check", type=int, default=0, metavar="PAIRS", help="only this; exits 1 if it fails")
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16, 64], help="for --handoff-check")
+    add_gpu_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=3, help="with --gpu: at least so many, however many pairs")
+    parser.add_argument(
+        "--beam-concurrency", type=int, nargs="*", default=[1, 16], help="with --gpu: where stage 2 is a search, too"
+    )
     args = parser.parse_args()
     args.modes = args.modes or ["replay", "radix", "continuation"]
+    if args.gpu:
+        check_device(args, parser)
     if args.beam_width and args.openai_url:
         parser.error("--beam-width needs the native API: use --url, or neither")
     return args
@@ -318,6 +328,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    if args.gpu:
+        raise SystemExit(run_gpu_two_stage(args))
     if args.handoff_check:
         raise SystemExit(asyncio.run(run_handoff_check(args.handoff_check, args.page_sizes, args.seed, args.out)))
     if args.beam_width:
