@@ -144,10 +144,15 @@ class Executor:
         """Device int64 [n], a token for each of ``rows``, and the logprobs of those that want them."""
         if not len(rows):
             return torch.empty(0, dtype=torch.int64, device=logits.device), None
-        requests = [batch.requests[row] for row in rows]
-        allowed = {i: batch.allowed[row] for i, row in enumerate(rows.tolist()) if row in batch.allowed}
-        logits = _take_rows(logits, _logits_rows(batch)[rows])
-        pending = None if previous_ids is None else _pending_tokens(batch, rows, previous_ids)
+        requests = [batch.requests[row] for row in rows.tolist()]
+        allowed = batch.allowed and {
+            i: batch.allowed[row] for i, row in enumerate(rows.tolist()) if row in batch.allowed
+        }
+        if len(rows) < len(logits):
+            logits = _take_rows(logits, _logits_rows(batch)[rows])
+        pending = None
+        if previous_ids is not None:
+            pending = PendingTokens(batch.input_ids[np.cumsum(batch.extend_lens)[rows] - 1], previous_ids)
         sampled = self._sampler.sample(logits, requests, allowed, pending)
         top_ks = [options.top_k for r in requests if (options := r.logprobs) is not None]
         if not top_ks:
@@ -212,13 +217,6 @@ class Executor:
         (index,) = upload([np.concatenate(kept)], hidden.device)
         scores = input_logprobs(hidden.index_select(0, index), targets, top_ks, self._runner.compute_logits)
         return _InputLogprobs(requests, targets, scores)
-
-
-def _pending_tokens(batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor) -> PendingTokens:
-    """The output tokens of ``rows`` that the host does not know yet."""
-    last_ids = batch.input_ids[np.cumsum(batch.extend_lens)[rows] - 1].astype(np.int64)
-    index = np.flatnonzero(last_ids < 0)
-    return PendingTokens(index, -last_ids[index] - 1, previous_ids)
 
 
 def _logits_rows(batch: ScheduleBatch) -> np.ndarray:

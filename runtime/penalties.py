@@ -75,14 +75,12 @@ class SeenTokens:
 
 @dataclass(slots=True, frozen=True)
 class PendingTokens:
-    """Output tokens that only the device knows yet: row rows[i] of the logits follows token ids[places[i]]."""
+    """Output tokens that only the device knows yet."""
 
-    rows: np.ndarray
-    """int64 [m], on the host."""
-    places: np.ndarray
-    """int64 [m], on the host."""
+    last_ids: np.ndarray
+    """int32 [n], on the host: the token that each row of the logits follows; -(i + 1) stands for ids[i]."""
     ids: torch.Tensor
-    """int64 [at least one], on the device."""
+    """int64, on the device."""
 
 
 class Penalties:
@@ -104,8 +102,8 @@ class Penalties:
     ) -> None:
         """Change ``logits`` (float32 [n, vocab]) in place; logits row rows[i] is requests[i]'s next token."""
         seen = [self._seen(request) for request in requests]
-        place_of = {} if pending is None else dict(zip(pending.rows.tolist(), pending.places.tolist()))
-        late = [i for i, row in enumerate(rows) if row in place_of]
+        last_ids = np.zeros(len(rows), dtype=np.int64) if pending is None else pending.last_ids[rows].astype(np.int64)
+        late = np.flatnonzero(last_ids < 0)
         params = [r.sampling for r in requests]
         wanted = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
         # One entry per request and distinct token: which request, which token, how often in its output.
@@ -116,13 +114,12 @@ class Penalties:
                 np.concatenate([s.output_counts for s in seen]).astype(np.float32),
                 np.array(wanted, dtype=np.float32),
                 np.array(rows),
-                np.array(late, dtype=np.int64),
-                np.array([place_of[rows[i]] for i in late], dtype=np.int64),
+                late,
+                -last_ids[late] - 1,
             ],
             logits.device,
         )
-        if late:
-            assert pending is not None
+        if pending is not None and len(late):
             owner, ids, counts = _with_pending(owner, ids, counts, len(rows), late_owner, pending.ids[late_places])
         if not len(owner):
             return

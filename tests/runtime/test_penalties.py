@@ -53,7 +53,9 @@ def check(penalties: Penalties, requests: list[Request], rng: np.random.Generato
     logits = torch.from_numpy(rng.normal(size=(len(requests), VOCAB)).astype(np.float32))
     expected = torch.stack([slow_penalties(logits[i], r) for i, r in enumerate(ahead)])
     order = rng.permutation(len(late))  # the device has them in an order of its own
-    pending = PendingTokens(late, np.argsort(order), torch.from_numpy(np.append(tokens[order], 0)))
+    last_ids = np.full(len(requests), 3, dtype=np.int32)
+    last_ids[late[order]] = -np.arange(len(late)) - 1
+    pending = PendingTokens(last_ids, torch.from_numpy(np.append(tokens[order], 0)))
     penalties.apply(logits, list(range(len(requests))), requests, pending)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
 
