@@ -103,11 +103,11 @@ class ModelRunner:
                 max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
                 group=self.config.num_heads // self.config.num_kv_heads,
             )
+            # The last row is padding: it names slot 0 throughout.
+            self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
             plan = self._plan_memory(parts, shapes.largest_first if parts.recorder is not None else [], available)
             self.max_total_tokens = plan.kv_tokens
             self.kv_pool = self._make_pool(parts, plan.kv_tokens)
-            # The last row is padding: it names slot 0 throughout.
-            self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
             self.attention: AttentionBackend = parts.attention(self.kv_pool, specs)
             self._graphs = self._capture(parts.recorder(), shapes) if parts.recorder is not None else None
         logger.info(
@@ -203,6 +203,8 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "profile", settings) from error
         activations = max(0, taken - (pool_tokens + settings.page_size) * per_token)
+        if self.device.type == "cuda":
+            activations += self._mirror.nbytes
         views = self._model.checkpoint_views().values()
         return plan_memory(
             settings,
