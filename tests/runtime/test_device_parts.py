@@ -49,7 +49,8 @@ def test_flashinfer_by_name_on_a_cpu():
 @pytest.mark.usefixtures("a_gpu")
 def test_a_gpu_has_all():
     parts = choose()
-    assert parts.recorder is CudaRecorder and parts.attention(None, []) == "flashinfer"
+    pool: Any = None
+    assert parts.recorder is CudaRecorder and parts.attention(pool, []) == "flashinfer"
     assert choose(disable_cuda_graph=True).recorder is None
 
 
