@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def microseconds(run: Callable[[], object], device: torch.device, repeat: int) -
         graph.replay()
     events[-1].record()
     torch.cuda.synchronize()
-    return 1e3 * min(first.elapsed_time(second) for first, second in zip(events, events[1:])) / CALLS
+    return 1e3 * min(first.elapsed_time(second) for first, second in pairwise(events)) / CALLS
 
 
 def bytes_moved(name: str, shape: OpShape, tokens: int, copied: int, itemsize: int) -> int:
