@@ -37,8 +37,8 @@ SHARED_KEYS = 1 << 16
 """Keys saved from which prefixes are read apart. Measured on an H200 (32 / 8 heads): one group of 32 beams over 700
 tokens (22 k) gains nothing, 16 of them (350 k) take a third of the time."""
 
-ROWS_PER_GROUP = 4
-"""A graph for shared prefixes has room for one group for so many rows."""
+ROWS_PER_GROUP = 8
+"""A graph for shared prefixes has room for one group for so many rows; the library's plan takes longer the more room."""
 
 
 class FlashInferBackend:
@@ -82,10 +82,14 @@ class FlashInferBackend:
 
     def fits_graph(self, batch: AttentionBatch, shape: GraphShape) -> bool:
         """See GraphBackend.fits_graph."""
-        if shape.kind is GraphKind.SHARED and 2 * len(batch.shared) + 1 > _max_prefixes(shape):
-            return False
+        page_size = self._arena.pool.page_size
+        if shape.kind is GraphKind.SHARED:
+            groups = paging.useful_groups(batch, None, page_size)
+            sequences, _ = paging.prefixes(batch, groups, page_size)
+            if len(sequences) + 1 > _max_prefixes(shape):  # one more for the padding
+                return False
         lengths = batch.prefix_lens.astype(np.int64) + batch.extend_lens
-        pages = int((-(-lengths // self._arena.pool.page_size)).sum())
+        pages = int((-(-lengths // page_size)).sum())
         return pages + shape.tokens <= self._arena.max_graph_pages  # padding reads a page per token at most
 
     def open_graph(self, shape: GraphShape) -> FlashInferGraph:
@@ -217,4 +221,4 @@ class _Shared:
 
 def _max_prefixes(shape: GraphShape) -> int:
     """Sequences of the prefix part: groups, and the rows before, between and behind them."""
-    return max(3, shape.tokens // ROWS_PER_GROUP)
+    return 2 + shape.tokens // ROWS_PER_GROUP

@@ -163,9 +163,9 @@ def test_what_fits_a_graph():
     backend, batch = make_backend(scene), scene.batch()
     assert backend.graph_kind(batch) is GraphKind.DECODE
     assert backend.graph_kind(Scene(EXTEND).batch()) is GraphKind.EXTEND
-    # 2 groups and the rows before, between and behind them: 5 sequences
+    # 2 groups, the rows before and between them, and padding: 5 sequences
     assert not backend.fits_graph(batch, GraphShape(GraphKind.SHARED, 16, 16))
-    assert backend.fits_graph(batch, GraphShape(GraphKind.SHARED, 20, 20))
+    assert backend.fits_graph(batch, GraphShape(GraphKind.SHARED, 24, 24))
     batch.prefix_lens = np.full(len(BEAMS), 4096 // len(BEAMS), dtype=np.int32)
     assert not backend.fits_graph(batch, GraphShape(GraphKind.DECODE, 16, 16)), "too many pages"
 
