@@ -6,16 +6,32 @@ this module only records what changed and knows nothing of devices, tokens or tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+
+@dataclass(slots=True)
+class RowCopies:
+    """Beginnings of rows that equal those of other rows. All int32 [n]; a target is there once, and is no source."""
+
+    sources: np.ndarray
+    targets: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def none(cls) -> RowCopies:
+        return cls(*(np.empty(0, dtype=np.int32) for _ in range(3)))
+
+    def __len__(self) -> int:
+        return len(self.targets)
 
 
 @dataclass(slots=True)
 class RowUpdates:
     """Spans of rows that changed, packed for one upload.
 
-    Spans may overlap; they then carry equal values, so a device may apply them in any order.
+    Spans may overlap; they then carry equal values, so a device may apply them in any order. Copies come after them.
     """
 
     rows: np.ndarray
@@ -26,6 +42,7 @@ class RowUpdates:
     """int32 [k]: positions in each span."""
     values: np.ndarray
     """int32 [sum(lengths)]: the slots, span after span."""
+    copies: RowCopies = field(default_factory=RowCopies.none)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,6 +74,7 @@ class ReqToTokenPool:
         self._spans: list[tuple[int, int, int]] = []
         self._points: list[tuple[np.ndarray, np.ndarray]] = []
         self._blocks: list[tuple[np.ndarray, int, int]] = []
+        self._copies: list[tuple[np.ndarray, np.ndarray, int]] = []
 
     @property
     def num_rows(self) -> int:
@@ -116,6 +134,13 @@ class ReqToTokenPool:
         self.rows[rows, start : start + count] = slots
         self._blocks.append((rows.astype(np.int32), start, count))
 
+    def copy_rows(self, sources: np.ndarray, targets: np.ndarray, length: int) -> None:
+        """rows[targets[i]][:length] = rows[sources[i]][:length], int32 [n] each, no target twice. A device copies them
+        by itself: that a long prefix gets many rows costs no upload."""
+        if len(targets) and length:
+            self.rows[targets, :length] = self.rows[sources, :length]
+            self._copies.append((sources.astype(np.int32), targets.astype(np.int32), length))
+
     def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
         """One slot for each of bs rows, the decode step: rows[i][positions[i]] = slots[i]. All int32 [bs]."""
         self.rows[rows, positions] = slots
@@ -124,12 +149,14 @@ class ReqToTokenPool:
     def put_back(self, updates: RowUpdates) -> None:
         """Report these spans again: the step that was to carry them failed, and a mirror may not have got them."""
         self._spans += zip(updates.rows.tolist(), updates.starts.tolist(), updates.lengths.tolist())
+        self._spans += [(row, 0, n) for row, n in zip(updates.copies.targets.tolist(), updates.copies.lengths.tolist())]
 
     def take_updates(self) -> RowUpdates:
         """What was written since the last call; values are those of now, so the last write to a position wins."""
+        copies = self._take_copies()
         spans, blocks, points = self._spans, self._blocks, self._points
         self._spans, self._blocks, self._points = [], [], []
-        if len(points) == 1 and not spans and not blocks:  # a decode step
+        if len(points) == 1 and not spans and not blocks and not len(copies):  # a decode step
             rows, positions = points[0]
             return RowUpdates(rows, positions, np.ones(len(rows), dtype=np.int32), self.rows[rows, positions])
         parts = [np.array(spans, dtype=np.int32).reshape(-1, 3).T]
@@ -141,7 +168,24 @@ class ReqToTokenPool:
             parts.append(_span_table(rows, positions, 1))
             values.append(self.rows[rows, positions])
         table = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return RowUpdates(*table, values=np.concatenate(values) if values else np.empty(0, dtype=np.int32))
+        every = np.concatenate(values) if values else np.empty(0, dtype=np.int32)
+        return RowUpdates(*table, values=every, copies=copies)
+
+    def _take_copies(self) -> RowCopies:
+        """Those that hold still. Rows that were written since, or copied to or from twice, become spans."""
+        if not self._copies:
+            return RowCopies.none()
+        pending, self._copies = self._copies, []
+        every = np.concatenate([targets for _, targets, _ in pending]).tolist()
+        copied = set(every)
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for sources, targets, length in pending:
+            holds = (self.rows[sources, :length] == self.rows[targets, :length]).all(axis=1)
+            if len(copied) < len(every) or not copied.isdisjoint(sources.tolist()):
+                holds[:] = False
+            self._spans += [(row, 0, length) for row in targets[~holds].tolist()]
+            parts.append((sources[holds], targets[holds], np.full(int(holds.sum()), length, dtype=np.int32)))
+        return RowCopies(*map(np.concatenate, zip(*parts)))
 
 
 def _span_table(rows: np.ndarray, starts: np.ndarray | int, count: int) -> np.ndarray:

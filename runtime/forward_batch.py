@@ -106,7 +106,7 @@ def build_forward_batch(
     if shape is not None:
         attention = pad_attention(attention, shape)
         inputs = [np.append(array, np.zeros(shape.tokens - tokens, dtype=array.dtype)) for array in inputs]
-    input_ids, positions, out_cache_loc, samples, logprobs, update_index, update_values, source, target = upload(
+    input_ids, positions, out_cache_loc, samples, logprobs, update_index, update_values, source, target, *rows = upload(
         [
             *inputs,
             (ends - 1)[batch.samples],
@@ -115,6 +115,9 @@ def build_forward_batch(
             updates.values,
             batch.copies.source,
             batch.copies.target,
+            updates.copies.sources,
+            updates.copies.targets,
+            updates.copies.lengths,
         ],
         req_to_token.device,
     )
@@ -123,6 +126,9 @@ def build_forward_batch(
         input_ids = torch.where(input_ids < 0, previous_ids[(-input_ids - 1).clamp(min=0)], input_ids)
     if len(update_index):  # overlapping updates carry equal values, so their order does not matter
         req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
+    if len(updates.copies):
+        sources, targets, lengths = rows
+        copy_rows(req_to_token, sources, targets, lengths, int(updates.copies.lengths.max()))
     return ForwardBatch(
         inputs=StepInputs(input_ids, positions, out_cache_loc),
         attention=attention,
@@ -130,6 +136,16 @@ def build_forward_batch(
         logprob_indices=logprobs if len(logprobs) else None,
         copies=(source, target) if len(source) else None,
     )
+
+
+def copy_rows(
+    mirror: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, longest: int
+) -> None:
+    """mirror[targets[i], :lengths[i]] = mirror[sources[i], :lengths[i]], all int64 [n] on the device, each target once.
+    longest: the greatest of the lengths, which the host knows and need not wait for."""
+    columns = mirror[:, :longest]
+    copied = torch.arange(longest, device=mirror.device) < lengths[:, None]
+    columns.index_copy_(0, targets, torch.where(copied, columns[sources], columns[targets]))
 
 
 def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:

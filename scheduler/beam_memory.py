@@ -123,7 +123,7 @@ class BeamRows:
         reused = [kv.spare.pop() for _ in range(min(count, len(kv.spare)))]
         made = [self._new_row() for _ in range(count - len(reused))]
         extra_rows = np.array(reused + made, dtype=np.int32)
-        pool.write_block(extra_rows[len(reused) :], 0, pool.rows[parent_rows[len(reused) :], : kv.start])
+        pool.copy_rows(parent_rows[len(reused) :], extra_rows[len(reused) :], kv.start)
         pool.write_block(extra_rows, kv.start, own)
         rows = np.empty(len(kv.parents), dtype=np.int32)
         rows[first] = kv.rows

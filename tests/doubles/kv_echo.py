@@ -146,6 +146,10 @@ class KVEchoModel:
     def forward(self, batch: ScheduleBatch) -> StepResult:
         updates = batch.row_updates
         self._mirror.reshape(-1)[updates.flat_index(self._mirror.shape[1])] = updates.values
+        copies = updates.copies
+        before = self._mirror.copy() if len(copies) else self._mirror
+        for source, target, length in zip(copies.sources.tolist(), copies.targets.tolist(), copies.lengths.tolist()):
+            self._mirror[target, :length] = before[source, :length]
         self._kv[batch.copies.target] = self._kv[batch.copies.source]
         next_ids = np.full(len(batch), -1, dtype=np.int32)
         logprobs = {}

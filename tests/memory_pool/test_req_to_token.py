@@ -20,6 +20,10 @@ def apply(updates: RowUpdates, mirror: np.ndarray) -> None:
     index = updates.flat_index(mirror.shape[1])
     assert index.dtype == np.int64
     mirror.reshape(-1)[index] = updates.values
+    copies = updates.copies
+    before = mirror.copy()  # a device may read all sources first
+    for source, target, length in zip(copies.sources.tolist(), copies.targets.tolist(), copies.lengths.tolist()):
+        mirror[target, :length] = before[source, :length]
 
 
 def test_rows_are_handed_out_once_and_come_back() -> None:
@@ -124,7 +128,17 @@ def test_a_mirror_that_applies_all_updates_equals_the_rows(seed: int) -> None:
     mirror = np.zeros((num_rows, context), dtype=np.int32)
     for _ in range(60):
         for _ in range(rng.randrange(4)):
-            if rng.random() < 0.5:
+            kind = rng.choice(["span", "block", "points", "copy"])
+            if kind == "copy" and num_rows > 1:
+                shuffled = rng.sample(range(num_rows), num_rows)
+                half = num_rows // 2
+                pool.copy_rows(int32(*shuffled[:half]), int32(*shuffled[-half:]), rng.randrange(context + 1))
+            elif kind == "block":
+                start = rng.randrange(context)
+                chosen = rng.sample(range(num_rows), rng.randrange(num_rows + 1))
+                shape = (len(chosen), rng.randrange(context - start + 1))
+                pool.write_block(int32(*chosen), start, np.full(shape, rng.randrange(1000), dtype=np.int32))
+            elif kind == "span":
                 start = rng.randrange(context)
                 count = rng.randrange(context - start + 1)
                 slots = np.array([rng.randrange(1000) for _ in range(count)], dtype=np.int32)
@@ -136,3 +150,47 @@ def test_a_mirror_that_applies_all_updates_equals_the_rows(seed: int) -> None:
         if rng.random() < 0.5:
             apply(pool.take_updates(), mirror)
             assert (mirror == pool.rows).all(), f"seed {seed}"
+
+
+def test_the_same_span_of_several_rows() -> None:
+    pool = ReqToTokenPool(3, 6)
+    pool.write_block(int32(2, 0), 1, np.array([[1, 2], [3, 4]], dtype=np.int32))
+    assert pool.rows.tolist() == [[0, 3, 4, 0, 0, 0], [0] * 6, [0, 1, 2, 0, 0, 0]]
+    updates = pool.take_updates()
+    assert updates.rows.tolist() == [2, 0] and updates.starts.tolist() == [1, 1] and updates.lengths.tolist() == [2, 2]
+    with pytest.raises(ValueError, match="outside rows of 6 tokens"):
+        pool.write_block(int32(0), 5, np.zeros((1, 2), dtype=np.int32))
+
+
+def test_a_copied_row_is_not_uploaded() -> None:
+    pool = ReqToTokenPool(4, 6)
+    pool.write(0, 0, int32(5, 6, 7, 8))
+    pool.take_updates()
+    pool.copy_rows(int32(0, 0), int32(2, 3), 4)
+    pool.write_block(int32(2, 3), 4, np.array([[1], [2]], dtype=np.int32))
+    assert pool.rows[2].tolist() == [5, 6, 7, 8, 1, 0] and pool.rows[3].tolist() == [5, 6, 7, 8, 2, 0]
+    updates = pool.take_updates()
+    assert updates.values.tolist() == [1, 2]
+    assert updates.copies.targets.tolist() == [2, 3] and updates.copies.lengths.tolist() == [4, 4]
+    pool.put_back(updates)  # it may not have come to the device
+    again = pool.take_updates()
+    assert len(again.copies) == 0 and sorted(again.values.tolist()) == sorted([5, 6, 7, 8, 1, 5, 6, 7, 8, 2])
+
+
+def test_copies_that_hold_no_more_and_chains_of_them_are_uploaded() -> None:
+    pool = ReqToTokenPool(4, 4)
+    pool.write(0, 0, int32(5, 6))
+    pool.take_updates()
+    pool.copy_rows(int32(0), int32(1), 2)
+    pool.copy_rows(int32(1), int32(2), 2)
+    pool.copy_rows(int32(0), int32(3), 2)
+    pool.write(3, 0, int32(9))
+    updates = pool.take_updates()
+    assert updates.copies.targets.tolist() == [1]
+    mirror = np.zeros((4, 4), dtype=np.int32)
+    mirror[0, :2] = 5, 6
+    apply(updates, mirror)
+    assert (mirror == pool.rows).all()
+    pool.copy_rows(int32(1), int32(2), 2)
+    pool.copy_rows(int32(1), int32(2), 1)
+    assert len(pool.take_updates().copies) == 0

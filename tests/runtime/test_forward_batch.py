@@ -147,3 +147,16 @@ def test_padding_of_a_decode():
         0,
     ]
     assert padded.attention.extend_lens.dtype == padded.attention.host_rows.dtype == np.int32
+
+
+def test_rows_are_copied_on_the_device():
+    rows, mirror = make_rows()
+    rows.write(0, 0, int32(5, 6, 7, 8))
+    build(make_batch(rows), mirror)
+    rows.copy_rows(int32(0), int32(1), 4)
+    rows.copy_rows(int32(0), int32(2), 3)
+    rows.write(2, 3, int32(9))
+    batch = make_batch(rows)
+    assert len(batch.row_updates.values) == 1, "the rest is on the device already"
+    build(batch, mirror)
+    assert (mirror[:3].numpy() == rows.rows).all() and not mirror[3].any()
