@@ -9,6 +9,9 @@ import triton.language as tl
 BLOCK = 512
 """Pages per program."""
 
+# Slices of packed tensors begin anywhere: without this, each way they lie would be compiled when it first occurs.
+ANY_ALIGNMENT = ["rows", "starts", "kv_indptr", "out"]
+
 
 def build_kv_indices(
     req_to_token: torch.Tensor,
@@ -25,7 +28,7 @@ def build_kv_indices(
     _build[grid](req_to_token, rows, starts, kv_indptr, out, req_to_token.stride(0), page_size, block=BLOCK)  # pyright: ignore[reportArgumentType]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def _build(req_to_token, rows, starts, kv_indptr, out, row_stride, page_size, block: tl.constexpr):
     sequence = tl.program_id(0)
     begin = tl.load(kv_indptr + sequence)
