@@ -5,10 +5,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM = false
 
+# GPU hosts bring a torch of their own, and often no network: these targets install nothing. `baton` is found in .typing.
+GPU_PYTHON ?= python3
+GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
+OUT        ?= benchmarks/results
+
 # Two test processes on two cores: one thread each.
 test test-units test-processes test-equality: export OMP_NUM_THREADS = 1
 
-.PHONY: demo install test test-units test-processes test-equality check serve bench clean
+.PHONY: demo install test test-units test-processes test-equality check serve bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -47,6 +52,17 @@ bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in
 	$(BIN)/python benchmarks/two_stage.py --beam-width 32 --concurrency 1 --pairs 4
 	$(BIN)/python benchmarks/beam_memory.py
 	$(BIN)/python benchmarks/offline.py
+
+test-gpu:               ## tests that need a GPU, kernels compiled on the way; without one all are skipped, and it says so
+	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch; print(f"torch {torch.__version__},", torch.cuda.get_device_name() \
+	    if torch.cuda.is_available() else "NO CUDA DEVICE: all GPU tests are skipped, nothing about a GPU is confirmed")'
+	$(GPU_ENV) $(GPU_PYTHON) -m pytest -m gpu --continue-on-collection-errors -p no:cacheprovider \
+	    -o timeout=400 tests
+
+bench-gpu:              ## benchmarks of a GPU on dummy weights of an 8B shape: tables last, JSON in $(OUT)
+	$(GPU_ENV) $(GPU_PYTHON) benchmarks/offline.py --gpu --profile --out $(OUT)
+	$(GPU_ENV) $(GPU_PYTHON) benchmarks/two_stage.py --gpu --profile --out $(OUT)
+	@cat $(OUT)/gpu_offline.txt $(OUT)/gpu_two_stage.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -168,16 +168,17 @@ def goals(line: Line, args: argparse.Namespace) -> dict[str, float | None]:
     return {name: values.get(line.batch_size) if known else None for name, values in names.items()}
 
 
-def print_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any]) -> None:
-    print(f"\n{describe_setup(args, info)}\nin {args.prompt_lens[0]} / out {args.steps}, medians")
-    print(
-        f"{'':>5} │{'static batch, waited for':^33}│{'server loop':^57}\n"
+def make_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any]) -> str:
+    text = [
+        f"\n{describe_setup(args, info)}",
+        f"in {args.prompt_lens[0]} / out {args.steps}, medians",
+        f"{'':>5} │{'static batch, waited for':^33}│{'server loop':^57}",
         f"{'bs':>5} │{'prefill ms':>11}{'step ms':>9}{'SGLang*':>9}{'':>4}"
-        f"│{'prefill ms':>11}{'SGLang*':>9}{'tok/s':>9}{'step ms':>9}{'goal':>7}{'SGLang*':>9}"
-    )
+        f"│{'prefill ms':>11}{'SGLang*':>9}{'tok/s':>9}{'step ms':>9}{'goal':>7}{'SGLang*':>9}",
+    ]
     for line in lines:
         beside = goals(line, args)
-        print(
+        text.append(
             f"{line.batch_size:>5} │{cell(median(line.static_prefill) * 1e3, 11, 1)}"
             f"{cell(median(line.static_step) * 1e3, 9)}{cell(beside['sglang_static_step_ms'], 9)}{'':>4}"
             f"│{cell(median(line.loop_prefill) * 1e3, 11, 1)}{cell(beside['sglang_prefill_ms'], 9, 1)}"
@@ -186,7 +187,9 @@ def print_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any
         )
     if has_goals(args):
         best = max(line.prefill_rate for line in lines)
-        print(f"prefill: {best:,.0f} tok/s at best (goal: {published.PREFILL_GOAL:,})\n* {published.PUBLISHED}")
+        text.append(f"prefill: {best:,.0f} tok/s at best (goal: {published.PREFILL_GOAL:,})")
+        text.append(f"* {published.PUBLISHED}")
+    return "\n".join(text)
 
 
 def run_gpu_offline(args: argparse.Namespace) -> None:
@@ -195,5 +198,4 @@ def run_gpu_offline(args: argparse.Namespace) -> None:
         measure_static(lines, args, folder)
         info, profiles = uvloop.run(measure_loop(lines, args, folder))
     cells = [asdict(line) | {"prefill_tokens_per_s": line.prefill_rate, **goals(line, args)} for line in lines]
-    finish(args, "gpu_offline", info, cells, profiles)
-    print_table(lines, args, info)
+    finish(args, "gpu_offline", info, cells, profiles, make_table(lines, args, info))

@@ -71,9 +71,14 @@ def cell(value: float | None, width: int, digits: int = 2) -> str:
 
 
 def finish(
-    args: argparse.Namespace, name: str, info: dict[str, Any], cells: list[dict[str, Any]], profiles: dict[str, Any]
+    args: argparse.Namespace,
+    name: str,
+    info: dict[str, Any],
+    cells: list[dict[str, Any]],
+    profiles: dict[str, Any],
+    table: str,
 ) -> None:
-    """Profiles on screen (and, with --plot, in NAME.png), everything in NAME.json."""
+    """Profiles (with --plot also in NAME.png), then the table (also in NAME.txt); everything in NAME.json."""
     args.out.mkdir(parents=True, exist_ok=True)
     if profiles:
         print_profiles(profiles)
@@ -90,4 +95,5 @@ def finish(
         "profiles": profiles,
     }
     (args.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {args.out / name}.json")
+    (args.out / f"{name}.txt").write_text(table + "\n")
+    print(f"written to {args.out / name}.json\n{table}")

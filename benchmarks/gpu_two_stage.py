@@ -193,31 +193,34 @@ def goals(line: Line, args: argparse.Namespace) -> dict[str, float | None]:
     return {name: values.get(line.concurrency) if known else None for name, values in names.items()}
 
 
-def print_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any]) -> None:
+def make_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any]) -> str:
     width = args.beam_width or published.BEAMS
-    print(
-        f"\n{describe_setup(args, info)}\nprompt {args.prompt_lens[0]}, stage 1 {args.stage1_tokens}, "
-        f"beam {width} × {args.beam_steps}, {'over ' + args.url if args.url else 'engine in this process'}; medians"
-    )
-    print(
+    where = f"over {args.url}" if args.url else "engine in this process"
+    text = [
+        f"\n{describe_setup(args, info)}",
+        f"{args.prompt_lens[0]} + {args.stage1_tokens} tokens, beam {width} × {args.beam_steps}, {where}; medians",
         f"{'conc':>5} │{'stage 1 s':>10}{'SGLang*':>9} │{'TTFT ms':>9}{'p95':>8}{'goal':>7}{'SGLang*':>9}{'total':>9} "
-        f"│{'beam ms':>9}{'p95':>8}{'goal':>7}{'SGLang*':>9} │  computed, paths"
-    )
+        f"│{'beam ms':>9}{'p95':>8}{'goal':>7}{'SGLang*':>9} │  computed, paths",
+    ]
     for line in lines:
         beside = goals(line, args)
-        beam = median(line.beam) * 1e3 if line.beam else None
-        beam_p95 = float(np.percentile(line.beam, 95)) * 1e3 if line.beam else None
-        print(
+        text.append(
             f"{line.concurrency:>5} │{cell(median(line.stage1), 10, 3)}{cell(beside['sglang_stage1_s'], 9, 3)} "
-            f"│{cell(median(line.ttft) * 1e3, 9, 1)}{cell(float(np.percentile(line.ttft, 95)) * 1e3, 8, 1)}"
-            f"{cell(beside['ttft_goal_ms'], 7, 0)}{cell(beside['sglang_ttft_ms'], 9, 1)}"
+            f"│{_times(line.ttft)}{cell(beside['ttft_goal_ms'], 7, 0)}{cell(beside['sglang_ttft_ms'], 9, 1)}"
             f"{cell(median(line.total) * 1e3, 9, 1)} "
-            f"│{cell(beam, 9, 1)}{cell(beam_p95, 8, 1)}{cell(beside['beam_goal_ms'], 7, 0)}"
-            f"{cell(beside['sglang_beam_ms'], 9, 1)} │  {median(line.computed):.0f}, "
-            + ", ".join(f"{count} {path}" for path, count in line.paths.items())
+            f"│{_times(line.beam)}{cell(beside['beam_goal_ms'], 7, 0)}{cell(beside['sglang_beam_ms'], 9, 1)} "
+            f"│  {median(line.computed):.0f}, " + ", ".join(f"{count} {path}" for path, count in line.paths.items())
         )
     if has_goals(args):
-        print(f"* {published.PUBLISHED}")
+        text.append(f"* {published.PUBLISHED}")
+    return "\n".join(text)
+
+
+def _times(seconds: list[float]) -> str:
+    """Median and 95th percentile in ms, 9 and 8 wide."""
+    if not seconds:
+        return cell(None, 9) + cell(None, 8)
+    return cell(median(seconds) * 1e3, 9, 1) + cell(float(np.percentile(seconds, 95)) * 1e3, 8, 1)
 
 
 def run_gpu_two_stage(args: argparse.Namespace) -> int:
@@ -225,8 +228,8 @@ def run_gpu_two_stage(args: argparse.Namespace) -> int:
     lines = [Line(count) for count in args.concurrency]
     with dummy_model(args.shape) as folder:
         info, profiles = uvloop.run(measure(make_client(args, folder), lines, args))
-    finish(args, "gpu_two_stage", info, [vars(line) | goals(line, args) for line in lines], profiles)
-    print_table(lines, args, info)
+    cells = [vars(line) | goals(line, args) for line in lines]
+    finish(args, "gpu_two_stage", info, cells, profiles, make_table(lines, args, info))
     others = {path: count for line in lines for path, count in line.paths.items() if path != "handoff"}
     if others:
         print(f"FAILED: not handed off: {others}")

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import uuid4
 
@@ -69,7 +69,7 @@ class HttpApi:
         self._started = int(time.time())
 
     def build(self) -> FastAPI:
-        app = FastAPI(title="Baton", version=version("baton"), docs_url=None, redoc_url=None, openapi_url=None)
+        app = FastAPI(title="Baton", version=_version(), docs_url=None, redoc_url=None, openapi_url=None)
         get, post, probe = ["GET"], ["POST"], ["GET", "HEAD"]
         routes: list[tuple[str, Callable[..., Awaitable[Response]], list[str]]] = [
             ("/generate", self.generate, post),
@@ -246,7 +246,7 @@ class HttpApi:
         del settings["api_key"]
         settings["served_model_name"] = self._args.served_model_name
         worker = await self._manager.info()
-        return JSONAnswer({**settings, "version": version("baton"), "internal_states": [worker]})
+        return JSONAnswer({**settings, "version": _version(), "internal_states": [worker]})
 
     async def models(self) -> Response:
         model = {
@@ -328,6 +328,14 @@ class HttpApi:
                 code="model_not_found",
                 param="model",
             )
+
+
+def _version() -> str:
+    """Of the package; a checkout that is only on the path has none."""
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _request_id(call: GenerateCall) -> dict[str, str]:

@@ -106,7 +106,6 @@ def test_only_the_last_turns_are_kept():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_is_timed():
     profiler = StepProfiler(torch.device("cuda"))
     matrix = torch.ones(4096, 4096, device="cuda")
