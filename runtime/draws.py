@@ -41,12 +41,23 @@ class Filters:
         return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.log_min_p[rows])
 
 
+def weigh(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """float32 [m, vocab]: how likely tokens are, as parts of the likeliest. (Not of all: that sum could differ in its
+    last bits from batch to batch.)"""
+    return _scaled(logits, logits.amax(dim=-1, keepdim=True), filters).exp_()
+
+
 def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
     """Drawn token ids, int64 [m], where no top_k is larger than k.
 
     values: float32 [m, k], ids: int64 [m, k], the k first tokens of each row's ranking; keys: int32 [m, 2].
     """
     return _draw_ranked(values, ids, None, filters, keys)[0]
+
+
+def draw_top_k(logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """Drawn token ids, int64 [m], where no top_k is larger than ``width``. logits: float32 [m, vocab]."""
+    return draw_ranked(*top_tokens(logits, width), filters, keys)
 
 
 def draw_all(
@@ -66,7 +77,7 @@ def draw_all(
 
 def draw_nucleus_by_sort(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
     """Drawn token ids, int64 [m], where top_p and min_p filter: by a full sort. Never waits for the device."""
-    return draw_ranked(*top_tokens(logits, logits.shape[-1]), filters, keys)
+    return draw_top_k(logits, logits.shape[-1], filters, keys)
 
 
 def draw_nucleus_at_second_look(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
@@ -74,7 +85,7 @@ def draw_nucleus_at_second_look(logits: torch.Tensor, filters: Filters, keys: to
     any row does, so that it is for a CPU."""
     if logits.shape[-1] <= NUCLEUS_WIDTH:
         return draw_nucleus_by_sort(logits, filters, keys)
-    total = _scaled(logits, logits.amax(dim=-1, keepdim=True), filters).exp_().sum(dim=-1, dtype=torch.float64)
+    total = weigh(logits, filters).sum(dim=-1, dtype=torch.float64)
     next_ids, inside = _draw_ranked(*top_tokens(logits, NUCLEUS_WIDTH), total, filters, keys)
     if not inside.all():
         wide = (~inside).nonzero().view(-1)

@@ -31,7 +31,7 @@ from .device_copy import upload
 from .draws import Filters
 from .noise import draw_keys
 from .penalties import Penalties, PendingTokens, uses_penalties
-from .ranking import SLICE_ELEMENTS, top_tokens
+from .ranking import SLICE_ELEMENTS
 from .sampling_ops import TORCH_OPS, SamplingOps
 
 MAX_RANKED_TOP_K = 4096
@@ -128,7 +128,7 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, group: _Group, keys: torch.Tensor) -> torch.Tensor:
         """Drawn token ids int64 [m], for logits float32 [m, vocab] and keys int32 [m, 2]."""
         if group.kind == "ranked":
-            return self._ops.draw_ranked(*top_tokens(logits, group.width), group.filters, keys)
+            return self._ops.draw_top_k(logits, group.width, group.filters, keys)
         if group.kind == "nucleus":
             return self._ops.draw_nucleus(logits, group.filters, keys)
         return self._ops.draw_all(logits, group.filters, keys)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from flashinfer.sampling import top_p_renorm_probs  # pyright: ignore[reportMissingImports]
 
-from .draws import Filters, draw_nucleus_by_sort
+from .draws import Filters, draw_nucleus_by_sort, weigh
 from .sampling_ops import DrawAllOp
 
 MIN_VOCAB = 2048
@@ -21,7 +21,5 @@ def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor, *, 
     the sum that ends it is rounded to float32."""
     if logits.shape[-1] < MIN_VOCAB:
         return draw_nucleus_by_sort(logits, filters, keys)
-    # Not a softmax, whose sum could differ in its last bits from batch to batch. The likeliest token weighs 1.
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(filters.temperature[:, None]).exp_()
-    kept = top_p_renorm_probs(weights, filters.top_p.float(), is_deterministic=True)
+    kept = top_p_renorm_probs(weigh(logits, filters), filters.top_p.float(), is_deterministic=True)
     return draw_all(logits, filters, keys, kept)

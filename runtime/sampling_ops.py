@@ -17,17 +17,14 @@ from typing import Any, Protocol
 
 import torch
 
-from .draws import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_ranked
-from .ranking import top_tokens
+from .draws import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_top_k
 
 logger = logging.getLogger(__name__)
 
 
-class DrawRankedOp(Protocol):
-    def __call__(
-        self, values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor, /
-    ) -> torch.Tensor:
-        """See `draws.draw_ranked`."""
+class DrawTopKOp(Protocol):
+    def __call__(self, logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor, /) -> torch.Tensor:
+        """See `draws.draw_top_k`."""
         ...
 
 
@@ -49,15 +46,15 @@ class DrawNucleusOp(Protocol):
 class SamplingOps:
     """One implementation for each operation; all are functions without state."""
 
-    draw_ranked: DrawRankedOp
+    draw_top_k: DrawTopKOp
     draw_all: DrawAllOp
     draw_nucleus: DrawNucleusOp
 
 
-TORCH_OPS = SamplingOps(draw_ranked, draw_all, draw_nucleus_at_second_look)
+TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look)
 """For CPUs."""
 
-TORCH_GPU_OPS = SamplingOps(draw_ranked, draw_all, draw_nucleus_by_sort)
+TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort)
 """The same without a wait for the device, at the price of a full sort for rows with top_p alone."""
 
 
@@ -75,7 +72,7 @@ Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
     from . import sampling_triton
 
-    return {"draw_ranked": sampling_triton.draw_ranked, "draw_all": sampling_triton.draw_all}
+    return {name: getattr(sampling_triton, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
 
 
 def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
@@ -159,14 +156,14 @@ def _mostly_same(found: torch.Tensor, expected: torch.Tensor, logits: torch.Tens
         raise WrongAnswer("drawn tokens lie outside the vocabulary")
 
 
-def _probe_draw_ranked(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+def _probe_draw_top_k(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
     """With every width that has a kernel of its own, so that none is compiled when it is first asked for."""
     for rows, width in itertools.product(_ROWS, (50, 100, 200, 400, 800, 1600, 3200)):
-        logits = _probe_logits(device, rows, vocab_size)
-        values, ids = top_tokens(logits, width)
-        filters, keys = _probe_filters(device, rows, top_k=width - width // 6, top_p=0.95)
-        expected = draw_ranked(values, ids, filters, keys)
-        _mostly_same(ops.draw_ranked(values, ids, filters, keys), expected, logits)
+        if width < vocab_size:
+            logits = _probe_logits(device, rows, vocab_size)
+            filters, keys = _probe_filters(device, rows, top_k=width - width // 6, top_p=0.95)
+            expected = draw_top_k(logits, width, filters, keys)
+            _mostly_same(ops.draw_top_k(logits, width, filters, keys), expected, logits)
 
 
 def _probe_draw_all(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
@@ -191,7 +188,7 @@ def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int)
 
 
 _PROBES: dict[str, Callable[[SamplingOps, torch.device, int], None]] = {
-    "draw_ranked": _probe_draw_ranked,
+    "draw_top_k": _probe_draw_top_k,
     "draw_all": _probe_draw_all,
     "draw_nucleus": _probe_draw_nucleus,
 }

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from . import draws
 from .draws import Filters
+from .ranking import CHUNK, chunk_maxima, top_tokens
 
 BLOCK = 4096
 """Tokens that a program of `draw_all` looks at in one go."""
@@ -24,6 +25,50 @@ MIN_WIDTH, MAX_WIDTH = 64, 4096
 ANY_ALIGNMENT = ["values", "ids", "temperature", "top_k", "top_p", "log_min_p", "keys", "drawn"]
 
 
+MAX_CHUNKED_WIDTH = 256
+"""Most tokens that `draw_top_k` finds by chunks; more are ranked by torch."""
+
+MAX_CHUNKED_VOCAB = 2**18
+
+
+def draw_top_k(logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """See `draws.draw_top_k`. Nothing is ranked: where top_k and top_p cut is found bit by bit, by counts and sums."""
+    rows, vocab_size = logits.shape
+    fewest = CHUNK * max(MIN_WIDTH, 2 * width)  # so that there are as many chunks as are chosen
+    if not fewest <= vocab_size <= MAX_CHUNKED_VOCAB or width > MAX_CHUNKED_WIDTH:
+        return draw_ranked(*top_tokens(logits, width), filters, keys)
+    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        logits = logits.contiguous()
+        maxima = chunk_maxima(logits, CHUNK)
+        block = max(MIN_WIDTH, _power_of_two(width))
+        chunks = maxima.shape[1]
+        chosen = torch.empty(rows, block, dtype=torch.int32, device=logits.device)
+        _choose_chunks[(rows,)](
+            maxima,
+            chosen,
+            chunks,  # pyright: ignore[reportArgumentType]
+            _power_of_two(chunks),  # pyright: ignore[reportArgumentType]
+            block,  # pyright: ignore[reportArgumentType]
+            num_warps=8,  # pyright: ignore[reportCallIssue]
+        )
+        _draw_top_k[(rows,)](
+            logits,
+            chosen,
+            filters.temperature,
+            filters.top_k,
+            filters.top_p,
+            filters.log_min_p,
+            keys,
+            drawn,
+            vocab_size,  # pyright: ignore[reportArgumentType]
+            CHUNK,  # pyright: ignore[reportArgumentType]
+            block,  # pyright: ignore[reportArgumentType]
+            num_warps=block // 8,  # pyright: ignore[reportCallIssue]
+        )
+    return drawn
+
+
 def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
     """See `draws.draw_ranked`."""
     width = values.shape[1]
@@ -31,7 +76,7 @@ def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys:
         return draws.draw_ranked(values, ids, filters, keys)
     drawn = torch.empty(len(values), dtype=torch.int64, device=values.device)
     if len(values):
-        block = max(MIN_WIDTH, triton.next_power_of_2(width))
+        block = max(MIN_WIDTH, _power_of_two(width))
         _draw_ranked[(len(values),)](
             values.contiguous(),
             ids.contiguous(),
@@ -63,10 +108,28 @@ def draw_all(
             drawn,
             logits.shape[1],  # pyright: ignore[reportArgumentType]
             filtered=kept is not None,  # pyright: ignore[reportArgumentType]
-            block=min(BLOCK, triton.next_power_of_2(logits.shape[1])),  # pyright: ignore[reportArgumentType]
+            block=min(BLOCK, _power_of_two(logits.shape[1])),  # pyright: ignore[reportArgumentType]
             num_warps=16,  # pyright: ignore[reportCallIssue]
         )
     return drawn
+
+
+def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """See `draws.draw_nucleus_by_sort`. Masses are summed in float64, but are float32 themselves."""
+    weights = draws.weigh(logits, filters)
+    if len(logits):
+        _cut_nucleus[(len(logits),)](
+            weights,
+            filters.top_p,
+            weights.shape[1],  # pyright: ignore[reportArgumentType]
+            min(BLOCK, _power_of_two(weights.shape[1])),  # pyright: ignore[reportArgumentType]
+            num_warps=16,  # pyright: ignore[reportCallIssue]
+        )
+    return draw_all(logits, filters, keys, weights)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
@@ -95,10 +158,129 @@ def _draw_ranked(
     wanted = tl.load(top_p + row) * tl.sum(mass, 0)
     kept = in_top_k & ((cumulative - mass) < wanted) & (scaled >= tl.load(log_min_p + row))
     kept = kept | (place == 0)
-    ratio = tl.math.div_rn(tl.exp(scaled), _noise(token, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)))
-    ratio = tl.where(kept & (ratio == ratio), ratio, -1.0)  # a NaN never wins
+    ratio = _ratio(scaled, kept, token, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
     winner = tl.min(tl.where(ratio == tl.max(ratio, 0), place, block), 0)
     tl.store(drawn + row, tl.load(ids + first + winner))
+
+
+@triton.jit
+def _choose_chunks(
+    maxima,
+    chosen,
+    chunks: tl.constexpr,
+    chunk_block: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The numbers of the first ``block`` chunks of the ranking by maxima, in order of number."""
+    row = tl.program_id(0)
+    number = tl.arange(0, chunk_block)
+    inside = number < chunks
+    order = _order(tl.load(maxima + row.to(tl.int64) * chunks + number, mask=inside, other=0.0))
+    picked = _first(order, inside, block)
+    place = tl.cumsum(picked.to(tl.int32), 0) - 1
+    tl.store(chosen + row * block + place, number, mask=picked)
+
+
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
+def _draw_top_k(
+    logits,
+    chosen,
+    temperature,
+    top_k,
+    top_p,
+    log_min_p,
+    keys,
+    drawn,
+    vocab_size: tl.constexpr,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
+):
+    """chosen: int32 [rows, block], numbers of the chunks that hold the tokens, ascending."""
+    row = tl.program_id(0)
+    place = tl.arange(0, block * chunk)
+    token = tl.load(chosen + row * block + place // chunk) * chunk + place % chunk
+    inside = token < vocab_size
+    value = tl.load(logits + row.to(tl.int64) * vocab_size + token, mask=inside, other=-float("inf"))
+    best = tl.max(tl.where(value == value, value, -float("inf")), 0)
+    scaled = _scale(value, best, tl.load(temperature + row))
+    order = _order(value)
+    in_top_k = _first(order, inside, tl.load(top_k + row).to(tl.int32))
+    mass = tl.where(in_top_k & (value == value), tl.exp(scaled.to(tl.float64)), 0.0)
+    in_top_p = _first_mass(order, mass, tl.load(top_p + row) * tl.sum(mass, 0))
+    kept = in_top_k & in_top_p & (scaled >= tl.load(log_min_p + row))
+    ratio = _ratio(scaled, kept, token, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
+    winner = tl.min(tl.where(ratio == tl.max(ratio, 0), token, vocab_size), 0)
+    tl.store(drawn + row, tl.minimum(winner, vocab_size - 1).to(tl.int64))
+
+
+@triton.jit
+def _order(value):
+    """int64 in [0, 2^32): larger for larger float32 values."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+
+
+@triton.jit
+def _first(order, inside, count):
+    """Which elements are the ``count`` first: by order, where that ties by place. At least so many are inside."""
+    # The order of the last of them is the largest that so many elements reach.
+    last, step = tl.zeros([], tl.int64), tl.full([], 2147483648, tl.int64)
+    for _ in range(32):
+        higher = last + step
+        step = step >> 1
+        reached = tl.sum((inside & (order >= higher)).to(tl.int32), 0)
+        last = tl.where(reached >= count, higher, last)
+    before = inside & (order > last)
+    ties = (inside & (order == last)).to(tl.int32)
+    left = count - tl.sum(before.to(tl.int32), 0)
+    return before | ((ties > 0) & (tl.cumsum(ties, 0) <= left))
+
+
+@triton.jit
+def _first_mass(order, mass, wanted):
+    """Which elements are the first, by order and place, until their masses (float64, >= 0) come to ``wanted``."""
+    last, step = tl.zeros([], tl.int64), tl.full([], 2147483648, tl.int64)
+    for _ in range(32):
+        higher = last + step
+        step = step >> 1
+        last = tl.where(tl.sum(tl.where(order >= higher, mass, 0.0), 0) >= wanted, higher, last)
+    tied = tl.where(order == last, mass, 0.0)
+    before = tl.sum(tl.where(order > last, mass, 0.0), 0)
+    return (order > last) | ((order == last) & (before + tl.cumsum(tied, 0) - tied < wanted))
+
+
+@triton.jit(do_not_specialize_on_alignment=["top_p"])
+def _cut_nucleus(weights, top_p, vocab_size: tl.constexpr, block: tl.constexpr):
+    """weights: float32 [rows, vocab], in [0, 1]. Those that top_p drops become 0."""
+    row = tl.program_id(0)
+    mine = weights + row.to(tl.int64) * vocab_size
+    wanted = tl.load(top_p + row) * _mass_from(mine, 0, vocab_size, block)
+    # The bits of the last weight that is kept: the largest from which on the masses come to what is wanted.
+    last, step = tl.zeros([], tl.int32), tl.full([], 536870912, tl.int32)  # 2^29; the bits of 1.0 are below 2^30
+    for _ in range(30):
+        higher = last + step
+        step = step >> 1
+        last = tl.where(_mass_from(mine, higher, vocab_size, block) >= wanted, higher, last)
+    before = _mass_from(mine, last + 1, vocab_size, block)
+    for start in range(0, vocab_size, block):
+        token = start + tl.arange(0, block)
+        weight = tl.load(mine + token, mask=token < vocab_size, other=0.0)
+        bits = weight.to(tl.int32, bitcast=True)
+        tied = tl.where(bits == last, weight.to(tl.float64), 0.0)
+        kept = (bits > last) | ((bits == last) & (before + tl.cumsum(tied, 0) - tied < wanted))
+        tl.store(mine + token, tl.where(kept, weight, 0.0), mask=token < vocab_size)
+        before += tl.sum(tied, 0)
+
+
+@triton.jit
+def _mass_from(weights, least, vocab_size: tl.constexpr, block: tl.constexpr):
+    """Sum of the weights whose bits are at least so large, float64."""
+    mass = tl.zeros([block], tl.float64)
+    for start in range(0, vocab_size, block):
+        token = start + tl.arange(0, block)
+        weight = tl.load(weights + token, mask=token < vocab_size, other=0.0)
+        mass += tl.where(weight.to(tl.int32, bitcast=True) >= least, weight.to(tl.float64), 0.0)
+    return tl.sum(mass, 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature", "log_min_p", "keys", "drawn"])
@@ -137,7 +319,7 @@ def _draw_all(
         keeps = (token < vocab_size) & (scaled >= floor)
         if filtered:
             keeps = keeps & (tl.load(kept + first + token, mask=token < vocab_size, other=0.0) > 0.0)
-        ratio = tl.where(keeps, tl.math.div_rn(tl.exp(scaled), _noise(token, multiplier, offset)), -1.0)
+        ratio = _ratio(scaled, keeps, token, multiplier, offset)
         wins = ratio > best_ratio
         best_ratio = tl.where(wins, ratio, best_ratio)
         best_token = tl.where(wins, token, best_token)
@@ -149,6 +331,13 @@ def _draw_all(
 def _scale(value, best, temperature):
     """The likeliest token is at 0, also where it is infinite."""
     return tl.where(value == best, 0.0, tl.math.div_rn(value - best, temperature))
+
+
+@triton.jit
+def _ratio(scaled, kept, token, multiplier, offset):
+    """What the race is about: p / noise, -1 for tokens that are not kept. A NaN never wins."""
+    ratio = tl.math.div_rn(tl.exp(scaled), _noise(token, multiplier, offset))
+    return tl.where(kept & (ratio == ratio), ratio, -1.0)
 
 
 @triton.jit

@@ -124,7 +124,7 @@ def operations() -> Iterator[tuple[str, SamplingOps]]:
         from baton.runtime import sampling_flashinfer
 
         nucleus = partial(sampling_flashinfer.draw_nucleus, draw_all=draws.draw_all)
-        yield "cut", SamplingOps(draws.draw_ranked, draws.draw_all, nucleus)
+        yield "cut", SamplingOps(draws.draw_top_k, draws.draw_all, nucleus)
 
 
 OPERATIONS = dict(operations())

@@ -50,9 +50,9 @@ def test_good_operations_are_taken_and_the_log_says_so(caplog):
         return draws.draw_all(*args)
 
     ops, warning = select(caplog, {"fast": providing(draw_all=draw_all)})
-    assert ops.draw_all is draw_all and ops.draw_ranked is TORCH_GPU_OPS.draw_ranked
+    assert ops.draw_all is draw_all and ops.draw_top_k is TORCH_GPU_OPS.draw_top_k
     assert warning == ""
-    assert caplog.messages == ["sampling: draw_ranked by torch, draw_all by fast, draw_nucleus by torch"]
+    assert caplog.messages == ["sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch"]
 
 
 def test_a_provider_that_is_not_installed(caplog):
@@ -68,17 +68,17 @@ def test_operations_that_raise_or_are_wrong(caplog):
     def broken(*args: Any) -> torch.Tensor:
         raise RuntimeError("no kernel image is available for execution on the device")
 
-    def second_best(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-        return ids[:, 1].clone()
+    def second_best(logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+        return logits.topk(2).indices[:, 1]
 
     def outside(logits: torch.Tensor, *args: Any) -> torch.Tensor:
         return torch.full((len(logits),), logits.shape[1])
 
-    ops, warning = select(caplog, {"fast": providing(draw_all=broken, draw_ranked=second_best, draw_nucleus=outside)})
+    ops, warning = select(caplog, {"fast": providing(draw_all=broken, draw_top_k=second_best, draw_nucleus=outside)})
     assert ops == TORCH_GPU_OPS
     assert "draw_all of fast: RuntimeError: no kernel image" in warning
     assert (
-        "draw_ranked of fast: WrongAnswer: drawn tokens differ" in warning and "draw_nucleus of fast: Wrong" in warning
+        "draw_top_k of fast: WrongAnswer: drawn tokens differ" in warning and "draw_nucleus of fast: Wrong" in warning
     )
 
 
@@ -98,12 +98,22 @@ def test_the_kernels_pass_where_they_are_there(caplog, monkeypatch, interpreter)
     fake_top_p.install(monkeypatch)
     ops, warning = select(caplog, PROVIDERS)
     assert warning == ""
-    assert caplog.messages[0] == "sampling: draw_ranked by triton, draw_all by triton, draw_nucleus by flashinfer"
+    assert caplog.messages[0] == "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer"
     assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
 
 
 def _functions(ops: sampling_ops.SamplingOps) -> list[Callable[..., Any]]:
-    return [ops.draw_ranked, ops.draw_all, ops.draw_nucleus]
+    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus]
+
+
+def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monkeypatch, interpreter):
+    def fails(*args: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("Could not find nvcc")
+
+    fake_top_p.install(monkeypatch, fails)
+    ops, warning = select(caplog, PROVIDERS)
+    assert caplog.messages[0].endswith("draw_nucleus by triton") and "draw_nucleus of flashinfer" in warning
+    assert ops.draw_nucleus is not TORCH_GPU_OPS.draw_nucleus
 
 
 @pytest.mark.parametrize("vocab_size", [500, 3000])
@@ -141,4 +151,4 @@ def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
     """Selection compares each with torch; here nothing may have fallen back."""
     with caplog.at_level(logging.INFO, logger="baton.runtime.sampling_ops"):
         select_sampling_ops(torch.device("cuda"), vocab_size)
-    assert caplog.messages == ["sampling: draw_ranked by triton, draw_all by triton, draw_nucleus by flashinfer"]
+    assert caplog.messages == ["sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer"]

@@ -66,6 +66,44 @@ def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, see
     assert torch.equal(sampling_triton.draw_ranked(*ranked, case.filters, case.keys), expected)
 
 
+@pytest.mark.parametrize(
+    ("vocab_size", "width"), [(2048, 5), (4000, 60), (9001, 128), (20_000, 256), (40, 30), (5000, 300)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_token_wins_among_the_top_k(interpreter, vocab_size, width, seed):
+    """The last two are for the kernel that draws among ranked tokens. bf16 logits: top_k and top_p cut through ties."""
+    from baton.runtime import sampling_triton
+
+    case = random_case(seed, 6, vocab_size, most_top_k=width)
+    expected = draws.draw_top_k(case.logits, width, case.filters, case.keys)
+    assert torch.equal(sampling_triton.draw_top_k(case.logits, width, case.filters, case.keys), expected)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 30])
+def test_a_top_k_of_nothing_but_ties(interpreter, levels):
+    """The lowest ids are kept, of zeros of both signs too."""
+    from baton.runtime import sampling_triton
+
+    case = random_case(0, 8, 4000, most_top_k=50)
+    case.logits.copy_((case.logits * 100).round().remainder(levels) * torch.tensor([1.0, -1.0]).repeat(2000))
+    case.filters.top_p.clamp_(max=0.9)
+    for width in (50, 200):
+        expected = draws.draw_top_k(case.logits, width, case.filters, case.keys)
+        assert torch.equal(sampling_triton.draw_top_k(case.logits, width, case.filters, case.keys), expected)
+
+
+@pytest.mark.parametrize("vocab_size", [40, 700, 4096, 9001])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_token_wins_in_the_nucleus(interpreter, vocab_size, seed):
+    """With ties where the nucleus ends."""
+    from baton.runtime import sampling_triton
+
+    case = random_case(seed, 6, vocab_size)
+    case.filters.top_k.fill_(vocab_size)
+    expected = draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
+    assert torch.equal(sampling_triton.draw_nucleus(case.logits, case.filters, case.keys), expected)
+
+
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 700), (5, 4096), (5, 9001)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
@@ -101,14 +139,24 @@ def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
     from baton.runtime import sampling_triton
 
     case = random_case(1, 3, 5000)
-    alone = sampling_triton.draw_all(case.logits, case.filters, case.keys)
-    ranked_alone = sampling_triton.draw_ranked(*top_tokens(case.logits, 60), case.filters, case.keys)
+
+    def draw() -> torch.Tensor:
+        """[ways to draw, rows]"""
+        ranked = top_tokens(case.logits, 60)
+        return torch.stack(
+            [
+                sampling_triton.draw_all(case.logits, case.filters, case.keys),
+                sampling_triton.draw_ranked(*ranked, case.filters, case.keys),
+                sampling_triton.draw_top_k(case.logits, 60, case.filters, case.keys),
+                sampling_triton.draw_nucleus(case.logits, case.filters, case.keys),
+            ]
+        )
+
+    expected = draw()
     case.logits[1] = broken
-    for drawn, expected in (
-        (sampling_triton.draw_all(case.logits, case.filters, case.keys), alone),
-        (sampling_triton.draw_ranked(*top_tokens(case.logits, 60), case.filters, case.keys), ranked_alone),
-    ):
-        assert drawn[[0, 2]].equal(expected[[0, 2]]) and 0 <= drawn[1] < 5000
+    drawn = draw()
+    assert drawn[:, [0, 2]].equal(expected[:, [0, 2]])
+    assert drawn[:, 1].min() >= 0 and drawn[:, 1].max() < 5000
     case.logits[1] = 0.0
     case.logits[1, 4321] = torch.inf
     assert sampling_triton.draw_all(case.logits, case.filters, case.keys)[1] == 4321
@@ -122,6 +170,8 @@ def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
     filters = case.filters.take(none)
     assert sampling_triton.draw_all(case.logits[:0], filters, case.keys[:0]).tolist() == []
     assert sampling_triton.draw_ranked(case.logits[:0], case.logits[:0].long(), filters, case.keys[:0]).tolist() == []
+    assert sampling_triton.draw_top_k(case.logits[:0], 50, filters, case.keys[:0]).tolist() == []
+    assert sampling_triton.draw_nucleus(case.logits[:0], filters, case.keys[:0]).tolist() == []
     ranked = top_tokens(case.logits, sampling_triton.MAX_WIDTH + 1)
     expected = draws.draw_ranked(*ranked, case.filters, case.keys)
     assert torch.equal(sampling_triton.draw_ranked(*ranked, case.filters, case.keys), expected)
@@ -137,11 +187,12 @@ from baton.runtime.ranking import top_tokens
 with compiling_for(int(sys.argv[1])) as compiled:
     for vocab_size in (32000, 151936):
         case = random_case(0, 2, vocab_size)
-        for width in (50, 4096):
-            sampling_triton.draw_ranked(*top_tokens(case.logits, width), case.filters, case.keys)
-        for kept in (None, case.logits):
-            sampling_triton.draw_all(case.logits, case.filters, case.keys, kept)
-print(compiled.count("_draw_ranked"), compiled.count("_draw_all"))
+        for width in (50, 256, 4096):
+            sampling_triton.draw_top_k(case.logits, width, case.filters, case.keys)
+        sampling_triton.draw_all(case.logits, case.filters, case.keys)
+        sampling_triton.draw_nucleus(case.logits, case.filters, case.keys)
+names = ["_choose_chunks", "_draw_top_k", "_draw_ranked", "_draw_all", "_cut_nucleus"]
+print([compiled.count(name) for name in names])
 """
 
 
@@ -154,4 +205,4 @@ def test_kernels_compile(tmp_path, capability):
         [sys.executable, "-c", COMPILE, str(capability)], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "4 4"
+    assert done.stdout.strip() == "[4, 4, 2, 4, 2]"
