@@ -99,6 +99,8 @@ class PerPrompt:
 
     def read(self, name: str, check: Callable[[Any, str], T], default: T) -> list[T]:
         """``check(value, name)`` returns the value as it is used, or refuses it."""
+        if name not in self._fields:
+            return [default] * self.size
         values = spread(self._fields.get(name), name, self.size, self.is_batch)
         return [default if value is None else check(value, name) for value in values]
 

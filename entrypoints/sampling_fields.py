@@ -21,6 +21,7 @@ UNSUPPORTED_SAMPLING: dict[str, tuple] = {
 _INSTEAD = {"use_beam_search": "beam_width: how many beams the search has"}
 
 _FIELDS = SamplingParams.__struct_fields__
+_SERVED = (*_FIELDS, *SAMPLING_ALIASES)
 
 
 def read_sampling_params(fields: dict[str, Any], per_prompt: PerPrompt) -> list[SamplingParams]:
@@ -47,13 +48,12 @@ def parse_sampling_params(
     """
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object", param=where)
-    served = (*_FIELDS, *SAMPLING_ALIASES)
-    refuse_unserved(given, served, UNSUPPORTED_SAMPLING, (), where=f"{where}.", instead=_INSTEAD)
+    refuse_unserved(given, _SERVED, UNSUPPORTED_SAMPLING, (), where=f"{where}.", instead=_INSTEAD)
     # null means the default, except that max_new_tokens: null asks for "up to the context length".
     values = {
         SAMPLING_ALIASES.get(name, name): value
         for name, value in given.items()
-        if name in served and (value is not None or name == "max_new_tokens")
+        if name in _SERVED and (value is not None or name == "max_new_tokens")
     }
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)

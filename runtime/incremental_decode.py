@@ -17,6 +17,8 @@ from collections.abc import Iterable
 
 from .token_bytes import TokenBytes
 
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
 
 class IncrementalDecoder:
     """Decodes one sequence. ``skip_special_tokens``: special tokens leave no text."""
@@ -26,7 +28,7 @@ class IncrementalDecoder:
     def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool) -> None:
         self._token_bytes = token_bytes
         self._skipped = token_bytes.special_ids if skip_special_tokens else frozenset()
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(token_bytes.errors)
+        self._utf8 = _UTF8(token_bytes.errors)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; Python ints, one or many."""
@@ -37,7 +39,7 @@ class IncrementalDecoder:
         """Another decoder in the same state, to go on with other tokens."""
         other = IncrementalDecoder.__new__(IncrementalDecoder)
         other._token_bytes, other._skipped = self._token_bytes, self._skipped
-        other._utf8 = codecs.getincrementaldecoder("utf-8")(self._token_bytes.errors)
+        other._utf8 = _UTF8(self._token_bytes.errors)
         other._utf8.setstate(self._utf8.getstate())
         return other
 

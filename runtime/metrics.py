@@ -69,6 +69,7 @@ class ServerMetrics:
             "baton:request_success", "Outputs that ended, by reason.", ["model_name", "finished_reason"],
             registry=self.registry,
         )  # fmt: skip
+        self._finished_by_reason: dict[str, Counter] = {}
         self._refused = Counter(
             "baton:num_errors", "Calls refused or failed, by HTTP status.", ["model_name", "status"],
             registry=self.registry,
@@ -87,7 +88,9 @@ class ServerMetrics:
         self._usage = gauge("kv_cache_usage_perc", "Share of KV slots in use, 0 to 1; evictable slots are not in use.")
 
     def output_finished(self, reason: str) -> None:
-        self._finished.labels(self._model_name, reason).inc()
+        if reason not in self._finished_by_reason:
+            self._finished_by_reason[reason] = self._finished.labels(self._model_name, reason)
+        self._finished_by_reason[reason].inc()
 
     def call_refused(self, status: int) -> None:
         self._refused.labels(self._model_name, str(status)).inc()

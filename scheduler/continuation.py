@@ -70,7 +70,7 @@ class Continuations:
                 raise parked_parent(parent.rid)
             if parent.is_search:
                 raise undecided_search(continuation)
-            prompt = TokenBuffer(parent.token_ids.view())
+            prompt = TokenBuffer(parent.token_ids.view().copy())
             prompt.extend(children[0].spec.prompt_ids)
             return Legacy(prompt, "fork", len(parent.token_ids), running_parent=parent)
         if parent.is_search and parent.sampling.stop:

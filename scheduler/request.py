@@ -54,14 +54,15 @@ class TokenBuffer:
     """Token ids that only grow: amortised O(1) append, zero-copy int32 view.
 
     Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
-    any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt.
+    any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt. The ids
+    that a buffer begins with are the caller's, who must not change them; the first append copies them.
     """
 
     __slots__ = ("_length", "_memory")
 
     def __init__(self, ids: np.ndarray) -> None:
         self._length = len(ids)
-        self._memory = _Memory(ids, self._length + self._length // 4 + 64)
+        self._memory = _Memory(ids, self._length, writable=0)
 
     def __len__(self) -> int:
         return self._length
@@ -103,19 +104,24 @@ class TokenBuffer:
 
     def _make_room(self, count: int) -> None:
         memory = self._memory
-        if memory.used != self._length or self._length + count > len(memory.data):
-            self._memory = _Memory(self.view(), 2 * self._length + count)
+        if memory.used == self._length and self._length + count <= memory.writable:
+            return
+        capacity = self._length + self._length // 4 + 64 + count
+        data = np.empty(capacity, dtype=np.int32)
+        data[: self._length] = self.view()
+        self._memory = _Memory(data, self._length, writable=capacity)
 
 
 class _Memory:
-    """What token buffers share. data: int32 [capacity]; ids behind ``used`` belong to nobody."""
+    """What token buffers share. data: int32, up to ``writable`` ids of it ours to write; those behind ``used`` belong
+    to nobody."""
 
-    __slots__ = ("data", "used")
+    __slots__ = ("data", "used", "writable")
 
-    def __init__(self, ids: np.ndarray, capacity: int) -> None:
-        self.data = np.empty(capacity, dtype=np.int32)
-        self.data[: len(ids)] = ids
-        self.used = len(ids)
+    def __init__(self, data: np.ndarray, used: int, *, writable: int) -> None:
+        self.data = data
+        self.used = used
+        self.writable = writable
 
 
 @dataclass(slots=True, frozen=True)
