@@ -7,6 +7,7 @@ page freed too early, one bad split, and the output differs from `expected_outpu
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from baton.scheduler.sampling_params import SamplingParams
 VOCAB = 1000
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
 _START = 7
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Token ids drawn from the whole vocabulary."""
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]
 
 
 def _mix(state: int, token: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import pytest
 from kv_echo import KVEchoModel
 
 from baton.memory_pool.allocator import Allocator
@@ -23,6 +24,8 @@ from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.request import ContinuationSpec, FinishReason, Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
+
+PAGES = pytest.mark.parametrize("page_size", [1, 16, 64])
 
 
 class FailingAllocator(Allocator):

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from kv_echo import VOCAB, expected_output
+from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
 
 from baton.scheduler.batch import StepResult, StopMatch
 from baton.scheduler.request import LogprobOptions, RequestSpec, RequestStatus
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import RequestRefused
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB) for _ in range(length)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from kv_echo import VOCAB, expected_output
+from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB) for _ in range(length)]
 
 
 def busy(page_size: int) -> Harness:

@@ -1,0 +1,25 @@
+"""What tests of continuation in the scheduler ask of a harness."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_harness import Harness
+
+from baton.scheduler.request import Inheritance
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+def inheritance(harness: Harness, rid: str, index: int = 0) -> Inheritance:
+    request = harness.outcomes[rid, index].request
+    assert request is not None and request.inheritance is not None
+    return request.inheritance
+
+
+def parent_ids(harness: Harness, rid: str, prompt: list[int], index: int = 0) -> list[int]:
+    return prompt + harness.outcomes[rid, index].tokens
+
+
+def evict_everything(harness: Harness) -> None:
+    harness.cache.evict(10**9)
+    assert harness.cache.evictable_tokens == 0
