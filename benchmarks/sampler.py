@@ -1,6 +1,6 @@
 """Time of a sampling step, and of turning tokens into text. No model: random logits with a few likely tokens.
 
-    python benchmarks/sampler.py --vocab 32000 152000 --batch 1 32 --threads 1
+    python benchmarks/sampler.py --vocab 32000 152000 --batch 1 32 --threads 1 [--device cuda]
 
 Prints the best of --repeat runs, in milliseconds per step (sampler) and microseconds per token (text).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from baton.radix.cache import KVSequence
 from baton.runtime.incremental_decode import IncrementalDecoder
 from baton.runtime.sampler import Sampler
+from baton.runtime.sampling_ops import select_sampling_ops
 from baton.runtime.stop_strings import StopStringMatcher
 from baton.runtime.tokenizer import Tokenizer
 from baton.scheduler.request import Request, RequestSpec
@@ -58,7 +60,12 @@ def make_requests(sampling: SamplingParams, batch: int, vocab_size: int) -> list
     return requests
 
 
-def sampler_table(vocab_sizes: list[int], batches: list[int], repeat: int) -> None:
+def _step(sampler: Sampler, logits: torch.Tensor, requests: list[Request]) -> None:
+    sampler.sample(logits, requests).cpu()
+
+
+def sampler_table(vocab_sizes: list[int], batches: list[int], repeat: int, device: torch.device) -> None:
+    ops = {vocab_size: select_sampling_ops(device, vocab_size) for vocab_size in vocab_sizes}
     shapes = [(batch, vocab_size) for vocab_size in vocab_sizes for batch in batches]
     print(f"{'ms per step, batch × vocabulary':34s}" + "".join(f"{f'{b} × {v}':>14s}" for b, v in shapes))
     for name, sampling in CASES.items():
@@ -67,9 +74,11 @@ def sampler_table(vocab_sizes: list[int], batches: list[int], repeat: int) -> No
             generator = torch.Generator().manual_seed(0)
             logits = torch.randn(batch, vocab_size, generator=generator) * 2
             logits[:, :50] += 12 * torch.rand(batch, 50, generator=generator)
-            sampler = Sampler(vocab_size, (2,), "cpu", batch)
+            sampler = Sampler(vocab_size, (2,), device, batch, ops[vocab_size])
             requests = make_requests(sampling, batch, vocab_size)
-            cells.append(1e3 * best_of(repeat, lambda s=sampler, x=logits, r=requests: s.sample(x, r)))
+            # The tokens are read, so that a GPU is waited for.
+            step = partial(_step, sampler, logits.to(device), requests)
+            cells.append(1e3 * best_of(repeat, step))
         print(f"{name:34s}" + "".join(f"{cell:14.2f}" for cell in cells))
 
 
@@ -99,10 +108,11 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, nargs="+", default=[32_000, 152_000])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--repeat", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sampler_table(args.vocab, args.batch, args.repeat)
+    sampler_table(args.vocab, args.batch, args.repeat, args.device)
     text_table(args.repeat)
 
 

@@ -109,7 +109,7 @@ def draw_all(
             logits.shape[1],  # pyright: ignore[reportArgumentType]
             filtered=kept is not None,  # pyright: ignore[reportArgumentType]
             block=min(BLOCK, _power_of_two(logits.shape[1])),  # pyright: ignore[reportArgumentType]
-            num_warps=16,  # pyright: ignore[reportCallIssue]
+            num_warps=32,  # pyright: ignore[reportCallIssue]
         )
     return drawn
 
@@ -123,7 +123,7 @@ def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> 
             filters.top_p,
             weights.shape[1],  # pyright: ignore[reportArgumentType]
             min(BLOCK, _power_of_two(weights.shape[1])),  # pyright: ignore[reportArgumentType]
-            num_warps=16,  # pyright: ignore[reportCallIssue]
+            num_warps=32,  # pyright: ignore[reportCallIssue]
         )
     return draw_all(logits, filters, keys, weights)
 
