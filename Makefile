@@ -61,8 +61,8 @@ test-gpu:               ## tests that need a GPU, kernels compiled on the way; w
 
 bench-gpu:              ## benchmarks of a GPU on dummy weights of an 8B shape: tables last, JSON in $(OUT)
 	$(GPU_ENV) $(GPU_PYTHON) benchmarks/offline.py --gpu --profile --out $(OUT)
-	$(GPU_ENV) $(GPU_PYTHON) benchmarks/two_stage.py --gpu --profile --out $(OUT)
-	@cat $(OUT)/gpu_offline.txt $(OUT)/gpu_two_stage.txt
+	$(GPU_ENV) $(GPU_PYTHON) benchmarks/two_stage.py --gpu --http --profile --out $(OUT)
+	@cat $(OUT)/gpu_offline.txt $(OUT)/gpu_two_stage.txt $(OUT)/gpu_two_stage_http.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info

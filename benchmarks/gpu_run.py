@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import socket
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import published
 import torch
 from measured import about_this_run
@@ -49,6 +54,37 @@ def model_settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         "attention_backend": args.attention_backend,
         "disable_cuda_graph": args.disable_cuda_graph,
     }
+
+
+@contextlib.contextmanager
+def served(settings: dict[str, Any], log: Path) -> Iterator[str]:
+    """The URL of a server with these settings, started for the purpose and stopped in the end. Its output goes to
+    ``log``. Raises RuntimeError, with the end of that, if it does not get ready."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = []
+    for name, value in (settings | {"port": port}).items():
+        if value is not False:
+            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    command = [sys.executable, "-m", "baton.entrypoints.launch_server", *flags]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        try:
+            while not _is_ready(url):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=2.0).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def describe_setup(args: argparse.Namespace, info: dict[str, Any]) -> str:

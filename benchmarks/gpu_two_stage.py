@@ -4,8 +4,8 @@
                                             handoff ─▶ stage 2: 4 ids, then a beam search of 3 × 32  total
 
 All pairs of a round do stage 1 together, then all do stage 2 together, each with a parent of its own. On token ids,
-through the engine in this process, or a server (--url). Times are the clients': from the call to the first token, or to
-the whole answer.
+through the engine in this process; with --http also through a server that is started for the purpose, or with --url
+through one that runs. Times are the clients': from the call to the first token, or to the whole answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 import published
 import uvloop
 from clients import GREEDY, SAMPLED, Call, EngineClient, NativeClient, Reply, native_fields
-from gpu_run import cell, describe_setup, dummy_model, finish, has_goals, model_settings
+from gpu_run import cell, describe_setup, dummy_model, finish, has_goals, model_settings, served
+from raw_http import BareClient
 from tqdm import tqdm
 
 RETAIN_S = 3600.0
@@ -149,9 +150,8 @@ async def measure(
     return info, profiles
 
 
-def make_client(args: argparse.Namespace, folder: str) -> EngineClient | NativeClient:
-    if args.url:
-        return NativeClient(args.url, args.api_key, args.timeout)
+def engine_settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Of the engine, or of a server."""
     most = max(args.concurrency)
     width = args.beam_width or published.BEAMS
     rows = max([most, *(width * count for count in args.beam_concurrency if count in args.concurrency)])
@@ -159,20 +159,17 @@ def make_client(args: argparse.Namespace, folder: str) -> EngineClient | NativeC
     page = args.page_size
     # Every pair's own tokens, those of its beams, and as much again that is cached from the rounds before.
     tokens = 2 * most * (whole + page) + rows * (args.beam_steps + 2 * page)
-    return EngineClient(
-        model_settings(args, folder)
-        | {
-            "context_length": whole + page,
-            "max_total_tokens": -(-tokens // page) * page,
-            "page_size": page,
-            "max_running_requests": rows,
-            "max_beam_width": width,
-            "max_leased_requests": most,
-            "max_leased_ratio": 0.9,
-            "chunked_prefill_size": MAX_PREFILL,
-            "log_level": "warning",
-        }
-    )
+    return model_settings(args, folder) | {
+        "context_length": whole + page,
+        "max_total_tokens": -(-tokens // page) * page,
+        "page_size": page,
+        "max_running_requests": rows,
+        "max_beam_width": width,
+        "max_leased_requests": most,
+        "max_leased_ratio": 0.9,
+        "chunked_prefill_size": MAX_PREFILL,
+        "log_level": "warning",
+    }
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -193,9 +190,8 @@ def goals(line: Line, args: argparse.Namespace) -> dict[str, float | None]:
     return {name: values.get(line.concurrency) if known else None for name, values in names.items()}
 
 
-def make_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any]) -> str:
+def make_table(lines: list[Line], args: argparse.Namespace, info: dict[str, Any], where: str) -> str:
     width = args.beam_width or published.BEAMS
-    where = f"over {args.url}" if args.url else "engine in this process"
     text = [
         f"\n{describe_setup(args, info)}",
         f"{args.prompt_lens[0]} + {args.stage1_tokens} tokens, beam {width} × {args.beam_steps}, {where}; medians",
@@ -223,14 +219,29 @@ def _times(seconds: list[float]) -> str:
     return cell(median(seconds) * 1e3, 9, 1) + cell(float(np.percentile(seconds, 95)) * 1e3, 8, 1)
 
 
+def run_way(client: EngineClient | NativeClient, name: str, where: str, args: argparse.Namespace) -> dict[str, int]:
+    """Measure and tell of one way to the engine. Returns how many pairs took a path other than handoff, by path."""
+    lines = [Line(count) for count in args.concurrency]
+    info, profiles = uvloop.run(measure(client, lines, args))
+    cells = [vars(line) | goals(line, args) for line in lines]
+    finish(args, name, info, cells, profiles, make_table(lines, args, info, where))
+    return {path: count for line in lines for path, count in line.paths.items() if path != "handoff"}
+
+
 def run_gpu_two_stage(args: argparse.Namespace) -> int:
     """Returns the process's exit status: 1 if a pair was not handed off, so that the times are of something else."""
-    lines = [Line(count) for count in args.concurrency]
-    with dummy_model(args.shape) as folder:
-        info, profiles = uvloop.run(measure(make_client(args, folder), lines, args))
-    cells = [vars(line) | goals(line, args) for line in lines]
-    finish(args, "gpu_two_stage", info, cells, profiles, make_table(lines, args, info))
-    others = {path: count for line in lines for path, count in line.paths.items() if path != "handoff"}
-    if others:
-        print(f"FAILED: not handed off: {others}")
-    return int(bool(others))
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.url:
+        ways = [run_way(BareClient(args.url, args.api_key, args.timeout), "gpu_two_stage_http", args.url, args)]
+    else:
+        with dummy_model(args.shape) as folder:
+            settings = engine_settings(args, folder)
+            ways = [run_way(EngineClient(settings), "gpu_two_stage", "engine in this process", args)]
+            if args.http:
+                with served(settings, args.out / "gpu_two_stage_server.log") as url:
+                    client = BareClient(url, "", args.timeout)
+                    ways.append(run_way(client, "gpu_two_stage_http", "server over HTTP", args))
+    failed = [others for others in ways if others]
+    if failed:
+        print(f"FAILED: not handed off: {failed}")
+    return int(bool(failed))

@@ -5,7 +5,7 @@
     python benchmarks/two_stage.py --openai-url http://localhost:8000       any server with /v1/completions
     python benchmarks/two_stage.py --beam-width 32 [--beam-steps 3]         stage 2 is a beam search: see beam_stage.py
     python benchmarks/two_stage.py --handoff-check 1000                     see handoff_check.py
-    python benchmarks/two_stage.py --gpu [--profile]                        on a GPU, both: see gpu_two_stage.py
+    python benchmarks/two_stage.py --gpu [--http] [--profile]               on a GPU, both: see gpu_two_stage.py
 
 Stage 1 samples 200 tokens after a random prompt; stage 2 adds a suffix of 3 tokens and generates 3. Three modes:
 
@@ -317,6 +317,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--beam-concurrency", type=int, nargs="*", default=[1, 16], help="with --gpu: where stage 2 is a search, too"
     )
+    parser.add_argument("--http", action="store_true", help="with --gpu: a second time, over HTTP to a server")
     args = parser.parse_args()
     args.modes = args.modes or ["replay", "radix", "continuation"]
     if args.gpu:

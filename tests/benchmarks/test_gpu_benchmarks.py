@@ -50,11 +50,14 @@ def test_plain_serving(tmp_path: Path) -> None:
 def test_two_stages(tmp_path: Path) -> None:
     lengths = ("--prompt-len", "30", "--stage1-tokens", "5", "--beam-width", "4", "--beam-steps", "3")
     sizes = ("--concurrency", "1", "3", "--beam-concurrency", "3", "--pairs", "2")
-    report = checked(run("two_stage.py", *SMALL, *lengths, *sizes, out=tmp_path), tmp_path / "gpu_two_stage.json")
-    one, three = report["cells"]
-    assert one["computed"] == [5] * 2 and one["paths"] == {"handoff": 2} and not one["beam"]
-    assert three["computed"] == [5] * 6 and three["paths"] == {"handoff": 12} and len(three["beam"]) == 6
-    assert set(report["profiles"]) >= {"stage 2, 1, extend", "beam, 3, decode"}
+    done = run("two_stage.py", *SMALL, "--http", *lengths, *sizes, out=tmp_path)
+    for name in ("gpu_two_stage", "gpu_two_stage_http"):
+        report = checked(done, tmp_path / f"{name}.json")
+        one, three = report["cells"]
+        assert one["computed"] == [5] * 2 and one["paths"] == {"handoff": 2} and not one["beam"]
+        assert three["computed"] == [5] * 6 and three["paths"] == {"handoff": 12} and len(three["beam"]) == 6
+        assert set(report["profiles"]) >= {"stage 2, 1, extend", "beam, 3, decode"}
+        assert (tmp_path / f"{name}.txt").read_text().strip() in done.stdout
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
