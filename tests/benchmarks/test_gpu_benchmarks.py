@@ -42,7 +42,7 @@ def test_plain_serving(tmp_path: Path) -> None:
     assert [cell["batch_size"] for cell in report["cells"]] == [1, 3]
     for cell in report["cells"]:
         assert len(cell["static_prefill"]) == len(cell["loop_prefill"]) == 2
-        assert len(cell["static_step"]) == 2 * 6 and len(cell["loop_step"]) == 2 * 5
+        assert len(cell["static_step"]) == 2 * 6 and 2 <= len(cell["loop_step"]) <= 2 * 5
         assert cell["goal_step_ms"] is None
     assert report["profiles"]["decode 3"]["rows"]["max"] == 3
 
