@@ -24,6 +24,7 @@ import torch
 from ..scheduler.batch import BeamCandidates, BeamStep
 from .device_copy import to_host, upload
 from .ranking import SLICE_ELEMENTS, chunk_maxima, top_tokens
+from .sampling_ops import TORCH_OPS, SamplingOps
 
 CHUNK = 128
 """Tokens per chunk. Near the square root of vocab / (k / rows), where maxima and gathered pairs are as many."""
@@ -65,7 +66,14 @@ class _Ranked:
 class BeamRanker:
     """Holds what is the same for every step; no state."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device | str,
+        ops: SamplingOps = TORCH_OPS,
+    ) -> None:
+        self._ops = ops
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
@@ -79,7 +87,8 @@ class BeamRanker:
         step wants at least one candidate.
         """
         firsts = _starts([step.stop - step.start for step in steps])
-        maxima, softmax = self._survey(logits)
+        maxima, *shape = self._ops.survey(logits, CHUNK)
+        softmax = _LogSoftmax(*shape)
         (scores,) = upload([np.concatenate([step.scores for step in steps])], self._device)
         ranked = [
             *self._rank_all(logits, maxima, softmax, scores, steps, firsts),
@@ -121,17 +130,6 @@ class BeamRanker:
         return bias | dict.fromkeys(self._end_ids(step), -float("inf")) if step.bans_ends else bias
 
     # -- log-softmax ---------------------------------------------------------------------------------------------------
-
-    def _survey(self, logits: torch.Tensor) -> tuple[torch.Tensor, _LogSoftmax]:
-        """Chunk maxima and log-softmax of the rows, a slice at a time: from memory each logit is read once."""
-        maxima, best, sums = [], [], []
-        buffer = torch.empty_like(logits[: self._rows_at_once])  # fresh memory costs more than the exponentials
-        for part in logits.split(self._rows_at_once):
-            maxima.append(chunk_maxima(part, CHUNK))
-            best.append(maxima[-1].amax(dim=-1))
-            powers = torch.sub(part, best[-1].unsqueeze(1), out=buffer[: len(part)]).exp_()
-            sums.append(powers.sum(dim=-1))
-        return torch.cat(maxima), _LogSoftmax(torch.cat(best), torch.cat(sums).log_())
 
     def _likeliest(
         self, logits: torch.Tensor, softmax: _LogSoftmax, steps: Sequence[BeamStep], firsts: Sequence[int]

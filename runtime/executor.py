@@ -82,7 +82,7 @@ class Executor:
         self._runner = runner
         self._profiler = profiler
         self._sampler = sampler
-        self._ranker = BeamRanker(runner.config.vocab_size, runner.config.eos_token_ids, runner.device)
+        self._ranker = BeamRanker(runner.config.vocab_size, runner.config.eos_token_ids, runner.device, sampler.ops)
         self._load_token_bytes = load_token_bytes
         self._stop_strings: StopStringChecker | None = None
 

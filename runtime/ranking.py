@@ -49,6 +49,22 @@ def chunk_maxima(logits: torch.Tensor, chunk: int) -> torch.Tensor:
     return torch.cat([maxima, logits[:, whole:].amax(dim=-1, keepdim=True)], dim=-1)
 
 
+def survey(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Chunk maxima [n, chunks], the best logit [n] and log(sum(exp(logit - best))) [n] of each row, float32 all.
+
+    What the last two make of a logit, (logit - best) - log_sum, is NaN where the row holds a NaN or nothing but -inf.
+    """
+    maxima, best, sums = [], [], []
+    rows_at_once = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
+    buffer = torch.empty_like(logits[:rows_at_once])  # fresh memory costs more than the exponentials
+    for part in logits.split(rows_at_once):  # a slice at a time: from memory each logit is read once
+        maxima.append(chunk_maxima(part, chunk))
+        best.append(maxima[-1].amax(dim=-1))
+        powers = torch.sub(part, best[-1].unsqueeze(1), out=buffer[: len(part)]).exp_()
+        sums.append(powers.sum(dim=-1))
+    return torch.cat(maxima), torch.cat(best), torch.cat(sums).log_()
+
+
 def _select(values: torch.Tensor, ids: torch.Tensor, k: int, end: int | None = None) -> torch.Tensor:
     """The k first of ``ids`` (int64 < 2^31, [n, m] or [m]) by values (float32 [n, m]) and id, int64 [n, k].
 

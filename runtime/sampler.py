@@ -86,11 +86,12 @@ class Sampler:
         num_rows: int,
         ops: SamplingOps = TORCH_OPS,
     ) -> None:
-        """``num_rows``: rows of req_to_token. ``ops``: what the device draws with."""
+        """``num_rows``: rows of req_to_token."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
-        self._ops = ops
+        self.ops = ops
+        """What the device draws with."""
         self._penalties = Penalties(num_rows)
         self._slice_elements = SLICE_ELEMENTS[self._device.type]
         self._plan: _Plan | None = None
@@ -128,10 +129,10 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, group: _Group, keys: torch.Tensor) -> torch.Tensor:
         """Drawn token ids int64 [m], for logits float32 [m, vocab] and keys int32 [m, 2]."""
         if group.kind == "ranked":
-            return self._ops.draw_top_k(logits, group.width, group.filters, keys)
+            return self.ops.draw_top_k(logits, group.width, group.filters, keys)
         if group.kind == "nucleus":
-            return self._ops.draw_nucleus(logits, group.filters, keys)
-        return self._ops.draw_all(logits, group.filters, keys)
+            return self.ops.draw_nucleus(logits, group.filters, keys)
+        return self.ops.draw_all(logits, group.filters, keys)
 
     # -- what stays the same -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How tokens are drawn on a device, as a table of functions; and which table a device gets.
+"""How tokens are drawn and ranked on a device, as a table of functions; and which table a device gets.
 
 `TORCH_OPS` is for CPUs and is the oracle. On a GPU no operation may wait for the device, and the vocabulary should not
 be read a dozen times: there each operation has a kernel that replaces it, if that is installed and, on small inputs,
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from .draws import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_top_k
+from .ranking import survey
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,12 @@ class DrawNucleusOp(Protocol):
         ...
 
 
+class SurveyOp(Protocol):
+    def __call__(self, logits: torch.Tensor, chunk: int, /) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `ranking.survey`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingOps:
     """One implementation for each operation; all are functions without state."""
@@ -49,12 +56,14 @@ class SamplingOps:
     draw_top_k: DrawTopKOp
     draw_all: DrawAllOp
     draw_nucleus: DrawNucleusOp
+    survey: SurveyOp
+    """For beam searches."""
 
 
-TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look)
+TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look, survey)
 """For CPUs."""
 
-TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort)
+TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort, survey)
 """The same without a wait for the device, at the price of a full sort for rows with top_p alone."""
 
 
@@ -62,6 +71,7 @@ def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
     """The fastest operations that work here. One line of the log says which, and one warning what is missing."""
     if device.type != "cuda":
         return TORCH_OPS
+    logger.info("trying out kernels for sampling; the first time they are compiled, which takes a minute or two")
     return probe(device, vocab_size, PROVIDERS)
 
 
@@ -70,9 +80,10 @@ Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
 
 
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
-    from . import sampling_triton
+    from . import ranking_triton, sampling_triton
 
-    return {name: getattr(sampling_triton, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
+    draws = {name: getattr(sampling_triton, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
+    return {**draws, "survey": ranking_triton.survey}
 
 
 def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
@@ -187,8 +198,20 @@ def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int)
         _same(ops.draw_nucleus(logits[last], filters.take(last), keys[last]), found[last], "draws of a row alone")
 
 
+def _probe_survey(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+    for rows in _ROWS:
+        logits = _probe_logits(device, rows, vocab_size)
+        maxima, best, log_sum = ops.survey(logits, 128)
+        expected_maxima, expected_best, expected_log_sum = survey(logits, 128)
+        _same(maxima, expected_maxima, "maxima of chunks")
+        _same(best, expected_best, "best logits")
+        if not torch.allclose(log_sum, expected_log_sum, atol=1e-5, rtol=1e-5):
+            raise WrongAnswer("sums of exponentials differ from torch's")
+
+
 _PROBES: dict[str, Callable[[SamplingOps, torch.device, int], None]] = {
     "draw_top_k": _probe_draw_top_k,
     "draw_all": _probe_draw_all,
     "draw_nucleus": _probe_draw_nucleus,
+    "survey": _probe_survey,
 }

@@ -4,6 +4,7 @@ and on a GPU by torch's own check. (Beam searches are waited for by design, in o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -124,7 +125,7 @@ def operations() -> Iterator[tuple[str, SamplingOps]]:
         from baton.runtime import sampling_flashinfer
 
         nucleus = partial(sampling_flashinfer.draw_nucleus, draw_all=draws.draw_all)
-        yield "cut", SamplingOps(draws.draw_top_k, draws.draw_all, nucleus)
+        yield "cut", replace(TORCH_GPU_OPS, draw_nucleus=nucleus)
 
 
 OPERATIONS = dict(operations())

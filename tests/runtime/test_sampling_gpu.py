@@ -7,8 +7,8 @@ import torch
 from draw_cases import DrawCase, random_case
 
 from baton.runtime import draws
-from baton.runtime.ranking import top_tokens
-from baton.runtime.sampling_ops import SamplingOps, select_sampling_ops
+from baton.runtime.ranking import survey, top_tokens
+from baton.runtime.sampling_ops import TORCH_GPU_OPS, SamplingOps, select_sampling_ops
 
 pytestmark = pytest.mark.gpu
 
@@ -64,7 +64,7 @@ def test_kernels_draw_what_torch_draws(parity, name, width, vocab_size):
 
 
 def _torch() -> SamplingOps:
-    return SamplingOps(draws.draw_top_k, draws.draw_all, draws.draw_nucleus_by_sort)
+    return TORCH_GPU_OPS
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -98,6 +98,14 @@ def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
         found = sampling_triton.draw_nucleus(case.logits, case.filters, case.keys)
     others = (found != draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)).double().mean()
     parity(f"nucleus by {cut}: share of other tokens", others, torch.zeros(()), atol=OTHER_TOKENS, rtol=0)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_the_survey_of_beams(parity, vocab_size):
+    ops = select_sampling_ops(torch.device("cuda"), vocab_size)
+    logits = random_case(0, 512, vocab_size, device="cuda").logits
+    for name, found, expected in zip(("maxima", "best", "log_sum"), ops.survey(logits, 128), survey(logits, 128)):
+        parity(f"survey of beams: {name}", found, expected, atol=1e-5 if name == "log_sum" else 0, rtol=0)
 
 
 @pytest.mark.parametrize("k", [1, 50, 1000])

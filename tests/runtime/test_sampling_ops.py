@@ -52,7 +52,9 @@ def test_good_operations_are_taken_and_the_log_says_so(caplog):
     ops, warning = select(caplog, {"fast": providing(draw_all=draw_all)})
     assert ops.draw_all is draw_all and ops.draw_top_k is TORCH_GPU_OPS.draw_top_k
     assert warning == ""
-    assert caplog.messages == ["sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch"]
+    assert caplog.messages == [
+        "sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch, survey by torch"
+    ]
 
 
 def test_a_provider_that_is_not_installed(caplog):
@@ -98,12 +100,13 @@ def test_the_kernels_pass_where_they_are_there(caplog, monkeypatch, interpreter)
     fake_top_p.install(monkeypatch)
     ops, warning = select(caplog, PROVIDERS)
     assert warning == ""
-    assert caplog.messages[0] == "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer"
+    expected = "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, survey by triton"
+    assert caplog.messages[0] == expected
     assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
 
 
 def _functions(ops: sampling_ops.SamplingOps) -> list[Callable[..., Any]]:
-    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus]
+    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.survey]
 
 
 def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monkeypatch, interpreter):
@@ -112,7 +115,10 @@ def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monke
 
     fake_top_p.install(monkeypatch, fails)
     ops, warning = select(caplog, PROVIDERS)
-    assert caplog.messages[0].endswith("draw_nucleus by triton") and "draw_nucleus of flashinfer" in warning
+    assert (
+        caplog.messages[0].endswith("draw_nucleus by triton, survey by triton")
+        and "draw_nucleus of flashinfer" in warning
+    )
     assert ops.draw_nucleus is not TORCH_GPU_OPS.draw_nucleus
 
 
@@ -151,4 +157,5 @@ def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
     """Selection compares each with torch; here nothing may have fallen back."""
     with caplog.at_level(logging.INFO, logger="baton.runtime.sampling_ops"):
         select_sampling_ops(torch.device("cuda"), vocab_size)
-    assert caplog.messages == ["sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer"]
+    expected = "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, survey by triton"
+    assert caplog.messages[1:] == [expected]
