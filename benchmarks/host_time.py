@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import threading
@@ -123,6 +124,8 @@ class Rig:
             self.profiler,
             overlap,
         )
+        gc.collect()
+        gc.freeze()  # as the worker does
 
     def ask(
         self, rid: str, ids: np.ndarray, *, parent: str | None = None, retain: bool = False, **sampling: Any
@@ -148,6 +151,7 @@ class Rig:
         self._client_inbox.poll()
 
     def close(self) -> None:
+        gc.unfreeze()
         for channel in (self._client, self._outbox, self._inbox, self._client_inbox):
             channel.close()
 

@@ -151,18 +151,20 @@ class KVMemory:
 
     # -- extend -------------------------------------------------------------------------------------------------------
 
-    def extend(self, requests: list[Request], new_lens: np.ndarray) -> np.ndarray | None:
-        """Slots for the tokens up to ``new_lens`` (int32 [bs]) of each request; evicts and breaks leases if need be.
+    def extend(self, request: Request, new_len: int) -> np.ndarray | None:
+        """Slots for the tokens of a request up to ``new_len``; evicts and breaks leases if need be.
 
-        Returns int32 [sum of new tokens] and has written the rows, or None and has allocated nothing.
+        Returns int32 [new tokens] and has written the row, or None and has allocated nothing.
         """
-        bs = len(requests)
-        rows = np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=bs)
-        old_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
-        slots = self._extend_rows(rows, old_lens, new_lens)
+        kv, old_len = request.held_kv, request.scheduled_len
+        old_lens, new_lens = np.array([old_len], dtype=np.int32), np.array([new_len], dtype=np.int32)
+        last = max(old_len - 1, 0)
+        last_slots = self.req_to_token.rows[kv.row, last : last + 1]
+        self._make_free(self.allocator.tokens_needed(old_lens, new_lens), may_break=True)
+        slots = self.allocator.alloc_extend(old_lens, new_lens, last_slots)
         if slots is not None:
-            for request, new in zip(requests, new_lens.tolist()):
-                request.held_kv.length = new
+            self.req_to_token.write(kv.row, old_len, slots)
+            kv.length = new_len
         return slots
 
     def extend_by_one(self, requests: list[Request], searches: list[Request]) -> np.ndarray | None:
@@ -172,28 +174,17 @@ class KVMemory:
         for search in searches:
             rows.append(search.held_beams.rows)
             old_lens.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
-        all_lens = np.concatenate(old_lens)
-        slots = self._extend_rows(np.concatenate(rows), all_lens, all_lens + 1)
-        if slots is not None:
-            for request, old in zip(requests, old_lens[0].tolist()):
-                request.held_kv.length = old + 1
-            for search in searches:
-                search.held_beams.length += 1
-        return slots
-
-    def _extend_rows(self, rows: np.ndarray, old_lens: np.ndarray, new_lens: np.ndarray) -> np.ndarray | None:
-        last_slots = self.req_to_token.rows[rows, np.maximum(old_lens - 1, 0)]
-        self._make_free(self.allocator.tokens_needed(old_lens, new_lens), may_break=True)
-        slots = self.allocator.alloc_extend(old_lens, new_lens, last_slots)
+        all_rows, all_lens = np.concatenate(rows), np.concatenate(old_lens)
+        last_slots = self.req_to_token.rows[all_rows, np.maximum(all_lens - 1, 0)]
+        self._make_free(self.allocator.tokens_needed(all_lens, all_lens + 1), may_break=True)
+        slots = self.allocator.alloc_extend(all_lens, all_lens + 1, last_slots)
         if slots is None:
             return None
-        if len(slots) == len(rows):
-            self.req_to_token.write_many(rows, old_lens, slots)
-            return slots
-        start = 0
-        for row, old, new in zip(rows.tolist(), old_lens.tolist(), new_lens.tolist()):
-            self.req_to_token.write(row, old, slots[start : start + new - old])
-            start += new - old
+        self.req_to_token.write_many(all_rows, all_lens, slots)
+        for request, old in zip(requests, old_lens[0].tolist()):
+            request.held_kv.length = old + 1
+        for search in searches:
+            search.held_beams.length += 1
         return slots
 
     def _make_free(self, needed: int, *, may_break: bool = False) -> None:

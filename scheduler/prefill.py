@@ -204,7 +204,7 @@ class PrefillScheduler:
     def _add_chunk(self, request: Request, step: ExtendStep) -> bool:
         """Allocate as much of the request's known tokens as the budget allows; False if there is no memory."""
         new = min(len(request.token_ids) - request.scheduled_len, step.budget)
-        slots = self._memory.extend([request], np.array([request.scheduled_len + new], dtype=np.int32))
+        slots = self._memory.extend(request, request.scheduled_len + new)
         if slots is None:
             return False
         step.add(request, request.scheduled_len + new, slots)
