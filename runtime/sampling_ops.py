@@ -133,10 +133,13 @@ class WrongAnswer(Exception):
 
 def _probe_logits(device: torch.device, rows: int, vocab_size: int) -> torch.Tensor:
     """bf16 values, so that there are ties everywhere, with a few likely tokens."""
-    generator = torch.Generator().manual_seed(rows)
-    logits = torch.randn(rows, vocab_size, generator=generator) * 2
+    logits = 2 * _normal(device, rows, vocab_size)
     logits[:, : vocab_size // 50] += 6
-    return logits.bfloat16().float().to(device)
+    return logits.bfloat16().float()
+
+
+def _normal(device: torch.device, rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator(device).manual_seed(rows), device=device)
 
 
 def _probe_filters(device: torch.device, rows: int, *, top_k: int, top_p: float) -> tuple[Filters, torch.Tensor]:
@@ -189,8 +192,7 @@ def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int)
     """Without ties, so that the nucleus is the same whatever becomes of those; a row alone gets what it gets in a
     batch."""
     for rows in _ROWS:
-        generator = torch.Generator().manual_seed(rows)
-        logits = (torch.randn(rows, vocab_size, generator=generator) * 4).to(device)
+        logits = 4 * _normal(device, rows, vocab_size)
         filters, keys = _probe_filters(device, rows, top_k=vocab_size, top_p=0.9)
         found = ops.draw_nucleus(logits, filters, keys)
         _mostly_same(found, draw_nucleus_by_sort(logits, filters, keys), logits)

@@ -3,6 +3,7 @@ and on a GPU by torch's own check. (Beam searches are waited for by design, in o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -218,13 +219,18 @@ def test_a_beam_search_waits_in_one_place():
         assert [len(candidates.tokens) for candidates in found] == [6, 6]
 
 
+@functools.cache
+def selected_ops() -> SamplingOps:
+    return select_sampling_ops(torch.device("cuda"), 5000)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["torch", "selected"])
 @pytest.mark.parametrize("wish", WISHES)
 def test_no_launch_waits_on_a_gpu(wish, kind):
     """The first launch may: kernels are compiled and memory is allocated then. Tokens equal those of the CPU."""
     device = torch.device("cuda")
-    ops = TORCH_GPU_OPS if kind == "torch" else select_sampling_ops(device, 5000)
+    ops = TORCH_GPU_OPS if kind == "torch" else selected_ops()
     for logprobs, allowed, idle_row in np.ndindex(2, 2, 2):
         wishes = WISHES[wish] * 2
         batch = make_batch(wishes, logprobs=bool(logprobs), allowed=bool(allowed), idle_row=bool(idle_row))

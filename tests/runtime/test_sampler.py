@@ -112,6 +112,26 @@ def test_mixed_batches_equal_the_slow_twin(seed, vocab_size, ops):
             request.token_ids.append(token_id)
 
 
+@pytest.mark.parametrize("vocab_size", [40, 6000])
+@pytest.mark.parametrize("seed", range(2))
+def test_triton_says_what_the_slow_twin_says(interpreter, seed, vocab_size):
+    """All kinds of rows in one batch, some with few allowed tokens; the kernels run in Triton's interpreter."""
+    from baton.runtime import sampling_triton as triton
+
+    rng = np.random.default_rng(seed)
+    ops = SamplingOps(triton.draw_top_k, triton.draw_all, triton.draw_nucleus, TORCH_OPS.survey)
+    requests = [random_request(rng, vocab_size, row) for row in range(24)]
+    logits = random_logits(rng, len(requests), vocab_size)
+    allowed = {row: np.array([3, 9, 11, 30], dtype=np.int32) for row in range(0, 24, 3)}
+    ids = sampler(vocab_size, ops=ops).sample(logits, requests, allowed).tolist()
+    assert ids == [slow_sample(logits[i], request, allowed.get(i)) for i, request in enumerate(requests)], (
+        f"seed {seed}"
+    )
+    for part in (slice(0, 7), slice(7, 8), slice(8, 24)):  # in any company
+        some = {i: allowed[row] for i, row in enumerate(range(24)[part]) if row in allowed}
+        assert sampler(vocab_size, ops=ops).sample(logits[part], requests[part], some).tolist() == ids[part]
+
+
 @pytest.mark.parametrize("vocab_size", [40, 1000])
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_with_allowed_tokens_equal_the_slow_twin(seed, vocab_size):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from draw_cases import DrawCase, random_case
@@ -16,6 +18,11 @@ VOCABULARIES = [1000, 128_256, 151_936]
 ROWS = 64
 OTHER_TOKENS = 1 / ROWS
 """Share of draws that may differ: last bits of an exponential decide about one race in a million."""
+
+
+@functools.cache
+def ops_for(vocab_size: int) -> SamplingOps:
+    return select_sampling_ops(torch.device("cuda"), vocab_size)
 
 
 def on_cpu(case: DrawCase) -> DrawCase:
@@ -51,7 +58,7 @@ def make_case(name: str, vocab_size: int, width: int, seed: int) -> DrawCase:
     ],
 )
 def test_kernels_draw_what_torch_draws(parity, name, width, vocab_size):
-    ops = select_sampling_ops(torch.device("cuda"), vocab_size)
+    ops = ops_for(vocab_size)
     for seed in range(4):
         case = make_case(name, vocab_size, width, seed)
         found = draw(ops, name, case, width)
@@ -70,7 +77,7 @@ def _torch() -> SamplingOps:
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("name", ["draw_top_k", "draw_nucleus", "draw_all"])
 def test_a_row_gets_the_same_token_in_any_batch(name, vocab_size):
-    ops = select_sampling_ops(torch.device("cuda"), vocab_size)
+    ops = ops_for(vocab_size)
     case = make_case(name, vocab_size, 60, 0)
     together = draw(ops, name, case, 60)
     for rows in ([5], [63, 0], list(range(7, 40))):
@@ -102,7 +109,7 @@ def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_the_survey_of_beams(parity, vocab_size):
-    ops = select_sampling_ops(torch.device("cuda"), vocab_size)
+    ops = ops_for(vocab_size)
     logits = random_case(0, 512, vocab_size, device="cuda").logits
     for name, found, expected in zip(("maxima", "best", "log_sum"), ops.survey(logits, 128), survey(logits, 128)):
         parity(f"survey of beams: {name}", found, expected, atol=1e-5 if name == "log_sum" else 0, rtol=0)
