@@ -238,35 +238,3 @@ def _cgroup_available() -> int:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def pool_tokens(
-    *,
-    requested: int,
-    available: int,
-    mem_fraction: float,
-    weight_bytes: int,
-    bytes_per_token: int,
-    page_size: int,
-    context_length: int,
-    is_cpu: bool,
-    activation_bytes: int = 0,
-    graph_bytes: int = 0,
-) -> int:
-    """The tokens of `plan_memory`, for callers that have the flags one by one."""
-    settings = MemorySettings(
-        mem_fraction_static=mem_fraction,
-        context_length=context_length,
-        max_total_tokens=requested,
-        page_size=page_size,
-    )
-    plan = plan_memory(
-        settings,
-        available=available,
-        weight_bytes=weight_bytes,
-        bytes_per_token=bytes_per_token,
-        is_cpu=is_cpu,
-        activation_bytes=activation_bytes,
-        graph_bytes=graph_bytes,
-    )
-    return plan.kv_tokens

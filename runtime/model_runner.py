@@ -107,7 +107,10 @@ class ModelRunner:
             self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
             plan = self._plan_memory(parts, shapes.largest_first if parts.recorder is not None else [], available)
             self.max_total_tokens = plan.kv_tokens
-            self.kv_pool = self._make_pool(parts, plan.kv_tokens)
+            try:
+                self.kv_pool = self._make_pool(parts, plan.kv_tokens)
+            except torch.OutOfMemoryError as error:
+                raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = parts.attention(self.kv_pool, specs)
             self._graphs = self._capture(parts.recorder(), shapes) if parts.recorder is not None else None
         logger.info(
