@@ -10,14 +10,14 @@ from ..memory_pool.kv_pool import MHAKVPool
 from .device_parts import DeviceParts
 from .forward_batch import StepInputs
 from .models.decoder import Decoder
-from .ranking import top_tokens
 
-RANKED = 256
-"""Tokens ranked per row: what a sampler does that takes the most memory, short of sorting the vocabulary."""
+COPIES = 3
+"""Of the logits that a sampler makes at most, short of sorting the vocabulary: one that biases and penalties change, the
+weights of a nucleus, and which of those it keeps."""
 
 
 def run_largest_step(model: Decoder, parts: DeviceParts, pool: MHAKVPool, *, tokens: int, rows: int) -> None:
-    """Prefill one sequence of ``tokens``, then rank the logits of ``rows`` of them. pool: of so many tokens."""
+    """Prefill one sequence of ``tokens``, then sample for ``rows`` of them. pool: of so many tokens."""
     device = pool.device
     pages = np.arange(pool.page_size, pool.page_size + tokens, dtype=np.int32)
     req_to_token = torch.zeros(2, tokens, dtype=torch.int32, device=device)
@@ -36,4 +36,4 @@ def run_largest_step(model: Decoder, parts: DeviceParts, pool: MHAKVPool, *, tok
     inputs.positions.copy_(torch.arange(tokens))
     inputs.out_cache_loc.copy_(req_to_token[0])
     hidden = model(inputs, pool, attention)
-    top_tokens(model.compute_logits(hidden[torch.arange(rows, device=device) % tokens]), RANKED)
+    model.compute_logits(hidden[torch.arange(rows, device=device) % tokens]).repeat(COPIES, 1)

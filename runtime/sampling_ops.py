@@ -154,7 +154,8 @@ def _probe_filters(device: torch.device, rows: int, *, top_k: int, top_p: float)
     return filters, torch.randint(-(2**31), 2**31, (rows, 2), generator=generator).to(torch.int32).to(device)
 
 
-_ROWS = (1, 33)
+_ROWS = (1, 9)
+"""Few: the probes run when the KV pool has taken its share of the memory."""
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
