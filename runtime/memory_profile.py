@@ -12,8 +12,8 @@ from .forward_batch import StepInputs
 from .models.decoder import Decoder
 
 COPIES = 3
-"""Of the logits that a sampler makes at most, short of sorting the vocabulary: one that biases and penalties change, the
-weights of a nucleus, and which of those it keeps."""
+"""Of the logits that a sampler makes at most, short of sorting the vocabulary: one that biases and penalties change,
+the weights of a nucleus, and which of those it keeps."""
 
 
 def run_largest_step(model: Decoder, parts: DeviceParts, pool: MHAKVPool, *, tokens: int, rows: int) -> None:
