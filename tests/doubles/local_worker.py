@@ -47,9 +47,8 @@ class LocalWorker:
         **options: Any,
     ) -> None:
         options = {"max_total_tokens": 4096, **options}
-        model = ModelArgs(
-            **{"model_path": str(model_path), "dtype": "float32", "device": "cpu", **(model_options or {})}
-        )
+        defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+        model = ModelArgs(model_path=str(model_path), **(defaults | (model_options or {})))
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
         self.scheduler, self.executor, _, self.info = build_worker(config, parts)
         self.overlap = overlap

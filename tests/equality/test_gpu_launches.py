@@ -1,5 +1,5 @@
-"""On a GPU no launch of an overlapped worker waits, with the real model runner, attention, graphs and draws; torch's own
-check sees to that. The same run on a CPU shows that the test does what it says."""
+"""On a GPU no launch of an overlapped worker waits, with the real model runner, attention, graphs and draws; torch's
+own check sees to that. The same run on a CPU shows that the test does what it says."""
 
 from __future__ import annotations
 
