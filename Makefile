@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM = false
 
 # GPU hosts bring a torch of their own, and often no network: these targets install nothing. `baton` is found in .typing.
+# Warnings are errors elsewhere; here most would be those of libraries that are being imported, and would look like failures.
 GPU_PYTHON ?= python3
 GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
@@ -57,7 +58,7 @@ test-gpu:               ## tests that need a GPU, kernels compiled on the way; w
 	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch; print(f"torch {torch.__version__},", torch.cuda.get_device_name() \
 	    if torch.cuda.is_available() else "NO CUDA DEVICE: all GPU tests are skipped, nothing about a GPU is confirmed")'
 	$(GPU_ENV) $(GPU_PYTHON) -m pytest -m gpu --continue-on-collection-errors -p no:cacheprovider \
-	    -o timeout=400 tests
+	    -W default -o timeout=400 tests
 
 bench-gpu:              ## benchmarks of a GPU on dummy weights of an 8B shape: tables last, JSON in $(OUT)
 	$(GPU_ENV) $(GPU_PYTHON) benchmarks/offline.py --gpu --profile --out $(OUT)
