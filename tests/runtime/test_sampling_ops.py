@@ -109,6 +109,13 @@ def _functions(ops: sampling_ops.SamplingOps) -> list[Callable[..., Any]]:
     return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.survey]
 
 
+@pytest.mark.parametrize("vocab_size", [1, 40, 131, 2500])
+def test_vocabularies_of_any_size_are_tried(monkeypatch, interpreter, vocab_size):
+    fake_top_p.install(monkeypatch)
+    ops = probe(CPU, vocab_size, PROVIDERS)
+    assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
+
+
 def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monkeypatch, interpreter):
     def fails(*args: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("Could not find nvcc")
