@@ -232,18 +232,22 @@ class Engine:
                 yield output
 
     def _iterate(self, outputs: AsyncGenerator[dict, None]) -> Iterator[dict]:
+        output = None
         try:
             while (output := self._run(_next(outputs))) is not _END:
                 yield output
         finally:
-            self._forget(outputs)
+            if output is not _END:
+                self._forget(outputs)
 
     async def _iterate_async(self, outputs: AsyncGenerator[dict, None]) -> AsyncIterator[dict]:
+        output = None
         try:
             while (output := await asyncio.wrap_future(self._submit(_next(outputs)))) is not _END:
                 yield output
         finally:
-            self._forget(outputs)
+            if output is not _END:
+                self._forget(outputs)
 
     def _forget(self, outputs: AsyncGenerator[dict, None]) -> None:
         # Not waited for: this may run in a garbage collection, on any thread.
