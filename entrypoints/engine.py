@@ -32,6 +32,7 @@ from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .item_trie_source import build_item_trie
+from .loop_crossing import run_on
 from .native_api import GenerateCall, parse_generate, stream_events
 from .request_fields import read_rid
 from .server_args import ServerArgs, compose
@@ -42,6 +43,7 @@ T = TypeVar("T")
 WorkerFunction = Callable[[WorkerConfig, Endpoints, threading.Event], None]
 
 _END = object()
+_SHUT_DOWN = "the engine has been shut down; make a new one"
 
 
 class EngineError(RuntimeError):
@@ -122,7 +124,7 @@ class Engine:
         call = self._parse(prompt, sampling_params, stream, fields)
         if stream:
             return self._iterate_async(self._stream(call))
-        return await asyncio.wrap_future(self._submit(self._answer(call)))
+        return await self._there(self._answer(call))
 
     def abort(self, rid: str | None = None) -> list[str]:
         """End request ``rid`` (all of them: None); returns the rids that were open."""
@@ -134,7 +136,7 @@ class Engine:
 
     async def async_release(self, rid: str) -> bool:
         """`release` for asyncio."""
-        return await asyncio.wrap_future(self._submit(self._manager.release(read_rid(rid, "rid"))))
+        return await self._there(self._manager.release(read_rid(rid, "rid")))
 
     # -- item tries ------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Engine:
 
     async def async_load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
         """`load_item_trie` for asyncio."""
-        await asyncio.wrap_future(self._submit(self._load_item_trie(name, items)))
+        await self._there(self._load_item_trie(name, items))
 
     def delete_item_trie(self, name: str) -> bool:
         """Forget a name; requests that run keep the items. False if there is no such trie."""
@@ -153,7 +155,7 @@ class Engine:
 
     async def async_delete_item_trie(self, name: str) -> bool:
         """`delete_item_trie` for asyncio."""
-        return await asyncio.wrap_future(self._submit(self._manager.delete_item_trie(name)))
+        return await self._there(self._manager.delete_item_trie(name))
 
     def list_item_tries(self) -> list[dict]:
         """name, num_items, min_depth, max_depth and num_bytes of each."""
@@ -161,7 +163,7 @@ class Engine:
 
     async def async_list_item_tries(self) -> list[dict]:
         """`list_item_tries` for asyncio."""
-        return await asyncio.wrap_future(self._submit(self._manager.list_item_tries()))
+        return await self._there(self._manager.list_item_tries())
 
     # -- the rest of the API ---------------------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class Engine:
 
     async def async_start_profile(self) -> None:
         """`start_profile` for asyncio."""
-        await asyncio.wrap_future(self._submit(self._manager.start_profile()))
+        await self._there(self._manager.start_profile())
 
     def stop_profile(self) -> dict:
         """Steps since `start_profile`: how many, how large, and the time of their phases on the host and the device, as
@@ -188,7 +190,7 @@ class Engine:
 
     async def async_stop_profile(self) -> dict:
         """`stop_profile` for asyncio."""
-        return await asyncio.wrap_future(self._submit(self._manager.stop_profile()))
+        return await self._there(self._manager.stop_profile())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
@@ -243,7 +245,7 @@ class Engine:
     async def _iterate_async(self, outputs: AsyncGenerator[dict, None]) -> AsyncIterator[dict]:
         output = None
         try:
-            while (output := await asyncio.wrap_future(self._submit(_next(outputs)))) is not _END:
+            while (output := await self._there(_next(outputs))) is not _END:
                 yield output
         finally:
             if output is not _END:
@@ -263,8 +265,15 @@ class Engine:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._loop.is_closed():
             work.close()
-            raise EngineError("the engine has been shut down; make a new one")
+            raise EngineError(_SHUT_DOWN)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work`` on the engine's loop, from another."""
+        if self._loop.is_closed():
+            work.close()
+            raise EngineError(_SHUT_DOWN)
+        return await run_on(self._loop, work)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._submit(work)
