@@ -115,7 +115,7 @@ def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider])
     logger.info("sampling: %s", ", ".join(f"{name} by {who}" for name, who in chosen.items()))
     if troubles:
         advice = "pip install 'baton[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
-        logger.warning("sampling falls back to torch, which is slower (%s); %s", "; ".join(troubles), advice)
+        logger.warning("slower draws in use: %s; %s", "; ".join(troubles), advice)
     return ops
 
 

@@ -24,7 +24,6 @@ MIN_WIDTH, MAX_WIDTH = 64, 4096
 # Slices of packed tensors begin anywhere: without this, each way they lie would be compiled when it first occurs.
 ANY_ALIGNMENT = ["values", "ids", "temperature", "top_k", "top_p", "log_min_p", "keys", "drawn"]
 
-
 MAX_CHUNKED_WIDTH = 256
 """Most tokens that `draw_top_k` finds by chunks; more are ranked by torch."""
 
