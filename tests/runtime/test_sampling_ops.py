@@ -63,7 +63,8 @@ def test_a_provider_that_is_not_installed(caplog):
 
     ops, warning = select(caplog, {"triton": load})
     assert ops == TORCH_GPU_OPS
-    assert warning.startswith("slower draws in use: triton: ImportError: No module named 'triton';") and "pip install 'baton[cuda]'" in warning
+    assert warning.startswith("slower draws in use: triton: ImportError: No module named 'triton';")
+    assert "pip install 'baton[cuda]'" in warning
 
 
 def test_operations_that_raise_or_are_wrong(caplog):
