@@ -205,8 +205,11 @@ class Call:
 
     async def wait(self, timeout_s: float | None = None) -> None:
         """Until something has changed since the last `wait`, or the time is over."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        if timeout_s is None:  # what a stream waits for with every token
+            await self._changed.wait()
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
         self._changed.clear()
 
 
