@@ -38,7 +38,7 @@ SHARED_KEYS = 1 << 16
 tokens (22 k) gains nothing, 16 of them (350 k) take a third of the time."""
 
 ROWS_PER_GROUP = 8
-"""A graph for shared prefixes has room for one group for so many rows; the library's plan takes longer the more room."""
+"""A graph for shared prefixes has room for one group for so many rows. The more room, the longer a plan takes."""
 
 
 class FlashInferBackend:

@@ -62,7 +62,7 @@ class MHAKVPool:
     """K/V tensors of multi-head and grouped-query attention, allocated once.
 
     Pages that were never written read as zeros: attention multiplies masked keys by zero, and 0 x NaN would be NaN.
-    Raises MemoryError where the device cannot hold the pool.
+    Raises MemoryError where a CPU cannot hold the pool, torch.OutOfMemoryError where a GPU cannot.
     """
 
     def __init__(
@@ -93,7 +93,9 @@ class MHAKVPool:
         try:
             self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
             self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        except RuntimeError as error:  # torch.OutOfMemoryError on a GPU, a plain RuntimeError of the CPU allocator
+        except torch.OutOfMemoryError:  # of a GPU: whoever shares out its memory knows what to change
+            raise
+        except RuntimeError as error:  # of the CPU allocator
             raise MemoryError(f"cannot allocate the {self.describe()} on {device}; lower --max-total-tokens") from error
         self.layers = KVLayers.of(self.k, self.v, device)
         self._copy_disjoint = copy_disjoint

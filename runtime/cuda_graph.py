@@ -10,18 +10,18 @@ How a forward is captured is a `Recorder`'s business, so that everything else he
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from ..attention.backend import AttentionBackend, AttentionBatch, GraphAttention, GraphBackend
-from ..attention.graph_shape import GraphShape
-from .forward_batch import ForwardBatch, StepInputs, pad_attention
+from ..attention.graph_shape import GraphKind, GraphShape
+from .forward_batch import ForwardBatch, StepInputs, padding_only
 from .graph_shapes import GraphShapes
 
 logger = logging.getLogger(__name__)
@@ -39,22 +39,23 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """torch.cuda.CUDAGraph. All graphs share one memory pool: no two run at the same time."""
+    """torch.cuda.CUDAGraph. All graphs share one memory pool: no two run at the same time. And they are captured on one
+    stream, since torch keeps a cuBLAS workspace for every stream it has seen (32 MiB on Hopper)."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """See Recorder.record."""
         # What is made at first use (cuBLAS workspaces, compiled kernels) must be there before the capture.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads of this process (the in-process Engine) go on while this one captures.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = run()
         return output, graph.replay
 
@@ -96,15 +97,25 @@ class GraphRunner:
         self._shapes = shapes
         self._graphs: dict[GraphShape, _Graph] = {}
         progress = tqdm(shapes.largest_first, desc="Capturing CUDA graphs", unit="graph", disable=None)
-        for shape in progress:
-            progress.set_postfix_str(str(shape))
-            self._graphs[shape] = self._capture(forward, shape, recorder, req_to_token)
+        # Garbage that is collected in mid-capture may be another graph.
+        gc.collect()
+        gc.disable()
+        try:
+            for shape in progress:
+                progress.set_postfix_str(str(shape))
+                self._graphs[shape] = self._capture(forward, shape, recorder, req_to_token)
+        finally:
+            gc.enable()
 
     def find(self, batch: AttentionBatch) -> GraphShape | None:
         """The shape that this step (not padded) runs in, if any."""
         kind = self._attention.graph_kind(batch)
-        shape = self._shapes.find(kind, int(batch.extend_lens.sum()), len(batch.host_rows))
-        return shape if shape is not None and self._attention.fits_graph(batch, shape) else None
+        # A decode is what beams do that read their prefixes each for itself.
+        for possible in (kind, GraphKind.DECODE) if kind is GraphKind.SHARED else (kind,):
+            shape = self._shapes.find(possible, int(batch.extend_lens.sum()), len(batch.host_rows))
+            if shape is not None and self._attention.fits_graph(batch, shape):
+                return shape
+        return None
 
     def plan(self, shape: GraphShape, batch: ForwardBatch) -> None:
         """Prepare a replay for ``batch``, which is padded to the shape."""
@@ -119,11 +130,8 @@ class GraphRunner:
         return graph.hidden
 
     def _capture(self, forward: Forward, shape: GraphShape, recorder: Recorder, req_to_token: torch.Tensor) -> _Graph:
-        nothing = np.empty(0, dtype=np.int32)
         attention = self._attention.open_graph(shape)
-        attention.plan(
-            pad_attention(AttentionBatch(req_to_token, nothing, nothing, nothing, len(req_to_token) - 1), shape)
-        )
+        attention.plan(padding_only(req_to_token, shape))
         inputs = StepInputs.zeros(shape.tokens, req_to_token.device)
         hidden, replay = recorder.record(lambda: forward(inputs, attention))
         attention.freeze()

@@ -85,6 +85,12 @@ def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
     )
 
 
+def padding_only(req_to_token: torch.Tensor, shape: GraphShape) -> AttentionBatch:
+    """A step of nothing but padding. req_to_token: its last row is all zeros."""
+    nothing = np.empty(0, dtype=np.int32)
+    return pad_attention(AttentionBatch(req_to_token, nothing, nothing, nothing, len(req_to_token) - 1), shape)
+
+
 def build_forward_batch(
     batch: ScheduleBatch,
     attention: AttentionBatch,

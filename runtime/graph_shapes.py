@@ -12,6 +12,10 @@ QUERY_TILE = 64
 """Query rows (queries × heads per KV head) that a kernel should take at a time in short extends. FlashInfer derives its
 tile from what a shape leaves for the longest sequence, tokens - sequences + 1."""
 
+FREE_SEQUENCES = 129
+"""A short extend gets up to so many, for the sake of its tile, even if fewer can run (with one more for the padding):
+planning them takes the library a quarter of a millisecond."""
+
 MIN_SHARED_ROWS = 64
 """Fewer beams than two searches of 32 are as fast without reading their prefixes apart."""
 
@@ -42,17 +46,23 @@ class GraphShapes:
         ]
         longest = max(1, QUERY_TILE // group)
         extend = [
-            # One sequence more than there can be: for the padding.
-            GraphShape(GraphKind.EXTEND, size, min(max(2, size + 1 - longest), max_sequences + 1))
+            GraphShape(GraphKind.EXTEND, size, min(max(2, size + 1 - longest), max(max_sequences + 1, FREE_SEQUENCES)))
             for size in extend_sizes(max_tokens if max_sequences else 0)
         ]
         self._of_kind = {GraphKind.DECODE: decode, GraphKind.EXTEND: extend, GraphKind.SHARED: shared}
 
     @property
     def largest_first(self) -> list[GraphShape]:
-        """The order to capture in: memory that all graphs share is then at once as large as it will ever be."""
+        """The order to capture in: memory that all graphs share is then at once as large as it will ever be. Of one
+        size extends come first, since theirs have the larger tiles."""
         shapes = [shape for kind in self._of_kind.values() for shape in kind]
-        return sorted(shapes, key=lambda shape: shape.tokens, reverse=True)
+        return sorted(shapes, key=lambda shape: (shape.tokens, shape.kind is GraphKind.EXTEND), reverse=True)
+
+    @property
+    def largest_of_each_kind(self) -> list[GraphShape]:
+        """In the same order."""
+        largest = {kind: shapes[-1] for kind, shapes in self._of_kind.items() if shapes}
+        return [shape for shape in self.largest_first if shape is largest[shape.kind]]
 
     def find(self, kind: GraphKind, tokens: int, sequences: int) -> GraphShape | None:
         """The smallest shape that holds such a step; None where none does."""

@@ -16,7 +16,6 @@ from typing import TypedDict
 import torch
 
 from ..attention.backend import AttentionBackend, GraphBackend
-from ..attention.graph_shape import GraphShape
 from ..attention.torch_native import TorchNativeBackend
 from ..memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token
 from ..scheduler.batch import ScheduleBatch
@@ -105,7 +104,7 @@ class ModelRunner:
             )
             # The last row is padding: it names slot 0 throughout.
             self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
-            plan = self._plan_memory(parts, shapes.largest_first if parts.recorder is not None else [], available)
+            plan = self._plan_memory(parts, shapes if parts.recorder is not None else None, available)
             self.max_total_tokens = plan.kv_tokens
             try:
                 self.kv_pool = self._make_pool(parts, plan.kv_tokens)
@@ -191,15 +190,19 @@ class ModelRunner:
             raise explain_out_of_memory(error, "load", self._settings) from error
         return model
 
-    def _plan_memory(self, parts: DeviceParts, shapes: list[GraphShape], available: int) -> MemoryPlan:
+    def _plan_memory(self, parts: DeviceParts, shapes: GraphShapes | None, available: int) -> MemoryPlan:
+        """shapes: of the graphs that will be captured."""
         settings = self._settings
+        graphs = shapes.largest_first if shapes is not None else []
         tokens = min(settings.chunked_prefill_size, self.config.context_length)
         pool_tokens = -(-tokens // settings.page_size) * settings.page_size
         per_token = kv_bytes_per_token(**self._kv_shape)
 
         def largest_step() -> None:
             pool = self._make_pool(parts, pool_tokens)
-            run_largest_step(self._model, parts, pool, tokens=tokens, rows=settings.max_running_requests)
+            largest = shapes.largest_of_each_kind if shapes is not None else []
+            rows = settings.max_running_requests
+            run_largest_step(self._model, parts, pool, tokens=tokens, rows=rows, shapes=largest)
 
         try:
             taken = profiled_bytes(self.device, largest_step)
@@ -217,8 +220,8 @@ class ModelRunner:
             is_cpu=self.device.type == "cpu",
             activation_bytes=activations,
             graph_bytes=estimate_graph_bytes(
-                num_graphs=len(shapes),
-                max_tokens=max((shape.tokens for shape in shapes), default=0),
+                num_graphs=len(graphs),
+                max_tokens=graphs[0].tokens if graphs else 0,
                 activation_bytes=activations,
                 profiled_tokens=tokens,
             ),
@@ -250,6 +253,9 @@ class ModelRunner:
             graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "capture", self._settings) from error
+        except Exception as error:  # what works kernel by kernel need not work in a graph on every card
+            logger.warning("no CUDA graphs, every kernel is launched by itself: %s", error, exc_info=error)
+            return None
         taken = (before - available_memory(self.device)) / 2**30
         logger.info("captured %d CUDA graphs in %.2f GiB", len(shapes.largest_first), taken)
         return graphs

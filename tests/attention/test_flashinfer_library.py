@@ -12,7 +12,6 @@ from fake_flashinfer import FakeFlashInfer
 
 from baton.attention import flashinfer_kernel, flashinfer_library, kv_indices
 from baton.attention.backend import AttentionSpec
-from baton.attention.flashinfer import FlashInferBackend
 from baton.attention.flashinfer_library import (
     FlashInferUnavailable,
     check_compiler,
@@ -22,7 +21,7 @@ from baton.attention.flashinfer_library import (
     load_attention,
     log_end,
 )
-from baton.attention.probe import STEPS, probe_backend
+from baton.attention.probe import STEPS, TOLERANCE, ProbeScene, ProbeStep, probe_backend
 from baton.attention.torch_native import TorchNativeBackend
 
 CPU = torch.device("cpu")
@@ -174,23 +173,28 @@ def test_short_errors_are_shown_whole():
     assert log_end(ValueError("one line")) == "ValueError: one line"
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("heads, kv_heads, head_dim", [(32, 8, 128), (8, 8, 64)])
-def test_parity_on_the_device(page_size, dtype, heads, kv_heads, head_dim, parity):
-    from baton.attention.probe import TOLERANCE, ProbeScene
+# Every data type, head size and use of windows is a module of its own to compile: 26 s for FA2, 68 s for FA3.
+CASES = [
+    *((torch.bfloat16, 32, 8, 128, window, page_size, True) for window in (None, 100) for page_size in (1, 16, 64)),
+    (torch.bfloat16, 8, 8, 64, None, 16, False),
+    (torch.float16, 32, 8, 128, None, 16, False),
+]
+LONG_WINDOW = ProbeStep("long extend, 512 seen", ((1500, 600), (0, 700)))
 
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, heads, kv_heads, head_dim, window, page_size, fa3", CASES, ids=str)
+def test_parity_on_the_device(dtype, heads, kv_heads, head_dim, window, page_size, fa3, parity, monkeypatch):
     device = torch.device("cuda")
-    for window in (None, 100):
-        spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5, window)
-        attention = load_attention([spec], page_size=page_size, dtype=dtype, device=device)
-        for step in STEPS:
-            scene = ProbeScene(step, spec, page_size=page_size, dtype=dtype, device=device)
-            backend = attention(scene.pool, [spec])
-            backend.plan(scene.batch)
-            name = f"{step.name}, page {page_size}, {heads}/{kv_heads} × {head_dim}, window {window}, {dtype}"
-            tolerance = TOLERANCE[dtype]
-            parity(name, backend.run(spec, scene.q), scene.expected(), atol=tolerance, rtol=tolerance)
-            if step.name == "beams":
-                assert isinstance(backend, FlashInferBackend)
+    if not fa3:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5, window)
+    attention = load_attention([spec], page_size=page_size, dtype=dtype, device=device)
+    for step in (*STEPS, *([LONG_WINDOW] if window else [])):
+        own = dataclasses.replace(spec, sliding_window=512) if step is LONG_WINDOW else spec
+        scene = ProbeScene(step, own, page_size=page_size, dtype=dtype, device=device)
+        backend = attention(scene.pool, [own])
+        backend.plan(scene.batch)
+        name = f"{step.name}, page {page_size}, {heads}/{kv_heads} × {head_dim}, window {window}, {dtype}"
+        tolerance = TOLERANCE[dtype]
+        parity(name, backend.run(own, scene.q), scene.expected(), atol=tolerance, rtol=tolerance)

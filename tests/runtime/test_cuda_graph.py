@@ -3,6 +3,8 @@ CUDA graph would replay, and FlashInfer is a double; with a GPU both are real.""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,7 +16,8 @@ import torch
 from cpu_graphs import count_replays, graph_parts
 from model_driver import ModelDriver
 
-from baton.attention import flashinfer_kernel
+from baton.attention import flashinfer, flashinfer_kernel
+from baton.attention.backend import AttentionBatch, GraphBackend, SharedPrefix
 from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.runtime.config import ModelArgs
 from baton.runtime.cuda_graph import CudaRecorder, Rerun
@@ -29,7 +32,7 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 64,
+    "head_dim": 128,  # as in other GPU tests, so that no more kernels are compiled
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "dtype": "bfloat16",
@@ -130,6 +133,32 @@ def test_a_replay_reads_what_the_inputs_hold_then():
     assert output.tolist() == [0, 2, 4]
     replay()
     assert output.tolist() == [2, 4, 6]
+
+
+@pytest.mark.usefixtures("small_workspaces")
+def test_a_capture_that_fails_costs_speed_only(folder, caplog):
+    class Broken:
+        def record(self, run):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    parts = dataclasses.replace(graph_parts(), recorder=Broken)
+    runner = make_runner(folder, parts, 1, device="cpu")
+    assert not runner.has_graphs and gc.isenabled()
+    assert "no CUDA graphs" in caplog.text and "not permitted when stream is capturing" in caplog.text
+    driver = ModelDriver(runner)
+    driver.generate([driver.open([1, 2])], 3)
+
+
+@pytest.mark.usefixtures("small_workspaces")
+def test_beams_too_narrow_for_their_own_graph_take_that_of_a_decode(folder, monkeypatch):
+    monkeypatch.setattr(flashinfer, "SHARED_KEYS", 1)
+    runner = make_runner(folder, graph_parts(), 1, device="cpu")  # 16 rows: no graph reads prefixes apart
+    table = torch.zeros(25, 512, dtype=torch.int32)
+    rows, ones = np.arange(12, dtype=np.int32), np.ones(12, dtype=np.int32)
+    batch = AttentionBatch(table, rows, 300 * ones, ones, 24, [SharedPrefix(0, 12, 300)])
+    assert isinstance(runner.attention, GraphBackend) and runner._graphs is not None
+    assert runner.attention.graph_kind(batch) is GraphKind.SHARED
+    assert runner._graphs.find(batch) == GraphShape(GraphKind.DECODE, 16, 16)
 
 
 @pytest.mark.gpu

@@ -52,6 +52,9 @@ def test_a_short_extend_leaves_a_small_tile():
     for shape in shapes.largest_first:
         if shape.kind is GraphKind.EXTEND and shape.tokens >= 24:
             assert (shape.tokens - shape.sequences + 1) * 4 <= 64
+    few = GraphShapes(max_sequences=16, max_tokens=512, group=4)
+    shape = few.find(GraphKind.EXTEND, 128, 16)
+    assert shape is not None and shape.sequences == 113, "more than can run: padding is free"
 
 
 def test_graphs_for_beams():
@@ -65,6 +68,15 @@ def test_graphs_for_beams():
 def test_the_largest_is_captured_first():
     shapes = GraphShapes(max_sequences=64, max_tokens=256, group=4).largest_first
     assert [shape.tokens for shape in shapes] == sorted((shape.tokens for shape in shapes), reverse=True)
+
+
+def test_the_largest_of_each_kind():
+    largest = GraphShapes(max_sequences=512, max_tokens=512, group=4).largest_of_each_kind
+    assert [(shape.kind, shape.tokens) for shape in largest] == [
+        (GraphKind.EXTEND, 512),
+        (GraphKind.DECODE, 512),
+        (GraphKind.SHARED, 512),
+    ]
 
 
 def test_no_graphs():

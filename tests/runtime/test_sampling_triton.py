@@ -3,21 +3,15 @@ compile for cards that are not here."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from compile_apart import compile_apart
 from draw_cases import random_case
 
 from baton.runtime import draws
 from baton.runtime.draws import Filters
 from baton.runtime.noise import exponential_noise
 from baton.runtime.ranking import top_tokens
-
-ROOT = Path(__file__).parents[2]
 
 
 def noise_of_kernel(tokens: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,11 +192,5 @@ print([compiled.count(name) for name in names])
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_compile(tmp_path, capability):
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT / "tests" / "doubles")}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(capability)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[4, 4, 2, 4, 2, 2]"
+    printed = compile_apart(COMPILE, capability, tmp_path)
+    assert printed == "[4, 4, 2, 4, 2, 2]"

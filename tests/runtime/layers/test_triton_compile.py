@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[3]
+from compile_apart import compile_apart
 
 COMPILE = """
 import sys
@@ -34,12 +28,6 @@ print(sorted(set(compiled)), len(compiled))
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_compile(tmp_path, capability):
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT / "tests" / "doubles")}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(capability)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    printed = compile_apart(COMPILE, capability, tmp_path)
     names = ["_copy_kv_kernel", "_rms_norm_kernel", "_rotate_and_store_kernel", "_silu_and_mul_kernel"]
-    assert done.stdout.strip() == f"{names} 45"
+    assert printed == f"{names} 45"
