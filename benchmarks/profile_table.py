@@ -41,24 +41,23 @@ def plot_profiles(groups: Mapping[str, dict[str, Any]], out: Path) -> None:
     with_device = any(group["device_ms"] for group in groups.values())
     width = 0.38 if with_device else 0.6
     left = [place - width / 2 - 0.01 if with_device else place for place in places]
-    _stack(axes, left, width, {p: [_value(groups[label]["phases_ms"][p]) for label in labels] for p in PHASES})
+    phases = {p: [_value(groups[label]["phases_ms"][p]) for label in labels] for p in PHASES}
+    _stack(axes, left, width, phases, ["C0", "C1", "C2", "C3", "0.9", "C5"])  # pale: waiting is no work
     if with_device:
         right = [place + width / 2 + 0.01 for place in places]
         times = {name: [_value(groups[label][f"{name}_ms"]) for label in labels] for name in ("device", "gap")}
-        _stack(axes, right, width, times, colours=["0.35", "0.85"])
+        _stack(axes, right, width, times, ["0.35", "0.75"])
     axes.set(ylabel="ms per step, median", title="Where the time of a step goes: host" + ", device" * with_device)
     axes.set_xticks(list(places), labels, rotation=30, ha="right")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(out, dpi=150)
     pyplot.close(figure)
 
 
-def _stack(
-    axes: Any, places: Any, width: float, parts: dict[str, list[float]], colours: list[str] | None = None
-) -> None:
+def _stack(axes: Any, places: Any, width: float, parts: dict[str, list[float]], colours: list[str]) -> None:
     bottom = [0.0] * len(next(iter(parts.values())))
-    for i, (name, heights) in enumerate(parts.items()):
-        axes.bar(places, heights, width, bottom=bottom, label=name, color=None if colours is None else colours[i])
+    for (name, heights), colour in zip(parts.items(), colours, strict=True):
+        axes.bar(places, heights, width, bottom=bottom, label=name, color=colour)
         bottom = [low + height for low, height in zip(bottom, heights)]
 
 
