@@ -49,6 +49,7 @@ serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
 	$(BIN)/python benchmarks/radix_ops.py
 	$(BIN)/python benchmarks/handoff.py
+	$(BIN)/python benchmarks/host_time.py
 	$(BIN)/python benchmarks/two_stage.py --concurrency 1 16 --pairs 4
 	$(BIN)/python benchmarks/two_stage.py --beam-width 32 --concurrency 1 --pairs 4
 	$(BIN)/python benchmarks/beam_memory.py
