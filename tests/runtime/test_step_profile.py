@@ -92,6 +92,32 @@ def test_what_the_device_did_between_the_events():
     assert profile["kinds"]["extend"]["gap_ms"] == {} and decode["host_ms"]["median"] == 1.0
 
 
+def test_events_stand_where_the_plan_and_the_launch_end(monkeypatch: pytest.MonkeyPatch):
+    moments = itertools.count()
+
+    class Recorded(Event):
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            self.at = float(next(moments))
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    profiler = StepProfiler(torch.device("cuda"))
+    profiler.start()
+    for _ in range(3):
+        for phase in PHASES:
+            profiler.lap(phase)
+        profiler.end_turn(step(ForwardMode.DECODE, [1]))
+    profiler.lap("plan")
+    profiler.end_turn(None)  # the launch failed
+    group = profiler.stop()["kinds"]["decode"]
+    assert group["steps"] == 3
+    assert group["device_ms"]["total"] == 3.0 and group["gap_ms"]["total"] == 2.0
+
+
 def test_nothing_was_done():
     assert describe([], "cpu")["kinds"]["all"]["step_ms"] == {}
 
