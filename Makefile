@@ -7,7 +7,7 @@ export TOKENIZERS_PARALLELISM = false
 
 # GPU hosts bring a torch of their own, and often no network: these targets install nothing. `baton` is found in .typing.
 # Warnings are errors elsewhere; here most would be those of libraries that are being imported, and would look like failures.
-GPU_PYTHON ?= python3
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
 
@@ -56,6 +56,8 @@ bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in
 	$(BIN)/python benchmarks/offline.py
 
 test-gpu:               ## tests that need a GPU, kernels compiled on the way; without one all are skipped, and it says so
+	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch, pytest' || { echo "GPU_PYTHON=$(GPU_PYTHON) lacks torch or pytest;" \
+	    "name a python that has them, or run make install first"; exit 1; }
 	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch; print(f"torch {torch.__version__},", torch.cuda.get_device_name() \
 	    if torch.cuda.is_available() else "NO CUDA DEVICE: all GPU tests are skipped, nothing about a GPU is confirmed")'
 	$(GPU_ENV) $(GPU_PYTHON) -m pytest -m gpu --continue-on-collection-errors -p no:cacheprovider \
