@@ -1,0 +1,153 @@
+"""The other endpoints of the HTTP API: information, tokenizer, cache, profiles, metrics; keys and origins; idleness."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from http_calls import error_of, events, generate, long
+from server_under_test import ServerUnderTest
+
+pytestmark = pytest.mark.process
+
+KEY = "s3cret"
+
+# -- the other endpoints -----------------------------------------------------------------------------------------------
+
+
+def test_information(server: ServerUnderTest) -> None:
+    get = server.client.get
+    assert get("/health").json() == {"status": "ok"}
+    assert get("/ready").json() == {"status": "ready"}
+    assert get("/health_generate").json() == {"status": "ok"}
+    assert get("/model_info").json() == get("/get_model_info").json()
+    assert get("/model_info").json()["context_length"] == 4096
+    info = get("/server_info").json()
+    assert info["served_model_name"] == "echo" and info["max_body_mb"] == 4 and "api_key" not in info
+    assert info["internal_states"][0]["vocab_size"] == 257
+    assert get("/get_server_info").status_code == 200
+    assert get("/v1/models").json()["data"][0]["id"] == "echo"
+
+
+def test_tokenize_and_detokenize(server: ServerUnderTest) -> None:
+    post = server.client.post
+    assert post("/tokenize", json={"prompt": "hé"}).json() == {
+        "tokens": [104, 195, 169],
+        "count": 3,
+        "max_model_len": 4096,
+    }
+    assert post("/tokenize", json={"prompt": ["a", "bc"], "model": "echo"}).json()["count"] == [1, 2]
+    assert post("/detokenize", json={"tokens": [104, 195, 169, 256]}).json() == {"text": "hé"}
+    assert post("/detokenize", json={"tokens": [[97], [256]], "skip_special_tokens": False}).json()["text"] == [
+        "a",
+        "<eos>",
+    ]
+    assert error_of(post("/tokenize", json={"prompt": 5}), 400)["param"] == "prompt"
+    assert error_of(post("/tokenize", json={"text": "a"}), 400)["code"] == "unknown_field"
+    assert error_of(post("/tokenize", json={"prompt": "a", "model": "other"}), 404)["code"] == "model_not_found"
+    for tokens in ("a", [1, "a"], [1, [2]], [-1], [257], [True], None):
+        assert error_of(post("/detokenize", json={"tokens": tokens}), 400)["param"] == "tokens"
+
+
+def test_flush_cache(server: ServerUnderTest) -> None:
+    server.wait_until(lambda: server.running() == 0, "nothing runs")
+    assert server.client.post("/flush_cache").json()["success"] is True
+    assert server.client.get("/flush_cache").status_code == 200
+    with server.client.stream("POST", "/generate", json=long("holds", stream=True)) as response:
+        chunks = response.iter_bytes()  # kept: httpx closes the response with it
+        next(chunks)
+        assert error_of(server.client.post("/flush_cache"), 409)["message"] == "requests are running"
+
+
+def test_profile(server: ServerUnderTest) -> None:
+    assert server.client.post("/start_profile").json()["success"] is True
+    assert server.client.get("/stop_profile").status_code == 200
+    post = server.client.post
+    assert post("/start_profile", json={"activities": ["CPU", "GPU"], "num_steps": None}).status_code == 200
+    refused = error_of(post("/start_profile", json={"output_dir": "/tmp"}), 400)
+    assert refused["code"] == "unsupported_field" and refused["param"] == "output_dir"
+    assert error_of(post("/stop_profile", json={"steps": 3}), 400)["code"] == "unknown_field"
+
+
+def test_metrics(server: ServerUnderTest) -> None:
+    def values() -> dict[str, float]:
+        lines = server.client.get("/metrics").text.splitlines()
+        return {name: float(v) for name, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+    # The worker answers in order: what earlier tests aborted has been counted after this.
+    server.wait_until(lambda: server.client.post("/flush_cache").status_code == 200, "nothing runs")
+    before = values()
+    generate(server, 5, text="abc")
+    list(events(server.generate(text="abc", stream=True, sampling_params={"max_new_tokens": 5})))
+    error_of(server.generate(text=""), 400)
+    after = values()
+
+    def grew(name: str, labels: str = "") -> float:
+        key = f'baton:{name}{{{labels}model_name="echo"}}'
+        return after[key] - before.get(key, 0)
+
+    assert grew("num_requests_total") == 2 and grew("prompt_tokens_total") == 6
+    assert grew("generation_tokens_total") == 10 and grew("cached_tokens_total") == 4
+    assert grew("time_to_first_token_seconds_count") == 1
+    assert grew("inter_token_latency_seconds_count") == 4
+    assert grew("e2e_request_latency_seconds_count") == 2
+    assert grew("request_success_total", 'finished_reason="length",') == 2
+    key = 'baton:num_errors_total{model_name="echo",status="400"}'
+    assert after[key] - before.get(key, 0) == 1
+    assert after['baton:kv_cache_usage_perc{model_name="echo"}'] == 0.25, "evictable slots are not in use"
+
+
+def test_cors(server: ServerUnderTest) -> None:
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    response = server.client.options("/generate", headers=headers)
+    assert response.headers["access-control-allow-origin"] == "https://example.org"
+    response = server.client.get("/nope", headers={"Origin": "https://example.org"})
+    assert response.status_code == 404 and "access-control-allow-origin" in response.headers
+    assert "access-control-allow-origin" not in server.client.get("/health", headers={"Origin": "https://evil"}).headers
+
+
+def test_api_key(model: Path, tmp_path: Path) -> None:
+    with ServerUnderTest(model, tmp_path, "--api-key", KEY, "--incremental-streaming-output", behaviour={}) as server:
+        server.wait_ready()
+        for given in (None, KEY.encode(), b"Bearer wrong", "Bearer é".encode()):
+            headers = httpx.Headers([] if given is None else [(b"Authorization", given)])
+            response = server.client.post("/generate", json={"text": "a"}, headers=headers)
+            assert error_of(response, 401)["type"] == "authentication_error"
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert error_of(server.client.get("/server_info"), 401)
+        assert server.client.get("/health").status_code == server.client.get("/metrics").status_code == 200
+        server.client.headers["Authorization"] = f"Bearer {KEY}"
+        assert server.generate(text="a").status_code == 200
+        assert KEY not in server.client.get("/server_info").text
+        # Here too: each event brings only what is new.
+        got = events(server.generate(text="né", stream=True, sampling_params={"max_new_tokens": 6}))
+        assert "".join(event["text"] for event in got) == "néné"
+        assert [i for event in got for i in event["output_ids"]] == list("néné".encode())
+        assert got[-1]["meta_info"]["completion_tokens"] == 6
+
+
+def test_an_idle_server_sleeps(model: Path, tmp_path: Path) -> None:
+    """Context switches say whether something spins, whatever else the machine does."""
+    with ServerUnderTest(model, tmp_path, behaviour={}) as server:
+        server.wait_ready()
+        processes = {
+            "http": server.process.pid,
+            **{role: child.pid for role, child in server.children().items()},
+        }
+
+        def wakeups() -> dict[str, int]:
+            return {
+                role: sum(
+                    int((thread / "status").read_text().split("voluntary_ctxt_switches:")[1].split()[0])
+                    for thread in Path(f"/proc/{pid}/task").iterdir()
+                )
+                for role, pid in processes.items()
+            }
+
+        time.sleep(1)
+        before = wakeups()
+        time.sleep(3)
+        per_second = {role: (count - before[role]) / 3 for role, count in wakeups().items()}
+        assert all(rate < 60 for rate in per_second.values()), per_second
