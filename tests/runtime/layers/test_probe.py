@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_where_all_first_choices_work_nothing_is_warned_of(caplog, monkeypatch, 
 
 
 def test_the_real_loader_where_the_package_is_not_there(caplog):
-    if "sgl_kernel" in sys.modules:
+    if importlib.util.find_spec("sgl_kernel") is not None:
         pytest.skip("sglang-kernel is installed")
     _, _, warnings = run_probe(caplog, FAKE_SGL, NO_TRITON)
     assert "sglang-kernel cannot be used (ModuleNotFoundError: No module named 'sgl_kernel')" in warnings[0]
