@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -43,6 +44,9 @@ T = TypeVar("T")
 WorkerFunction = Callable[[WorkerConfig, Endpoints, threading.Event], None]
 
 _END = object()
+_LATE_S = 1.0
+"""How long a shutdown waits for calls that came in the middle of it; they are refused at once."""
+
 _SHUT_DOWN = "the engine has been shut down; make a new one"
 
 
@@ -65,6 +69,10 @@ class Engine:
         self._endpoints = Endpoints.for_threads()
         self._stop = threading.Event()
         self._shutting_down = threading.Lock()
+        # Whoever queues work for the loop holds it: what was queued before the end is answered. Reentrant, because a
+        # garbage collection in between may queue too.
+        self._crossing = threading.RLock()
+        self._ended = False
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
         self._refusal: RequestRefused | None = None
@@ -209,6 +217,7 @@ class Engine:
                 thread.join()
             error = RequestRefused("the engine has been shut down", status=503, code="shutting_down")
             self._run(self._wind_up(self._refusal or error))
+            self._run(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._threads[0].join()
             self._loop.close()
@@ -253,7 +262,7 @@ class Engine:
 
     def _forget(self, outputs: AsyncGenerator[dict, None]) -> None:
         # Not waited for: this may run in a garbage collection, on any thread.
-        if not self._loop.is_closed():
+        with contextlib.suppress(EngineError):
             self._submit(outputs.aclose())
 
     async def _load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
@@ -263,17 +272,21 @@ class Engine:
         return self._manager.abort(None if rid is None else read_rid(rid, "rid"))
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._loop.is_closed():
-            work.close()
-            raise EngineError(_SHUT_DOWN)
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._crossing:
+            if self._ended:
+                work.close()
+                raise EngineError(_SHUT_DOWN)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work`` on the engine's loop, from another."""
-        if self._loop.is_closed():
-            work.close()
-            raise EngineError(_SHUT_DOWN)
-        return await run_on(self._loop, work)
+        return await run_on(self._call_soon, self._loop, work)
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        with self._crossing:
+            if self._ended:
+                raise EngineError(_SHUT_DOWN)
+            self._loop.call_soon_threadsafe(callback)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._submit(work)
@@ -336,6 +349,15 @@ class Engine:
             raise self._failure
         if not done:
             raise EngineError(f"the worker was not ready within {timeout:g} s; see ready_timeout")
+
+    async def _end(self) -> None:
+        """Take no more work, and see what came late to its end."""
+        with self._crossing:
+            self._ended = True
+        await asyncio.sleep(0)  # what is queued begins
+        late = asyncio.all_tasks() - {asyncio.current_task()}
+        if late:
+            await asyncio.wait(late, timeout=_LATE_S)
 
     async def _wind_up(self, error: RequestRefused) -> None:
         self._manager.fail_all(error)

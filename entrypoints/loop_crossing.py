@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-async def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns or raises when ``loop`` runs it. Cancelling this cancels it there. Raises RuntimeError if
-    the loop has been closed."""
+async def run_on(
+    call_soon: Callable[[Callable[[], object]], object], loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]
+) -> T:
+    """What ``work`` returns or raises when ``loop`` runs it. Cancelling this cancels it there.
+
+    call_soon: queues a callback for the loop, in order, from any thread; what RuntimeError it raises is raised."""
     here = asyncio.get_running_loop()
     answer: asyncio.Future[T] = here.create_future()
     tasks: list[asyncio.Task[T]] = []
@@ -44,7 +47,7 @@ async def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) 
         tasks[0].cancel()
 
     try:
-        loop.call_soon_threadsafe(begin)
+        call_soon(begin)
     except RuntimeError:
         work.close()
         raise
@@ -52,5 +55,5 @@ async def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) 
         return await answer
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(cancel)
+            call_soon(cancel)
         raise

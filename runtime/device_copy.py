@@ -68,6 +68,8 @@ class HostCopy:
         if self._copied is not None:
             self._copied.synchronize()
         host, start, arrays = self._packed.numpy(), 0, []
+        if self._copied is not None:
+            host = host.copy()  # pinned memory goes back at once, however long somebody keeps an array
         for dtype, shape in self._likes:
             stop = start + math.prod(shape) * dtype.itemsize // 4
             arrays.append(host[start:stop].view(dtype).reshape(shape))
@@ -79,7 +81,8 @@ _NUMPY = {torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64), torc
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> HostCopy:
-    """Begin to copy int32, int64 and float32 tensors of one device to the host: one copy, one event.
+    """Begin to copy contiguous int32, int64 and float32 tensors of one device to the host: one copy, one event. int64
+    goes first, so that it is aligned.
 
     They must not be written until it is waited for, where the device is a CPU not even then.
     """

@@ -17,6 +17,9 @@ from ..attention.graph_shape import GraphKind, GraphShape
 from ..scheduler.batch import ScheduleBatch
 from .device_copy import upload
 
+COPIED_AT_ONCE = 1 << 22
+"""Entries of rows that are copied at a time."""
+
 
 @dataclass(slots=True)
 class StepInputs:
@@ -149,9 +152,11 @@ def copy_rows(
 ) -> None:
     """mirror[targets[i], :lengths[i]] = mirror[sources[i], :lengths[i]], all int64 [n] on the device, each target once.
     longest: the greatest of the lengths, which the host knows and need not wait for."""
-    columns = mirror[:, :longest]
-    copied = torch.arange(longest, device=mirror.device) < lengths[:, None]
-    columns.index_copy_(0, targets, torch.where(copied, columns[sources], columns[targets]))
+    columns, position = mirror[:, :longest], torch.arange(longest, device=mirror.device)
+    at_once = max(1, COPIED_AT_ONCE // longest)  # bounds what is held beside the mirror
+    for source, target, length in zip(sources.split(at_once), targets.split(at_once), lengths.split(at_once)):
+        copied = position < length[:, None]
+        columns.index_copy_(0, target, torch.where(copied, columns[source], columns[target]))
 
 
 def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:

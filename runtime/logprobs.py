@@ -53,7 +53,9 @@ class LogprobsInFlight:
         result, start = [], 0
         for token_ids, length, k in zip(ids, self.lengths, self.top_ks, strict=True):
             part = slice(start, start + length)
-            result.append(TokenLogprobs(token_ids, values[part], top_ids[part, :k], top_values[part, :k]))
+            # Copies: a view would keep all that the step computed as long as the request keeps its chunk.
+            own = values[part].copy(), top_ids[part, :k].copy(), top_values[part, :k].copy()
+            result.append(TokenLogprobs(token_ids, *own))
             start += length
         return result
 

@@ -92,13 +92,16 @@ class StepProfiler:
                 self._ended = event
 
     def end_turn(self, batch: ScheduleBatch | None) -> None:
-        """``batch``: the step that was launched in the turn. Without one the turn's time counts with the next."""
+        """``batch``: the step that was launched in the turn. Without one the turn's time counts with the next, as idle
+        if the loop slept in it."""
         if not self.recording:
             return
         if batch is not None:
             kind, tokens = batch.mode.value, int(batch.extend_lens.sum())
             self._turns.append(Turn(kind, len(batch), tokens, self._laps, self._began, self._ended))
             self._laps = {}
+        elif "idle" in self._laps:
+            self._laps = {"idle": sum(self._laps.values())}
         self._began = self._ended = None
 
     def _clear(self) -> None:

@@ -78,6 +78,8 @@ class TokenBuffer:
 
     def extend(self, ids: np.ndarray) -> None:
         """Append int32 [n]."""
+        if not len(ids):
+            return
         self._make_room(len(ids))
         self._memory.data[self._length : self._length + len(ids)] = ids
         self._length += len(ids)

@@ -173,6 +173,43 @@ def test_shutdown_fails_open_calls_and_leaves_no_thread(model: Path) -> None:
         engine.generate("abc")
 
 
+def test_calls_in_the_middle_of_a_shutdown_get_an_end(model: Path) -> None:
+    """Threads and tasks that call on while the engine goes: answered, refused, or told that it is gone."""
+    for _ in range(5):
+        engine = Engine(model_path=model, worker=fake())
+        ends: list[str] = []
+
+        def call_on(engine: Engine = engine, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    engine.generate("a", {"max_new_tokens": 1})
+            except (RequestRefused, EngineError) as error:
+                ends.append(str(error))
+
+        async def call_together(engine: Engine = engine, ends: list[str] = ends) -> None:
+            async def one() -> None:
+                try:
+                    while True:
+                        await engine.async_generate("a", {"max_new_tokens": 1})
+                except (RequestRefused, EngineError) as error:
+                    ends.append(str(error))
+
+            await asyncio.gather(*(one() for _ in range(6)))
+
+        callers = [
+            threading.Thread(target=call_on),
+            threading.Thread(target=lambda run=call_together: asyncio.run(run())),
+        ]
+        for caller in callers:
+            caller.start()
+        time.sleep(0.05)
+        engine.shutdown()
+        for caller in callers:
+            caller.join(20)
+            assert not caller.is_alive(), "a call never ended"
+        assert len(ends) == 7 and all("shut down" in end for end in ends), ends
+
+
 def test_two_engines_beside_each_other(model: Path) -> None:
     with Engine(model_path=model, worker=fake()) as one, Engine(model_path=model, worker=fake()) as two:
         assert one.generate("a", {"max_new_tokens": 2})["text"] == "aa"

@@ -34,12 +34,14 @@ def test_results_and_errors_come_across(loop: asyncio.AbstractEventLoop) -> None
         raise asyncio.CancelledError
 
     async def main() -> None:
-        assert await run_on(loop, where()) is not threading.current_thread()
-        assert len(set(await asyncio.gather(*(run_on(loop, where()) for _ in range(50))))) == 1
+        assert await run_on(loop.call_soon_threadsafe, loop, where()) is not threading.current_thread()
+        assert (
+            len(set(await asyncio.gather(*(run_on(loop.call_soon_threadsafe, loop, where()) for _ in range(50))))) == 1
+        )
         with pytest.raises(KeyError, match="lost"):
-            await run_on(loop, fail())
+            await run_on(loop.call_soon_threadsafe, loop, fail())
         with pytest.raises(asyncio.CancelledError):
-            await run_on(loop, give_up())
+            await run_on(loop.call_soon_threadsafe, loop, give_up())
 
     asyncio.run(main())
 
@@ -56,7 +58,7 @@ def test_cancelling_the_caller_cancels_the_work(loop: asyncio.AbstractEventLoop,
             ended.set()
 
     async def main() -> None:
-        task = asyncio.create_task(run_on(loop, work()))
+        task = asyncio.create_task(run_on(loop.call_soon_threadsafe, loop, work()))
         await asyncio.sleep(0)
         if wait:
             await asyncio.to_thread(began.wait, 10)
@@ -78,7 +80,7 @@ def test_an_error_after_the_caller_went_away_is_nobodys(
             raise KeyError("while it was cancelled") from None
 
     async def main() -> None:
-        task = asyncio.create_task(run_on(loop, stubborn()))
+        task = asyncio.create_task(run_on(loop.call_soon_threadsafe, loop, stubborn()))
         await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -97,6 +99,6 @@ def test_a_closed_loop_is_an_error() -> None:
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="closed"):
-            await run_on(closed, work())
+            await run_on(closed.call_soon_threadsafe, closed, work())
 
     asyncio.run(main())

@@ -74,6 +74,21 @@ def test_a_turn_without_a_step_counts_with_the_next():
     assert profile["kinds"]["decode"]["step_ms"]["total"] == 3000.0 and profile["idle_ms"] == 1000.0
 
 
+def test_a_turn_that_slept_is_idle_as_a_whole():
+    """Else a long quiet time would end up in the first step after it."""
+    seconds = itertools.count()
+    profiler = StepProfiler(CPU, clock=lambda: float(next(seconds)))
+    profiler.start()
+    for _ in range(10):
+        for phase in ("idle", "receive", "schedule"):
+            profiler.lap(phase)
+        profiler.end_turn(None)
+    profiler.lap("receive")
+    profiler.end_turn(step(ForwardMode.DECODE, [1]))
+    profile = profiler.stop()
+    assert profile["kinds"]["decode"]["step_ms"]["total"] == 1000.0 and profile["idle_ms"] == 30000.0
+
+
 def test_what_the_device_did_between_the_events():
     profile = describe(
         [
