@@ -32,7 +32,6 @@ DECODE = ProbeStep("decode", ((5, 1), (130, 1), (0, 1), (64, 1), (1000, 1)))
 EXTEND = ProbeStep("extend", ((5, 3), (64, 17), (0, 9), (700, 4)))
 LONG = ProbeStep("long extend", ((40, 150), (0, 300)))
 BEAMS = ProbeStep("beams", ((30, 1), *[(515, 1)] * 160), (SharedPrefix(1, 160, 512),))
-STEPS = (DECODE, EXTEND, LONG, BEAMS)
 
 
 class ProbeScene:

@@ -60,19 +60,6 @@ class CudaRecorder:
         return output, graph.replay
 
 
-class Rerun:
-    """The slow twin: computes again what a graph would replay. Tests run it on a CPU."""
-
-    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-        """See Recorder.record."""
-        output = run().clone()
-
-        def replay() -> None:
-            output.copy_(run())
-
-        return output, replay
-
-
 @dataclass(slots=True)
 class _Graph:
     attention: GraphAttention

@@ -21,11 +21,12 @@ from baton.attention.flashinfer_library import (
     load_attention,
     log_end,
 )
-from baton.attention.probe import STEPS, TOLERANCE, ProbeScene, ProbeStep, probe_backend
+from baton.attention.probe import BEAMS, DECODE, EXTEND, LONG, TOLERANCE, ProbeScene, ProbeStep, probe_backend
 from baton.attention.torch_native import TorchNativeBackend
 
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(0, 4, 2, 64, 0.125)
+STEPS = (DECODE, EXTEND, LONG, BEAMS)
 
 
 @pytest.fixture

@@ -4,16 +4,31 @@ a CUDA graph would replay. Everything around the kernels is the real thing."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
+import torch
 from fake_flashinfer import FakeFlashInfer
 
 from baton.attention.flashinfer import FlashInferBackend
 from baton.attention.graph_shape import GraphShape
 from baton.attention.kv_indices import build_kv_indices
-from baton.runtime.cuda_graph import GraphRunner, Rerun
+from baton.runtime.cuda_graph import GraphRunner
 from baton.runtime.device_parts import DeviceParts
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.model_runner import ModelRunner
+
+
+class Rerun:
+    """A Recorder, the slow twin of CUDA's: computes again what a graph would replay."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        """See Recorder.record."""
+        output = run().clone()
+
+        def replay() -> None:
+            output.copy_(run())
+
+        return output, replay
 
 
 def graph_parts(*, graphs: bool = True) -> DeviceParts:

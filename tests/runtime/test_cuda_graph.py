@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpu_graphs import count_replays, graph_parts
+from cpu_graphs import Rerun, count_replays, graph_parts
 from model_driver import ModelDriver
 
 from baton.attention import flashinfer, flashinfer_kernel
 from baton.attention.backend import AttentionBatch, GraphBackend, SharedPrefix
 from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.runtime.config import ModelArgs
-from baton.runtime.cuda_graph import CudaRecorder, Rerun
+from baton.runtime.cuda_graph import CudaRecorder
 from baton.runtime.device_parts import DeviceParts
 from baton.runtime.model_runner import ModelRunner
 
