@@ -111,6 +111,4 @@ def test_what_it_takes_goes_off_the_pool(folder, monkeypatch):
     per_token = 2 * 2 * 2 * 8 * 4
     assert plan_of["bytes_per_token"] == per_token
     assert plan_of["activation_bytes"] == taken - (112 + 16) * per_token, "seven pages, and one of padding"
-        "100 tokens are seven pages, and one is padding"
-    )
     assert plan_of["graph_bytes"] > 0
