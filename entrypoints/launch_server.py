@@ -21,9 +21,9 @@ import setproctitle
 import uvicorn
 import uvloop
 
-from ..runtime.child_process import configure_logging
 from ..runtime.generation import Prompt
-from ..runtime.launch import WORKER_MODULE, ServerProcesses
+from ..runtime.launcher.child_process import configure_logging
+from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.tokenizer import Tokenizer, TokenizerError

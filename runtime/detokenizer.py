@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass, field
 
 from .channels import Endpoints, Receiver, Sender
-from .child_process import DetokenizerProcess, run_child
+from .launcher.child_process import DetokenizerProcess, run_child
 from .messages import (
     DetokenizeParams,
     FromWorker,

@@ -24,7 +24,6 @@ from ..scheduler.request import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from .channels import Endpoints, Receiver, Sender
-from .child_process import WorkerProcess, run_child
 from .config import WorkerConfig
 from .continuation_suffixes import ContinuationSuffixes
 from .device_parts import DeviceParts
@@ -32,6 +31,7 @@ from .event_loop import EventLoop
 from .executor import Executor
 from .item_trie_file import load_item_trie
 from .item_tries import ItemTries
+from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder
 from .model_runner import ModelRunner

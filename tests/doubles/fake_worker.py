@@ -24,7 +24,7 @@ import numpy as np
 from byte_tokenizer import EOS_ID, VOCAB_SIZE
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
-from baton.runtime.child_process import WorkerProcess, run_child
+from baton.runtime.launcher.child_process import WorkerProcess, run_child
 from baton.runtime.messages import (
     AbortRequest,
     BeamOutput,

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.native_api import (
-    FIELDS,
-    UNSUPPORTED,
-    WITHOUT_EFFECT,
-    parse_generate,
-)
+from baton.entrypoints.native_api import FIELDS, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
 from baton.entrypoints.sampling_fields import UNSUPPORTED_SAMPLING, parse_sampling_params
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.engine import Engine
-from baton.entrypoints.lang import EngineBackend, ProgramError, ProgramState, beam, function, gen, select, system, user
+from baton.entrypoints.lang import (
+    EngineBackend,
+    ProgramError,
+    ProgramState,
+    beam,
+    function,
+    gen,
+    select,
+    system,
+    user,
+)
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 HISTORY = "".join(f"<|sid_begin|><s_a_1><s_b_{i}><s_c_{i}><|sid_end|>" for i in range(1, 8))

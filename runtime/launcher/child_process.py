@@ -24,11 +24,11 @@ from typing import TypeVar
 import msgspec
 import setproctitle
 
-from ..scheduler.item_trie import ItemTrieError
-from .channels import Endpoints
-from .config import WorkerConfig
-from .model_files import ModelLoadError
-from .tokenizer import TokenizerError
+from ...scheduler.item_trie import ItemTrieError
+from ..channels import Endpoints
+from ..config import WorkerConfig
+from ..model_files import ModelLoadError
+from ..tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
 

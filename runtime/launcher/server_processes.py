@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from .channels import Endpoints, make_run_dir
+from ..channels import Endpoints, make_run_dir
+from ..config import WorkerConfig
 from .child_process import DUMP_SIGNAL, ChildProcess, DetokenizerProcess, WorkerProcess
-from .config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
