@@ -36,7 +36,6 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.channels import Endpoints, Receiver, Sender
-from baton.runtime.continuation_suffixes import ContinuationSuffixes
 from baton.runtime.event_loop import EventLoop
 from baton.runtime.executor import Executor
 from baton.runtime.forward_batch import attention_batch, build_forward_batch
@@ -45,6 +44,7 @@ from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, To
 from baton.runtime.model_runner import ForwardOutput
 from baton.runtime.sampler import Sampler
 from baton.runtime.step_profile import StepProfiler
+from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.sampling_params import SamplingParams

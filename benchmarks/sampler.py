@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from baton.radix.cache import KVSequence
-from baton.runtime.incremental_decode import IncrementalDecoder
 from baton.runtime.sampler import Sampler
 from baton.runtime.sampling_ops import select_sampling_ops
-from baton.runtime.stop_strings import StopStringMatcher
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.incremental_decode import IncrementalDecoder
+from baton.runtime.text.stop_strings import StopStringMatcher
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.request import Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -28,7 +28,7 @@ from ..runtime.config import WorkerConfig
 from ..runtime.detokenizer import run_detokenizer
 from ..runtime.metrics import ServerMetrics
 from ..runtime.model_files import resolve_model_folder
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams

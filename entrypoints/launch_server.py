@@ -26,7 +26,7 @@ from ..runtime.launcher.child_process import configure_logging
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.model_files import ModelLoadError, resolve_model_folder
-from ..runtime.tokenizer import Tokenizer, TokenizerError
+from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams

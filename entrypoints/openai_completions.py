@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.generation import Prompt
-from ..runtime.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 from ..scheduler.refusal import RequestRefused
 from .continuation_fields import CONTINUATION_FIELDS
 from .native_api import GenerateCall, parse_generate

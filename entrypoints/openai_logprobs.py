@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ..runtime.incremental_decode import IncrementalDecoder, decode_all
-from ..runtime.token_bytes import TokenBytes
+from ..runtime.text.incremental_decode import IncrementalDecoder, decode_all
+from ..runtime.text.token_bytes import TokenBytes
 
 
 class LogprobsBuilder:

@@ -27,8 +27,8 @@ from .messages import (
     ToManager,
     unpack_ids,
 )
-from .output_text import OutputText
-from .tokenizer import Tokenizer
+from .text.output_text import OutputText
+from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from ..scheduler.refusal import RequestRefused
 from ..scheduler.request import ContinuationSpec, LogprobOptions, RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
-from .continuation_suffixes import ContinuationSuffixes
 from .executor import Executor, StepInFlight, StepOutput
 from .item_tries import ItemTries, unpack_trie
 from .messages import (
@@ -38,6 +37,7 @@ from .messages import (
 )
 from .outputs import OutputBuilder
 from .step_profile import StepProfiler
+from .text.continuation_suffixes import ContinuationSuffixes
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from .model_runner import ModelRunner
 from .penalties import PendingTokens
 from .sampler import Sampler
 from .step_profile import StepProfiler
-from .stop_strings import FoundStop, StopStringChecker
-from .token_bytes import TokenBytes
+from .text.stop_strings import FoundStop, StopStringChecker
+from .text.token_bytes import TokenBytes
 
 
 @dataclass(slots=True)

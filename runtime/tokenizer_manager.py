@@ -41,7 +41,7 @@ from .messages import (
     pack_ids,
 )
 from .metrics import ServerMetrics
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from .channels import Endpoints, Receiver, Sender
 from .config import WorkerConfig
-from .continuation_suffixes import ContinuationSuffixes
 from .device_parts import DeviceParts
 from .event_loop import EventLoop
 from .executor import Executor
@@ -38,7 +37,8 @@ from .model_runner import ModelRunner
 from .sampler import Sampler
 from .sampling_ops import select_sampling_ops
 from .step_profile import StepProfiler
-from .tokenizer import Tokenizer
+from .text.continuation_suffixes import ContinuationSuffixes
+from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

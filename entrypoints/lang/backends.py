@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Protocol, runtime_checkable
 
-from ...runtime.chat_template import ChatTemplate, ChatTemplateError
+from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...scheduler.refusal import RequestRefused
 from ..engine import Engine, EngineError
 from .errors import BackendError

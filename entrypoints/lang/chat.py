@@ -13,7 +13,7 @@ the model wrote stays as it wrote it, as everywhere in a continuation.
 
 from __future__ import annotations
 
-from ...runtime.chat_template import ChatTemplate, ChatTemplateError
+from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 
 
 class RoleTexts:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...runtime.chat_template import ChatTemplateError
+from ...runtime.text.chat_template import ChatTemplateError
 from .chain import Chain
 from .chat import RoleTexts
 from .errors import BackendError, ProgramError

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 
 TOY_MODEL = Path(__file__).parents[1] / "toy_model"
 CATALOGUE = TOY_MODEL / "catalogue.json"

@@ -28,7 +28,7 @@ from ...scheduler.item_trie import ItemTrieError
 from ..channels import Endpoints
 from ..config import WorkerConfig
 from ..model_files import ModelLoadError
-from ..tokenizer import TokenizerError
+from ..text.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
 

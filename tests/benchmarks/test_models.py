@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.runtime.hf_config import load_model_config
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.entrypoints.lang import BackendError
-from baton.runtime.chat_template import ChatTemplate
+from baton.runtime.text.chat_template import ChatTemplate
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

@@ -18,7 +18,7 @@ from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.generation import Prompt
 from baton.runtime.messages import ControlReply, TextOutput, TextOutputs, TokenOutput, ToWorker, WorkerReady, pack_ids
 from baton.runtime.metrics import ServerMetrics
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.runtime.tokenizer_manager import TokenizerManager
 from baton.scheduler.request import FinishReason
 

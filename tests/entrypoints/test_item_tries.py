@@ -16,7 +16,7 @@ import pytest
 from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.item_trie import ItemTrieError
 from baton.scheduler.refusal import RequestRefused
 

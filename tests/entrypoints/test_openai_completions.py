@@ -18,7 +18,7 @@ from baton.entrypoints.openai_completions import (
     parse_completion,
 )
 from baton.runtime.generation import ContinuationPrompt, Prompt
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 

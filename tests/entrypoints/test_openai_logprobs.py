@@ -8,8 +8,8 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 
 from baton.entrypoints.openai_logprobs import LogprobsBuilder
-from baton.runtime.token_bytes import TokenBytes
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.token_bytes import TokenBytes
+from baton.runtime.text.tokenizer import Tokenizer
 
 EOS = 256
 

@@ -342,8 +342,8 @@ def test_retraction_changes_nothing(subject: Subject, page_size: int, disable_ra
 
 def test_a_stop_string_of_one_character_is_a_set_of_end_ids(subjects: Callable[[str], Subject]) -> None:
     """Every token that holds it ends the sequence, in transformers by eos_token_id."""
-    from baton.runtime.stop_strings import find_final_stop
-    from baton.runtime.tokenizer import Tokenizer
+    from baton.runtime.text.stop_strings import find_final_stop
+    from baton.runtime.text.tokenizer import Tokenizer
 
     toy, tokenizer, stop = subjects("toy"), Tokenizer.load(TOY), "."
     pieces = {i: tokenizer.token_bytes[i] for i in range(toy.reference.config.vocab_size)}

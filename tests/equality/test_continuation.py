@@ -20,7 +20,7 @@ CASES = ("parent runs", "parent ended", "evicted", "released", "traffic")
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     """Held-out prompts of both languages."""
-    from baton.runtime.tokenizer import Tokenizer
+    from baton.runtime.text.tokenizer import Tokenizer
     from examples.toy_model.make_data import conversations
 
     tokenizer = Tokenizer.load(TOY)

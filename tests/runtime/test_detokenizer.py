@@ -23,7 +23,7 @@ from baton.runtime.messages import (
     WorkerStats,
     pack_ids,
 )
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.request import FinishReason
 
 

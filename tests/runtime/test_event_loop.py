@@ -15,7 +15,6 @@ from kv_echo import KVEchoModel, expected_output
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.runtime.continuation_suffixes import ContinuationSuffixes
 from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
 from baton.runtime.executor import StepOutput
 from baton.runtime.item_tries import ItemTries
@@ -32,6 +31,7 @@ from baton.runtime.messages import (
     unpack_ids,
 )
 from baton.runtime.step_profile import StepProfiler
+from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.sampling_params import SamplingParams

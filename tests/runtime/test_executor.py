@@ -17,7 +17,7 @@ from baton.runtime.executor import Executor
 from baton.runtime.model_runner import ForwardOutput
 from baton.runtime.sampler import Sampler
 from baton.runtime.step_profile import StepProfiler
-from baton.runtime.token_bytes import TokenBytes
+from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch
 from baton.scheduler.beam_search import BeamGroup
 from baton.scheduler.request import LogprobOptions, Request

@@ -30,7 +30,7 @@ from baton.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.request import FinishReason
 from baton.scheduler.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ from baton.runtime.messages import (
     TokenOutput,
     pack_ids,
 )
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.request import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.lang.chat import RoleTexts
-from baton.runtime.chat_template import ChatTemplate, ChatTemplateError
+from baton.runtime.text.chat_template import ChatTemplate, ChatTemplateError
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .messages import Continuation
+from ..messages import Continuation
 from .tokenizer import Tokenizer
 
 

@@ -9,9 +9,9 @@ import trained_tokenizers
 from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, write_folder
 
-from baton.runtime.chat_template import ChatTemplateError
-from baton.runtime.incremental_decode import decode_all
-from baton.runtime.tokenizer import Tokenizer, TokenizerError
+from baton.runtime.text.chat_template import ChatTemplateError
+from baton.runtime.text.incremental_decode import decode_all
+from baton.runtime.text.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = [
     "The quick brown fox",
@@ -142,7 +142,7 @@ class TestBrokenFolders:
 
 
 def test_loading_does_not_import_torch():
-    code = "import sys, baton.runtime.output_text; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, baton.runtime.text.output_text; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,9 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sampling_requests import make_request
 
-from baton.runtime.incremental_decode import IncrementalDecoder
-from baton.runtime.stop_strings import FoundStop, StopStringChecker, StopStringMatcher, find_final_stop, held_back
-from baton.runtime.token_bytes import TokenBytes
+from baton.runtime.text.incremental_decode import IncrementalDecoder
+from baton.runtime.text.stop_strings import (
+    FoundStop,
+    StopStringChecker,
+    StopStringMatcher,
+    find_final_stop,
+    held_back,
+)
+from baton.runtime.text.token_bytes import TokenBytes
 
 BACKEND = trained_tokenizers.byte_level()
 TOKENS = TokenBytes(BACKEND)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.runtime.chat_template import ChatTemplate, ChatTemplateError
+from baton.runtime.text.chat_template import ChatTemplate, ChatTemplateError
 
 MESSAGES = [{"role": "user", "content": "1 < 2 é"}]
 

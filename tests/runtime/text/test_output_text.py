@@ -5,9 +5,9 @@ import trained_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.runtime.output_text import OutputText
-from baton.runtime.stop_strings import StopStringMatcher
-from baton.runtime.tokenizer import Tokenizer
+from baton.runtime.text.output_text import OutputText
+from baton.runtime.text.stop_strings import StopStringMatcher
+from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.request import FinishReason
 
 TOKENIZER = Tokenizer(trained_tokenizers.byte_level(), trained_tokenizers.CONFIG)

@@ -7,8 +7,8 @@ import trained_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.runtime.incremental_decode import IncrementalDecoder, decode_all
-from baton.runtime.token_bytes import TokenBytes, UnsupportedDecoder
+from baton.runtime.text.incremental_decode import IncrementalDecoder, decode_all
+from baton.runtime.text.token_bytes import TokenBytes, UnsupportedDecoder
 
 BYTE_LEVEL = trained_tokenizers.byte_level()
 BYTE_FALLBACK = trained_tokenizers.byte_fallback()

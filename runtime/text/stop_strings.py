@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..scheduler.request import Request
+from ...scheduler.request import Request
 from .incremental_decode import IncrementalDecoder
 from .token_bytes import TokenBytes
 

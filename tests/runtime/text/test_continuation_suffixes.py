@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from baton.runtime.continuation_suffixes import ContinuationSuffixes
 from baton.runtime.messages import Continuation
+from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 
 
 class Letters:
