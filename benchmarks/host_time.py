@@ -36,10 +36,10 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
 from baton.runtime.executor import Executor
 from baton.runtime.forward_batch import attention_batch, build_forward_batch
-from baton.runtime.item_tries import ItemTries
 from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, ToWorker, pack_ids
 from baton.runtime.model_runner import ForwardOutput
 from baton.runtime.sampler import Sampler

@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 
 from baton.entrypoints.item_trie_source import build_item_trie
-from baton.runtime.item_trie_file import read_item_trie
-from baton.runtime.item_tries import ItemTries, pack_trie, unpack_trie
+from baton.runtime.constraints.item_trie_file import read_item_trie
+from baton.runtime.constraints.item_tries import ItemTries, pack_trie, unpack_trie
 from baton.runtime.messages import LoadItemTrie
 from baton.scheduler.item_trie import ItemTrie
 

@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from ..runtime import item_tries, metrics
+from ..runtime import metrics
+from ..runtime.constraints import item_tries
 from ..runtime.generation import Prompt
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..runtime.config import ModelArgs, WorkerConfig
-from ..runtime.item_tries import check_name
+from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.item_trie import ItemTrieError
 

@@ -20,8 +20,8 @@ from ..scheduler.refusal import RequestRefused
 from ..scheduler.request import ContinuationSpec, LogprobOptions, RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
+from .constraints.item_tries import ItemTries, unpack_trie
 from .executor import Executor, StepInFlight, StepOutput
-from .item_tries import ItemTries, unpack_trie
 from .messages import (
     AbortRequest,
     ControlReply,

@@ -21,8 +21,8 @@ from ..scheduler.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.refusal import RequestRefused
 from .call import Call
 from .channels import AsyncReceiver, Endpoints, Sender
+from .constraints.item_tries import check_name, pack_trie
 from .generation import ModelLimits, Prompt, check_continuation, check_prompt
-from .item_tries import check_name, pack_trie
 from .messages import (
     AbortRequest,
     Continuation,

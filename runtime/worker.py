@@ -25,11 +25,11 @@ from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from .channels import Endpoints, Receiver, Sender
 from .config import WorkerConfig
+from .constraints.item_trie_file import load_item_trie
+from .constraints.item_tries import ItemTries
 from .device_parts import DeviceParts
 from .event_loop import EventLoop
 from .executor import Executor
-from .item_trie_file import load_item_trie
-from .item_tries import ItemTries
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder

@@ -15,9 +15,9 @@ from kv_echo import KVEchoModel, expected_output
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
+from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
 from baton.runtime.executor import StepOutput
-from baton.runtime.item_tries import ItemTries
 from baton.runtime.messages import (
     AbortRequest,
     ControlReply,

@@ -11,7 +11,7 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from manager_rig import Backend, check
 
-from baton.runtime.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
+from baton.runtime.constraints.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.item_trie import ItemTrie, ItemTrieError

@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 
-from ..scheduler.item_trie import ItemTrie, ItemTrieError
-from ..scheduler.refusal import RequestRefused
-from .messages import LoadItemTrie
+from ...scheduler.item_trie import ItemTrie, ItemTrieError
+from ...scheduler.refusal import RequestRefused
+from ..messages import LoadItemTrie
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 """But not . and .., which the path of a URL cannot end in."""
