@@ -18,7 +18,7 @@ import torch
 from baton.attention.backend import AttentionBatch, AttentionSpec, SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.runtime.beam_candidates import BeamRanker
+from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.scheduler.batch import BeamStep
 from baton.scheduler.request import Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams

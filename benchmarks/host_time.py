@@ -42,7 +42,7 @@ from baton.runtime.executor import Executor
 from baton.runtime.forward_batch import attention_batch, build_forward_batch
 from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, ToWorker, pack_ids
 from baton.runtime.model_runner import ForwardOutput
-from baton.runtime.sampler import Sampler
+from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.step_profile import StepProfiler
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch

@@ -13,12 +13,12 @@ import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.request import Request
-from .beam_candidates import BeamRanker
 from .device_copy import HostCopy, to_host, upload
-from .logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 from .model_runner import ModelRunner
-from .penalties import PendingTokens
-from .sampler import Sampler
+from .sampling.beam_candidates import BeamRanker
+from .sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
+from .sampling.penalties import PendingTokens
+from .sampling.sampler import Sampler
 from .step_profile import StepProfiler
 from .text.stop_strings import FoundStop, StopStringChecker
 from .text.token_bytes import TokenBytes

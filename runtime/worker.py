@@ -34,8 +34,8 @@ from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .model_files import resolve_model_folder
 from .model_runner import ModelRunner
-from .sampler import Sampler
-from .sampling_ops import select_sampling_ops
+from .sampling.op_table import select_sampling_ops
+from .sampling.sampler import Sampler
 from .step_profile import StepProfiler
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer

@@ -23,12 +23,12 @@ def top_p_renorm_probs(probs: torch.Tensor, top_p: torch.Tensor, is_deterministi
 
 
 def install(patch: pytest.MonkeyPatch, function=top_p_renorm_probs) -> None:
-    """As the module that runtime/sampling_flashinfer.py imports, until the test ends."""
+    """As the module that runtime/sampling/flashinfer_ops.py imports, until the test ends."""
     package, sampling = ModuleType("flashinfer"), ModuleType("flashinfer.sampling")
     sampling.__dict__["top_p_renorm_probs"] = function
     patch.setitem(sys.modules, "flashinfer", package)
     patch.setitem(sys.modules, "flashinfer.sampling", sampling)
-    patch.delitem(sys.modules, "baton.runtime.sampling_flashinfer", raising=False)
+    patch.delitem(sys.modules, "baton.runtime.sampling.flashinfer_ops", raising=False)
     import baton.runtime
 
     patch.delattr(baton.runtime, "sampling_flashinfer", raising=False)

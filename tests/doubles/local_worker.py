@@ -13,7 +13,7 @@ import numpy as np
 from baton.runtime.config import ModelArgs, WorkerConfig
 from baton.runtime.device_parts import DeviceParts
 from baton.runtime.executor import StepInFlight
-from baton.runtime.logprobs import TokenLogprobs
+from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.worker import build_worker
 from baton.scheduler.beam_search import BeamGroup
 from baton.scheduler.config import SchedulerConfig

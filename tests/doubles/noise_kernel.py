@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.runtime.sampling_triton import _hash, _noise
+from baton.runtime.sampling.triton_ops import _hash, _noise
 
 
 @triton.jit

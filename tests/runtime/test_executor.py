@@ -12,10 +12,10 @@ import trained_tokenizers
 from sampling_requests import make_request
 
 from baton.memory_pool.req_to_token import RowUpdates
-from baton.runtime.beam_candidates import BeamRanker
 from baton.runtime.executor import Executor
 from baton.runtime.model_runner import ForwardOutput
-from baton.runtime.sampler import Sampler
+from baton.runtime.sampling.beam_candidates import BeamRanker
+from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.step_profile import StepProfiler
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch

@@ -18,13 +18,13 @@ from sampling_requests import make_request
 from waits import WouldWait, no_waits
 
 from baton.memory_pool.req_to_token import RowUpdates
-from baton.runtime import draws
-from baton.runtime.beam_candidates import BeamRanker
 from baton.runtime.device_copy import to_host, upload
 from baton.runtime.executor import Executor, StepInFlight
 from baton.runtime.model_runner import ForwardOutput
-from baton.runtime.sampler import Sampler
-from baton.runtime.sampling_ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps, select_sampling_ops
+from baton.runtime.sampling import torch_ops as draws
+from baton.runtime.sampling.beam_candidates import BeamRanker
+from baton.runtime.sampling.op_table import TORCH_GPU_OPS, TORCH_OPS, SamplingOps, select_sampling_ops
+from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.step_profile import StepProfiler
 from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch
 from baton.scheduler.request import LogprobOptions
@@ -123,7 +123,7 @@ def operations() -> Iterator[tuple[str, SamplingOps]]:
     yield "torch", TORCH_GPU_OPS
     with pytest.MonkeyPatch.context() as patch:
         fake_top_p.install(patch)
-        from baton.runtime import sampling_flashinfer
+        from baton.runtime.sampling import flashinfer_ops as sampling_flashinfer
 
         nucleus = partial(sampling_flashinfer.draw_nucleus, draw_all=draws.draw_all)
         yield "cut", replace(TORCH_GPU_OPS, draw_nucleus=nucleus)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sampling_requests import make_request
 
-from baton.runtime.penalties import Penalties, PendingTokens
+from baton.runtime.sampling.penalties import Penalties, PendingTokens
 from baton.scheduler.request import Request
 
 VOCAB = 40

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from flashinfer.sampling import top_p_renorm_probs  # pyright: ignore[reportMissingImports]
 
-from .draws import Filters, draw_nucleus_by_sort, weigh
-from .sampling_ops import DrawAllOp
+from .op_table import DrawAllOp
+from .torch_ops import Filters, draw_nucleus_by_sort, weigh
 
 MIN_VOCAB = 2048
 """Below, FlashInfer searches for the cut in another way, which is not exact; and sorting costs nothing."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime import logprobs
 from baton.runtime.device_copy import to_host
-from baton.runtime.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
+from baton.runtime.sampling import logprobs
+from baton.runtime.sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 
 VOCAB = 60
 

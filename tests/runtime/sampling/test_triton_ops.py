@@ -8,10 +8,10 @@ import torch
 from compile_apart import compile_apart
 from draw_cases import random_case
 
-from baton.runtime import draws
-from baton.runtime.draws import Filters
-from baton.runtime.noise import exponential_noise
-from baton.runtime.ranking import top_tokens
+from baton.runtime.sampling import torch_ops as draws
+from baton.runtime.sampling.noise import exponential_noise
+from baton.runtime.sampling.ranking import top_tokens
+from baton.runtime.sampling.torch_ops import Filters
 
 
 def noise_of_kernel(tokens: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +52,7 @@ def test_the_noise_has_the_same_bits_and_nearly_the_same_value(interpreter, seed
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 40), (30, 700), (5, 9000)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, seed):
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(seed, rows, vocab_size)
     ranked = top_tokens(case.logits, 60)
@@ -66,7 +66,7 @@ def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, see
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_the_top_k(interpreter, vocab_size, width, seed):
     """The last two are for the kernel that draws among ranked tokens. bf16 logits: top_k and top_p cut through ties."""
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(seed, 6, vocab_size, most_top_k=width)
     expected = draws.draw_top_k(case.logits, width, case.filters, case.keys)
@@ -76,7 +76,7 @@ def test_the_same_token_wins_among_the_top_k(interpreter, vocab_size, width, see
 @pytest.mark.parametrize("levels", [1, 2, 30])
 def test_a_top_k_of_nothing_but_ties(interpreter, levels):
     """The lowest ids are kept, of zeros of both signs too."""
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(0, 8, 4000, most_top_k=50)
     case.logits.copy_((case.logits * 100).round().remainder(levels) * torch.tensor([1.0, -1.0]).repeat(2000))
@@ -90,7 +90,7 @@ def test_a_top_k_of_nothing_but_ties(interpreter, levels):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_in_the_nucleus(interpreter, vocab_size, seed):
     """With ties where the nucleus ends."""
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(seed, 6, vocab_size)
     case.filters.top_k.fill_(vocab_size)
@@ -101,7 +101,7 @@ def test_the_same_token_wins_in_the_nucleus(interpreter, vocab_size, seed):
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 700), (5, 4096), (5, 9001)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(seed, rows, vocab_size)
     for kept in (None, (case.logits > case.logits.mean()).float()):
@@ -111,7 +111,7 @@ def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
 
 def test_ties_go_to_the_first_of_the_ranking(interpreter):
     """Without noise there would be nothing but ties; so one token of each row is as likely as can be."""
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(0, 4, 300)
     certain = torch.full((4, 300), -torch.inf)
@@ -130,7 +130,7 @@ def test_ties_go_to_the_first_of_the_ranking(interpreter):
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter is numpy
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(1, 3, 5000)
 
@@ -157,7 +157,7 @@ def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
 
 
 def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
-    from baton.runtime import sampling_triton
+    from baton.runtime.sampling import triton_ops as sampling_triton
 
     case = random_case(2, 2, 5000, most_top_k=5000)
     none = torch.empty(0, dtype=torch.int64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.ranking import MIN_CHUNKED, top_tokens
+from baton.runtime.sampling.ranking import MIN_CHUNKED, top_tokens
 
 
 @pytest.mark.parametrize("k", [1, 5, 50, 200])

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from .draws import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_top_k
 from .ranking import survey
+from .torch_ops import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_top_k
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +80,15 @@ Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
 
 
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
-    from . import ranking_triton, sampling_triton
+    from . import triton_ops as sampling_triton
+    from . import triton_ranking as ranking_triton
 
     draws = {name: getattr(sampling_triton, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
     return {**draws, "survey": ranking_triton.survey}
 
 
 def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
-    from . import sampling_flashinfer
+    from . import flashinfer_ops as sampling_flashinfer
 
     return {"draw_nucleus": partial(sampling_flashinfer.draw_nucleus, draw_all=ops.draw_all)}
 

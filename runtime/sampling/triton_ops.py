@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import draws
-from .draws import Filters
+from . import torch_ops as draws
 from .ranking import CHUNK, chunk_maxima, top_tokens
+from .torch_ops import Filters
 
 BLOCK = 4096
 """Tokens that a program of `draw_all` looks at in one go."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.noise import draw_keys, exponential_noise
+from baton.runtime.sampling.noise import draw_keys, exponential_noise
 
 
 def slow_noise(key: np.ndarray, token_ids: np.ndarray) -> np.ndarray:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from draw_cases import DrawCase, random_case
 
-from baton.runtime import draws
-from baton.runtime.ranking import survey, top_tokens
-from baton.runtime.sampling_ops import TORCH_GPU_OPS, SamplingOps, select_sampling_ops
+from baton.runtime.sampling import torch_ops as draws
+from baton.runtime.sampling.op_table import TORCH_GPU_OPS, SamplingOps, select_sampling_ops
+from baton.runtime.sampling.ranking import survey, top_tokens
 
 pytestmark = pytest.mark.gpu
 
@@ -92,14 +92,15 @@ def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
     """Both that a GPU may have, whichever it prefers."""
     if cut == "flashinfer":
         pytest.importorskip("flashinfer")
-        from baton.runtime import sampling_flashinfer, sampling_triton
+        from baton.runtime.sampling import flashinfer_ops as sampling_flashinfer
+        from baton.runtime.sampling import triton_ops as sampling_triton
 
         case = make_case("draw_nucleus", vocab_size, 1, 0)
         found = sampling_flashinfer.draw_nucleus(
             case.logits, case.filters, case.keys, draw_all=sampling_triton.draw_all
         )
     else:
-        from baton.runtime import sampling_triton
+        from baton.runtime.sampling import triton_ops as sampling_triton
 
         case = make_case("draw_nucleus", vocab_size, 1, 0)
         found = sampling_triton.draw_nucleus(case.logits, case.filters, case.keys)
@@ -127,7 +128,7 @@ def test_the_ranking_is_that_of_the_cpu(k, vocab_size):
 def test_the_noise_is_that_of_the_cpu(parity):
     import noise_kernel
 
-    from baton.runtime.noise import exponential_noise
+    from baton.runtime.sampling.noise import exponential_noise
 
     tokens = torch.arange(16_384, dtype=torch.int32, device="cuda")
     keys = torch.tensor([123_456_789, -987_654_321], dtype=torch.int32, device="cuda")

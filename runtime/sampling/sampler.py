@@ -25,14 +25,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..scheduler.request import Request
-from ..scheduler.sampling_params import SamplingParams
-from .device_copy import upload
-from .draws import Filters
+from ...scheduler.request import Request
+from ...scheduler.sampling_params import SamplingParams
+from ..device_copy import upload
 from .noise import draw_keys
+from .op_table import TORCH_OPS, SamplingOps
 from .penalties import Penalties, PendingTokens, uses_penalties
 from .ranking import SLICE_ELEMENTS
-from .sampling_ops import TORCH_OPS, SamplingOps
+from .torch_ops import Filters
 
 MAX_RANKED_TOP_K = 4096
 """A larger top_k is sorted out by a full sort, in a group of its own, so that it does not widen the others' work."""

@@ -10,10 +10,10 @@ import pytest
 import torch
 from sampling_requests import make_request
 
-from baton.runtime.draws import NUCLEUS_WIDTH
-from baton.runtime.noise import draw_keys, exponential_noise
-from baton.runtime.sampler import Sampler
-from baton.runtime.sampling_ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from baton.runtime.sampling.noise import draw_keys, exponential_noise
+from baton.runtime.sampling.op_table import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from baton.runtime.sampling.sampler import Sampler
+from baton.runtime.sampling.torch_ops import NUCLEUS_WIDTH
 from baton.scheduler.request import Request
 
 EOS = (2, 5)
@@ -116,7 +116,7 @@ def test_mixed_batches_equal_the_slow_twin(seed, vocab_size, ops):
 @pytest.mark.parametrize("seed", range(2))
 def test_triton_says_what_the_slow_twin_says(interpreter, seed, vocab_size):
     """All kinds of rows in one batch, some with few allowed tokens; the kernels run in Triton's interpreter."""
-    from baton.runtime import sampling_triton as triton
+    from baton.runtime.sampling import triton_ops as triton
 
     rng = np.random.default_rng(seed)
     ops = SamplingOps(triton.draw_top_k, triton.draw_all, triton.draw_nucleus, TORCH_OPS.survey)

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..scheduler.batch import BeamCandidates, BeamStep
-from .device_copy import to_host, upload
+from ...scheduler.batch import BeamCandidates, BeamStep
+from ..device_copy import to_host, upload
+from .op_table import TORCH_OPS, SamplingOps
 from .ranking import SLICE_ELEMENTS, chunk_maxima, top_tokens
-from .sampling_ops import TORCH_OPS, SamplingOps
 
 CHUNK = 128
 """Tokens per chunk. Near the square root of vocab / (k / rows), where maxima and gathered pairs are as many."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..scheduler.request import Request
-from ..scheduler.sampling_params import SamplingParams
-from .device_copy import upload
+from ...scheduler.request import Request
+from ...scheduler.sampling_params import SamplingParams
+from ..device_copy import upload
 
 
 def uses_penalties(sampling: SamplingParams) -> bool:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from sampling_requests import make_request
 
-from baton.runtime import beam_candidates
-from baton.runtime.beam_candidates import BeamRanker
+from baton.runtime.sampling import beam_candidates
+from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.scheduler.batch import BeamCandidates, BeamStep
 from baton.scheduler.request import LogprobOptions
 

@@ -10,16 +10,16 @@ import torch
 from draw_cases import random_case
 from sampling_requests import make_request
 
-from baton.runtime.beam_candidates import BeamRanker
-from baton.runtime.ranking import survey
-from baton.runtime.sampling_ops import TORCH_OPS
+from baton.runtime.sampling.beam_candidates import BeamRanker
+from baton.runtime.sampling.op_table import TORCH_OPS
+from baton.runtime.sampling.ranking import survey
 from baton.scheduler.batch import BeamStep
 
 
 @pytest.mark.parametrize("chunk", [32, 128])
 @pytest.mark.parametrize("vocab_size", [5, 128, 4096, 4097, 9001])
 def test_maxima_best_and_sums(interpreter, vocab_size, chunk):
-    from baton.runtime import ranking_triton
+    from baton.runtime.sampling import triton_ranking as ranking_triton
 
     logits = random_case(vocab_size, 6, vocab_size).logits
     logits[1, : vocab_size // 2] = -torch.inf
@@ -33,7 +33,7 @@ def test_maxima_best_and_sums(interpreter, vocab_size, chunk):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy
 def test_a_broken_row_is_nan_and_hurts_no_other(interpreter):
-    from baton.runtime import ranking_triton
+    from baton.runtime.sampling import triton_ranking as ranking_triton
 
     logits = random_case(0, 5, 5000).logits
     logits[0], logits[1, 4500], logits[2, 3] = -torch.inf, torch.nan, torch.inf
@@ -46,7 +46,7 @@ def test_a_broken_row_is_nan_and_hurts_no_other(interpreter):
 
 
 def test_beams_ranked_by_either_survey_are_the_same(interpreter):
-    from baton.runtime import ranking_triton
+    from baton.runtime.sampling import triton_ranking as ranking_triton
 
     logits = random_case(1, 8, 5000, ties=False).logits
     step = BeamStep(make_request(beam_width=8), 0, 8, 16, np.linspace(-1, -2, 8, dtype=np.float32))

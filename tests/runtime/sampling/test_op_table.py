@@ -13,9 +13,10 @@ import pytest
 import torch
 from draw_cases import random_case
 
-from baton.runtime import draws, sampling_ops
-from baton.runtime.draws import Filters
-from baton.runtime.sampling_ops import PROVIDERS, TORCH_GPU_OPS, TORCH_OPS, Provider, probe, select_sampling_ops
+from baton.runtime.sampling import op_table as sampling_ops
+from baton.runtime.sampling import torch_ops as draws
+from baton.runtime.sampling.op_table import PROVIDERS, TORCH_GPU_OPS, TORCH_OPS, Provider, probe, select_sampling_ops
+from baton.runtime.sampling.torch_ops import Filters
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ def providing(**functions: Callable[..., Any]) -> Provider:
 
 def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> tuple[sampling_ops.SamplingOps, str]:
     """The operations, and the warnings."""
-    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling_ops"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_table"):
         ops = probe(CPU, 3000, providers)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) <= 1 and len(caplog.records) == 1 + len(warnings)
@@ -37,7 +38,7 @@ def test_a_cpu_imports_nothing_of_a_gpu():
     code = """
 import sys, torch
 from baton.runtime.executor import Executor
-from baton.runtime.sampling_ops import TORCH_OPS, select_sampling_ops
+from baton.runtime.sampling.op_table import TORCH_OPS, select_sampling_ops
 assert select_sampling_ops(torch.device("cpu"), 100) is TORCH_OPS
 print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashinfer", "sgl_kernel")])
 """
@@ -135,7 +136,7 @@ def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monke
 def test_the_nucleus_by_a_cut(monkeypatch, seed, vocab_size):
     """Equal to the sorted one where nothing ties; where tokens tie, what is drawn is as likely as the last kept."""
     fake_top_p.install(monkeypatch)
-    from baton.runtime import sampling_flashinfer
+    from baton.runtime.sampling import flashinfer_ops as sampling_flashinfer
 
     def draw(case) -> torch.Tensor:
         return sampling_flashinfer.draw_nucleus(case.logits, case.filters, case.keys, draw_all=draws.draw_all)
@@ -163,7 +164,7 @@ def test_both_nuclei_of_torch_agree(seed, vocab_size):
 @pytest.mark.parametrize("vocab_size", [128_256, 151_936])
 def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
     """Selection compares each with torch; here nothing may have fallen back."""
-    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling_ops"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_table"):
         select_sampling_ops(torch.device("cuda"), vocab_size)
     expected = "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, survey by triton"
     assert caplog.messages[1:] == [expected]
