@@ -9,9 +9,10 @@ thread; only the model is a double that answers every step with the same logits.
     extend   a batch of continuations with 8 ids each goes on from leased requests: messages, handoff, step, outputs
     beam     the same, but each continuation is a beam search of width 32 for 3 tokens; size counts the searches
 
-Host time is receive + schedule + plan + commit (see runtime/step_profile.py): with a GPU all of it but the beams' can
-hide behind the device. The launch is left out: the sampler on a CPU is not what a GPU's host does. By default one step
-is in flight while the next is formed, as on a GPU; --plain waits for each. Prints a table, writes host_time.json.
+Host time is receive + schedule + plan + commit (see runtime/runner/step_profile.py): with a GPU all of it but the
+beams' can hide behind the device. The launch is left out: the sampler on a CPU is not what a GPU's host does. By
+default one step is in flight while the next is formed, as on a GPU; --plain waits for each. Prints a table, writes
+host_time.json.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from baton.radix.cache import RadixCache
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
-from baton.runtime.executor import Executor
-from baton.runtime.forward_batch import attention_batch, build_forward_batch
 from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, ToWorker, pack_ids
-from baton.runtime.model_runner import ForwardOutput
+from baton.runtime.runner.forward_batch import attention_batch, build_forward_batch
+from baton.runtime.runner.model_runner import ForwardOutput
+from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.step_profile import StepProfiler
+from baton.runtime.step_runner import Executor
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig

@@ -3,7 +3,7 @@
     python benchmarks/item_trie.py [--items 1000000] [--levels 3] [--codes 8192] [--width 32] [--rounds 5]
 
 No model. Random items, every level with its own codes, as semantic ids have them. A step of a search is what
-scheduler/beam_search.py asks of a trie: the children of every live beam once, then for its candidates (two per beam)
+scheduler/beam/search.py asks of a trie: the children of every live beam once, then for its candidates (two per beam)
 one `advance` and `is_leaf`, and one more `advance` for those that go on. The last line is the worst there is: every
 beam at a node that has all codes below it. Times are medians over the rounds. Writes benchmarks/results/item_trie.json.
 One thread.
@@ -25,11 +25,11 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from baton.entrypoints.item_trie_source import build_item_trie
+from baton.entrypoints.fields.item_trie_source import build_item_trie
 from baton.runtime.constraints.item_trie_file import read_item_trie
 from baton.runtime.constraints.item_tries import ItemTries, pack_trie, unpack_trie
 from baton.runtime.messages import LoadItemTrie
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.constraints.item_trie import ItemTrie
 
 RESULTS = Path(__file__).parent / "results" / "item_trie.json"
 CANDIDATES_PER_BEAM = 2

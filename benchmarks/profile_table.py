@@ -1,4 +1,4 @@
-"""Step profiles (runtime/step_profile.py) for people: a table on screen, stacked bars in a picture."""
+"""Step profiles (runtime/runner/step_profile.py) for people: a table on screen, stacked bars in a picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.runtime.step_profile import PHASES
+from baton.runtime.runner.step_profile import PHASES
 
 
 def print_profiles(groups: Mapping[str, dict[str, Any]]) -> None:

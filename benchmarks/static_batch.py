@@ -7,7 +7,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.config import ModelArgs
-from baton.runtime.model_runner import ModelRunner
+from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
 
 

@@ -24,18 +24,18 @@ import numpy as np
 import uvloop
 
 from ..runtime.channels import Endpoints, Sender
+from ..runtime.checkpoint.model_files import resolve_model_folder
 from ..runtime.config import WorkerConfig
 from ..runtime.detokenizer import run_detokenizer
 from ..runtime.metrics import ServerMetrics
-from ..runtime.model_files import resolve_model_folder
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
-from .item_trie_source import build_item_trie
+from .fields.item_trie_source import build_item_trie
+from .fields.reading import read_rid
 from .loop_crossing import run_on
-from .native_api import GenerateCall, parse_generate, stream_events
-from .request_fields import read_rid
+from .native.generate import GenerateCall, parse_generate, stream_events
 from .server_args import ServerArgs, compose
 
 logger = logging.getLogger(__name__)

@@ -21,16 +21,16 @@ import setproctitle
 import uvicorn
 import uvloop
 
-from ..runtime.generation import Prompt
+from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.launcher.child_process import configure_logging
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
-from ..runtime.model_files import ModelLoadError, resolve_model_folder
+from ..runtime.prompt import Prompt
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
-from .http_server import HttpApi, ServerState
+from .http.server import HttpApi, ServerState
 from .server_args import ServerArgs, UsageError, parse_command_line
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ..runtime.config import ModelArgs, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
-from ..scheduler.item_trie import ItemTrieError
+from ..scheduler.constraints.item_trie import ItemTrieError
 
 
 class UsageError(ValueError):

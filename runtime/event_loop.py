@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 
 from ..scheduler.batch import RequestEvent, ScheduleBatch
-from ..scheduler.item_trie import ItemTrieError
+from ..scheduler.constraints.item_trie import ItemTrieError
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.request import ContinuationSpec, LogprobOptions, RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries, unpack_trie
-from .executor import Executor, StepInFlight, StepOutput
 from .messages import (
     AbortRequest,
     ControlReply,
@@ -36,7 +35,8 @@ from .messages import (
     unpack_ids,
 )
 from .outputs import OutputBuilder
-from .step_profile import StepProfiler
+from .runner.step_profile import StepProfiler
+from .step_runner import Executor, StepInFlight, StepOutput
 from .text.continuation_suffixes import ContinuationSuffixes
 
 logger = logging.getLogger(__name__)

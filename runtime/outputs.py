@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 
 from ..scheduler.batch import RequestEvent
-from ..scheduler.beam_search import Hypothesis
+from ..scheduler.beam.search import Hypothesis
 from ..scheduler.request import FinishReason, Inheritance, Request, Retained
-from .executor import StepOutput, TokenLogprobs
 from .messages import (
     BeamOutput,
     ContinuationOutput,
@@ -26,6 +25,7 @@ from .messages import (
     TokenOutputs,
     pack_ids,
 )
+from .step_runner import StepOutput, TokenLogprobs
 
 
 @dataclass(slots=True)

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..scheduler.item_trie import ItemTrie, ItemTrieError
+from ..scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.refusal import RequestRefused
-from .call import Call
+from .answer import Call
 from .channels import AsyncReceiver, Endpoints, Sender
 from .constraints.item_tries import check_name, pack_trie
-from .generation import ModelLimits, Prompt, check_continuation, check_prompt
 from .messages import (
     AbortRequest,
     Continuation,
@@ -41,6 +40,7 @@ from .messages import (
     pack_ids,
 )
 from .metrics import ServerMetrics
+from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
 from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -24,19 +24,19 @@ from ..scheduler.request import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from .channels import Endpoints, Receiver, Sender
+from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
 from .constraints.item_trie_file import load_item_trie
 from .constraints.item_tries import ItemTries
-from .device_parts import DeviceParts
 from .event_loop import EventLoop
-from .executor import Executor
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
-from .model_files import resolve_model_folder
-from .model_runner import ModelRunner
+from .runner.device_backends import DeviceParts
+from .runner.model_runner import ModelRunner
+from .runner.step_profile import StepProfiler
 from .sampling.op_table import select_sampling_ops
 from .sampling.sampler import Sampler
-from .step_profile import StepProfiler
+from .step_runner import Executor
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import KVSequence, RadixCache
 from ..radix.lease import Lease, LeaseTable
 from .batch import KVCopies
-from .beam_memory import BeamRows
-from .beam_search import Hypothesis
+from .beam.memory import BeamRows
+from .beam.search import Hypothesis
 from .request import Request
 
 

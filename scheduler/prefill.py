@@ -10,7 +10,7 @@ import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch, build_batch
 from .kv_memory import KVMemory
-from .policy import SchedulePolicy
+from .policies.policy import SchedulePolicy
 from .request import Request, RequestStatus
 
 MIN_SHARED_TOKENS = 32

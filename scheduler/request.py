@@ -29,9 +29,9 @@ from ..radix.lease import Lease
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from .beam_memory import BeamKV
-    from .beam_search import BeamGroup
-    from .item_trie import ItemTrie
+    from .beam.memory import BeamKV
+    from .beam.search import BeamGroup
+    from .constraints.item_trie import ItemTrie
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,14 +19,14 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, RequestEvent, ScheduleBatch, StepResult, StopMatch
-from .beam_search import ITEM, BeamGroup
+from .beam.search import ITEM, BeamGroup
 from .config import SchedulerConfig
-from .continuation import Continuations, Legacy
+from .continuation.continuations import Continuations, Legacy
+from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
 from .limits import check_beam_limits, check_lengths, check_logprob_start
-from .parent_records import SampleRecord
-from .policy import make_policy
+from .policies.policy import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
 from .request import FinishReason, Request, RequestSpec, RequestStatus, TokenBuffer

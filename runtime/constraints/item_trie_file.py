@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...scheduler.item_trie import ItemTrie, ItemTrieError
+from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 
 
 def read_item_trie(data: bytes) -> ItemTrie:

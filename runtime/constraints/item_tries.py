@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from ...scheduler.item_trie import ItemTrie, ItemTrieError
+from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ...scheduler.refusal import RequestRefused
 from ..messages import LoadItemTrie
 

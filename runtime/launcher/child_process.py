@@ -24,10 +24,10 @@ from typing import TypeVar
 import msgspec
 import setproctitle
 
-from ...scheduler.item_trie import ItemTrieError
+from ...scheduler.constraints.item_trie import ItemTrieError
 from ..channels import Endpoints
+from ..checkpoint.model_files import ModelLoadError
 from ..config import WorkerConfig
-from ..model_files import ModelLoadError
 from ..text.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)

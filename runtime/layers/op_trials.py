@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...memory_pool.kv_pool import KVLayers
-from ..hf_config import ModelConfig, RopeConfig
+from ..model_config import ModelConfig, RopeConfig
 from .ops import TORCH_OPS, Ops
 from .rotary import RotaryEmbedding
 

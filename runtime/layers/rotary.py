@@ -11,7 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..hf_config import RopeConfig
+from ..model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

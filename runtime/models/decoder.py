@@ -13,13 +13,13 @@ import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import MHAKVPool
-from ..forward_batch import StepInputs
-from ..hf_config import ModelConfig
 from ..layers.embedding import Embedding, LMHead
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.rotary import RotaryEmbedding
+from ..layers.step_inputs import StepInputs
+from ..model_config import ModelConfig
 
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .traits import DecoderTraits, full_attention
+from ..model_config import DecoderTraits
+from .traits import full_attention
 
 
 def llama_traits(raw: Mapping[str, Any]) -> DecoderTraits:

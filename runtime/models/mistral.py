@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .traits import DecoderTraits
+from ..model_config import DecoderTraits
 
 
 def mistral_traits(raw: Mapping[str, Any]) -> DecoderTraits:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .traits import DecoderTraits, windows_by_layer_type
+from ..model_config import DecoderTraits
+from .traits import windows_by_layer_type
 
 
 def qwen3_traits(raw: Mapping[str, Any]) -> DecoderTraits:

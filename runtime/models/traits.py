@@ -1,27 +1,11 @@
-"""What distinguishes one decoder architecture from the next. No torch: the HTTP process reads configs too."""
+"""How an architecture's traits are read from its config.json. No torch: the HTTP process reads configs too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderTraits:
-    """Differences between architectures that share `models/decoder.py`.
-
-    qkv_bias, o_bias, mlp_bias: these projections add a bias.
-    qk_norm: RMSNorm over each head of q and k, before the rotary embedding.
-    layer_windows: per layer, tokens a query sees including itself; None sees all.
-    """
-
-    layer_windows: tuple[int | None, ...]
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-
+from ..model_config import DecoderTraits
 
 TraitsReader = Callable[[Mapping[str, Any]], DecoderTraits]
 """Reads the traits from the parsed config.json."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ...scheduler.batch import BeamCandidates, BeamStep
-from ..device_copy import to_host, upload
+from ..runner.device_copy import to_host, upload
 from .op_table import TORCH_OPS, SamplingOps
 from .ranking import SLICE_ELEMENTS, chunk_maxima, top_tokens
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..device_copy import upload
+from ..runner.device_copy import upload
 from .ranking import SLICE_ELEMENTS, top_tokens
 
 PROMPT_SLICE = 256

@@ -20,7 +20,7 @@ import torch
 
 from ...scheduler.request import Request
 from ...scheduler.sampling_params import SamplingParams
-from ..device_copy import upload
+from ..runner.device_copy import upload
 
 
 def uses_penalties(sampling: SamplingParams) -> bool:

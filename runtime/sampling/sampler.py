@@ -27,7 +27,7 @@ import torch
 
 from ...scheduler.request import Request
 from ...scheduler.sampling_params import SamplingParams
-from ..device_copy import upload
+from ..runner.device_copy import upload
 from .noise import draw_keys
 from .op_table import TORCH_OPS, SamplingOps
 from .penalties import Penalties, PendingTokens, uses_penalties

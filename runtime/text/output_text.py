@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...scheduler.beam_search import ITEM
+from ...scheduler.beam.search import ITEM
 from ...scheduler.request import FinishReason
 from .incremental_decode import IncrementalDecoder, decode_all
 from .stop_strings import find_final_stop, held_back

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.hf_config import load_model_config
+from baton.runtime.checkpoint.hf_config import load_model_config
 from baton.runtime.text.tokenizer import Tokenizer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

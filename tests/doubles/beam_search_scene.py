@@ -8,8 +8,8 @@ import pytest
 from kv_echo import VOCAB, expected_beams
 from scheduler_harness import Harness
 
-from baton.scheduler.beam_search import Hypothesis
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.beam.search import Hypothesis
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
 
 EOS = tuple(range(0, VOCAB, 20))

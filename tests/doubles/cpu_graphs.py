@@ -9,13 +9,13 @@ from collections.abc import Callable
 import torch
 from fake_flashinfer import FakeFlashInfer
 
-from baton.attention.flashinfer import FlashInferBackend
+from baton.attention.flashinfer.backend.backend import FlashInferBackend
+from baton.attention.flashinfer.backend.kv_indices import build_kv_indices
 from baton.attention.graph_shape import GraphShape
-from baton.attention.kv_indices import build_kv_indices
-from baton.runtime.cuda_graph import GraphRunner
-from baton.runtime.device_parts import DeviceParts
 from baton.runtime.layers.ops import TORCH_OPS
-from baton.runtime.model_runner import ModelRunner
+from baton.runtime.runner.cuda_graph import GraphRunner
+from baton.runtime.runner.device_backends import DeviceParts
+from baton.runtime.runner.model_runner import ModelRunner
 
 
 class Rerun:

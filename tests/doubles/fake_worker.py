@@ -24,6 +24,7 @@ import numpy as np
 from byte_tokenizer import EOS_ID, VOCAB_SIZE
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
 from baton.runtime.messages import (
     AbortRequest,
@@ -44,7 +45,6 @@ from baton.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
-from baton.runtime.model_files import ModelLoadError
 from baton.scheduler.request import FinishReason
 
 

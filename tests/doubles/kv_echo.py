@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult
-from baton.scheduler.beam_search import BeamGroup, Hypothesis
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.beam.search import BeamGroup, Hypothesis
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
 
 VOCAB = 1000

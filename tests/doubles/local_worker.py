@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from baton.runtime.config import ModelArgs, WorkerConfig
-from baton.runtime.device_parts import DeviceParts
-from baton.runtime.executor import StepInFlight
+from baton.runtime.runner.device_backends import DeviceParts
 from baton.runtime.sampling.logprobs import TokenLogprobs
+from baton.runtime.step_runner import StepInFlight
 from baton.runtime.worker import build_worker
-from baton.scheduler.beam_search import BeamGroup
+from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.request import FinishReason, Inheritance, LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams

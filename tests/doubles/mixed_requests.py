@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from local_worker import Answer
 
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.runtime.model_runner import ForwardOutput, ModelRunner
+from baton.runtime.runner.model_runner import ForwardOutput, ModelRunner
 from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
 
 

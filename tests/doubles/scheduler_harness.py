@@ -16,10 +16,10 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_tree, conservation
 from baton.scheduler.batch import RequestEvent, StepResult
-from baton.scheduler.beam_memory import BeamRows
-from baton.scheduler.beam_search import Hypothesis
+from baton.scheduler.beam.memory import BeamRows
+from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import PolicyName, SchedulerConfig
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.request import ContinuationSpec, FinishReason, Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams

@@ -4,7 +4,7 @@
         executor.launch(batch, previous)
 
 raises WouldWait where a tensor's value is read on the host (`item`, `bool(t)`, `nonzero`, boolean masks as indices, …),
-and where data crosses between host and device other than through `runtime/device_copy.py` (`torch.tensor`,
+and where data crosses between host and device other than through `runtime/runner/device_copy.py` (`torch.tensor`,
 `from_numpy`, `.to(device)`, `.cpu()`, lists as indices, numbers written to indexed places, …).
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import baton.runtime.device_copy
+import baton.runtime.runner.device_copy
 
 
 class WouldWait(AssertionError):
@@ -44,7 +44,7 @@ def _from_device_copy() -> bool:
     frame = sys._getframe()
     while frame.f_back is not None and (frame.f_code.co_filename in own or "/torch/" in frame.f_code.co_filename):
         frame = frame.f_back
-    return frame.f_code.co_filename == baton.runtime.device_copy.__file__
+    return frame.f_code.co_filename == baton.runtime.runner.device_copy.__file__
 
 
 def _parts(index: Any) -> Sequence[Any]:

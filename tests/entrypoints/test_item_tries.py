@@ -17,7 +17,7 @@ from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.item_trie import ItemTrieError
+from baton.scheduler.constraints.item_trie import ItemTrieError
 from baton.scheduler.refusal import RequestRefused
 
 TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"

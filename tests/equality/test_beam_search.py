@@ -18,7 +18,7 @@ import torch
 from local_worker import Answer, LocalWorker
 from tiny_models import save_reference
 
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 

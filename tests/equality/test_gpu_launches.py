@@ -13,7 +13,7 @@ import torch
 from local_worker import LocalWorker
 from mixed_requests import mixed_requests, some_items
 
-from baton.runtime.executor import StepInFlight
+from baton.runtime.step_runner import StepInFlight
 from baton.scheduler.batch import ScheduleBatch
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"

@@ -14,7 +14,8 @@ from cpu_graphs import count_replays, graph_parts
 from local_worker import LocalWorker
 from mixed_requests import assert_same_answers, mixed_requests, some_items
 
-from baton.attention import flashinfer, flashinfer_kernel
+from baton.attention.flashinfer.backend import backend as flashinfer
+from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
 from baton.attention.graph_shape import GraphKind
 from baton.scheduler.request import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams

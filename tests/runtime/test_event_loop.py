@@ -17,7 +17,6 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
-from baton.runtime.executor import StepOutput
 from baton.runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -30,7 +29,8 @@ from baton.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
-from baton.runtime.step_profile import StepProfiler
+from baton.runtime.runner.step_profile import StepProfiler
+from baton.runtime.step_runner import StepOutput
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig

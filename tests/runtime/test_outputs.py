@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.runtime.executor import StepOutput
 from baton.runtime.messages import GenerateRequest, pack_ids, unpack_ids
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
+from baton.runtime.step_runner import StepOutput
 from baton.scheduler.batch import RequestEvent, StepResult
 from baton.scheduler.request import FinishReason, LogprobOptions, Request, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.runtime.executor import StepOutput
 from baton.runtime.messages import GenerateRequest, RetainedOutput, TokenOutput, pack_ids, unpack_ids
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
+from baton.runtime.step_runner import StepOutput
 from baton.scheduler.batch import RequestEvent, StepResult
-from baton.scheduler.beam_search import BeamGroup, Hypothesis
+from baton.scheduler.beam.search import BeamGroup, Hypothesis
 from baton.scheduler.request import FinishReason, Inheritance, LogprobOptions, Request, RequestSpec, Retained
 from baton.scheduler.sampling_params import SamplingParams
 

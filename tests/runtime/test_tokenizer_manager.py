@@ -14,7 +14,6 @@ from manager_rig import Backend, check, prompt
 from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, byte_level, write_folder
 
-from baton.runtime.generation import ContinuationPrompt, ModelLimits, Prompt
 from baton.runtime.messages import (
     AbortRequest,
     Continuation,
@@ -30,6 +29,7 @@ from baton.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
+from baton.runtime.prompt import ContinuationPrompt, ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.request import FinishReason

@@ -15,7 +15,7 @@ import pytest
 from kv_echo import VOCAB, expected_beams, expected_output
 from scheduler_harness import Harness
 
-from baton.scheduler.item_trie import ItemTrie
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from baton.runtime.constraints.item_trie_file import load_item_trie, read_item_trie
-from baton.scheduler.item_trie import ItemTrie, ItemTrieError
+from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 
 
 def npy(items: np.ndarray) -> bytes:

@@ -14,7 +14,7 @@ from manager_rig import Backend, check
 from baton.runtime.constraints.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.item_trie import ItemTrie, ItemTrieError
+from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from baton.scheduler.refusal import RequestRefused
 
 TRIE = ItemTrie.build(np.array([[1, 4], [1, 5], [2, -1]]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.runtime.hf_config import RopeConfig
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.layers.rotary import RotaryEmbedding
+from baton.runtime.model_config import RopeConfig
 
 CPU = torch.device("cpu")
 EPS = 1e-5

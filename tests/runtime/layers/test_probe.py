@@ -133,7 +133,7 @@ def test_a_cpu_gets_torch_and_imports_nothing():
     assert select_ops(CPU, torch.float32, SHAPE) is TORCH_OPS
     code = (
         "import sys, torch\n"
-        "import baton.runtime.model_runner, baton.runtime.worker\n"
+        "import baton.runtime.runner.model_runner, baton.runtime.worker\n"
         "from baton.runtime.layers.probe import OpShape, select_ops\n"
         "select_ops(torch.device('cpu'), torch.float32, OpShape(8, 8, 1, 1, 8, False, 1e-5))\n"
         "assert not {'triton', 'flashinfer', 'sgl_kernel'} & set(sys.modules), sorted(sys.modules)\n"

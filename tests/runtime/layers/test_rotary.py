@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from baton.runtime.hf_config import RopeConfig
 from baton.runtime.layers.rotary import RotaryEmbedding, apply_rotary, inverse_frequencies
+from baton.runtime.model_config import RopeConfig
 
 CPU = torch.device("cpu")
 

@@ -16,10 +16,10 @@ from tiny_models import MODELS, make_reference
 
 from baton.memory_pool.kv_pool import KVLayers
 from baton.runtime.config import ModelArgs
-from baton.runtime.device_parts import TORCH_PARTS
 from baton.runtime.layers.ops import TORCH_OPS, Ops
 from baton.runtime.layers.probe import LIBRARIES
-from baton.runtime.model_runner import ModelRunner
+from baton.runtime.runner.device_backends import TORCH_PARTS
+from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
 
 CPU = torch.device("cpu")

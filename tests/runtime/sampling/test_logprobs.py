@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.device_copy import to_host
+from baton.runtime.runner.device_copy import to_host
 from baton.runtime.sampling import logprobs
 from baton.runtime.sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 

@@ -37,7 +37,7 @@ def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> 
 def test_a_cpu_imports_nothing_of_a_gpu():
     code = """
 import sys, torch
-from baton.runtime.executor import Executor
+from baton.runtime.step_runner import Executor
 from baton.runtime.sampling.op_table import TORCH_OPS, select_sampling_ops
 assert select_sampling_ops(torch.device("cpu"), 100) is TORCH_OPS
 print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashinfer", "sgl_kernel")])

@@ -1,0 +1,224 @@
+"""Paged attention on CUDA devices through FlashInfer (Ye et al. 2025, "FlashInfer: Efficient and Customizable Attention
+Engine for LLM Inference Serving").
+
+    plan   once per step, on the host: `paging` makes the arrays, the library cuts the work, page numbers are gathered
+           on the device from its copy of req_to_token. Nothing waits for the device.
+    run    once per layer: the kernels
+
+What attends depends on the step:
+
+    one query per sequence           decode on tensor cores
+    the same, beams over prefixes    prefixes by a prefill kernel, tails by decode, merged by their log-sum-exp
+    more queries                     prefill: FA2 for short extends, FA3 for long ones where the card has it (Hopper)
+
+In a graph (`open_graph`) the arrays go to fixed buffers, and sizes are those of the shape. Layers of one window share a
+plan. The library is passed in: `flashinfer_library.py` loads the real one, tests a double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ...memory_pool.kv_pool import MHAKVPool
+from .. import paging
+from ..backend import AttentionBatch, AttentionSpec
+from ..graph_shape import GraphKind, GraphShape
+from .kernel import Arena, FlashInferLibrary, Kernel
+
+FA3_QUERIES = 128
+"""Mean queries per sequence from which FA3 is used. Measured on an H200: at 8 FA2 takes 65 µs and FA3 87, at 8192 FA3
+does 535 TFLOP/s and FA2 315; the point between was not looked for."""
+
+SHARED_KEYS = 1 << 16
+"""Keys saved from which prefixes are read apart. Measured on an H200 (32 / 8 heads): one group of 32 beams over 700
+tokens (22 k) gains nothing, 16 of them (350 k) take a third of the time."""
+
+ROWS_PER_GROUP = 8
+"""A graph for shared prefixes has room for one group for so many rows. The more room, the longer a plan takes."""
+
+
+class FlashInferBackend:
+    """GraphBackend over an MHAKVPool of float16 or bfloat16. All layers have the same heads; windows may differ."""
+
+    def __init__(
+        self,
+        kv_pool: MHAKVPool,
+        specs: Sequence[AttentionSpec],
+        library: FlashInferLibrary,
+        build_kv_indices: Callable[..., None],
+        *,
+        max_graph_pages: int = 1 << 23,
+    ) -> None:
+        """specs: the model's layers. build_kv_indices: kv_indices.build_kv_indices, or its kernel. max_graph_pages:
+        page numbers that a step in a graph may need in all."""
+        self._arena = Arena(kv_pool, specs[0], library, build_kv_indices, max_graph_pages)
+        self._windows = list(dict.fromkeys(spec.sliding_window for spec in specs))
+        self._copied = _CopyFence(kv_pool.device)
+        self._eager = {kind: self._parts(kind, None) for kind in GraphKind}
+        self._long = self._parts(GraphKind.EXTEND, None, fa3=True) if library.has_fa3 else self._eager[GraphKind.EXTEND]
+        self._planned = self._eager[GraphKind.DECODE]
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """See AttentionBackend.plan."""
+        kind = self.graph_kind(batch)
+        is_long = kind is GraphKind.EXTEND and batch.extend_lens.mean() >= FA3_QUERIES
+        self._planned = self._long if is_long else self._eager[kind]
+        self._copied.plan_all(self._planned.values(), batch)
+
+    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.run."""
+        return self._planned[spec.sliding_window].run(q, spec.layer_id)
+
+    def graph_kind(self, batch: AttentionBatch) -> GraphKind:
+        """See GraphBackend.graph_kind."""
+        if not (batch.extend_lens == 1).all():
+            return GraphKind.EXTEND
+        groups = paging.useful_groups(batch, None, self._arena.pool.page_size)
+        return GraphKind.SHARED if paging.saved_keys(groups) >= SHARED_KEYS else GraphKind.DECODE
+
+    def fits_graph(self, batch: AttentionBatch, shape: GraphShape) -> bool:
+        """See GraphBackend.fits_graph."""
+        page_size = self._arena.pool.page_size
+        if shape.kind is GraphKind.SHARED:
+            groups = paging.useful_groups(batch, None, page_size)
+            sequences, _ = paging.prefixes(batch, groups, page_size)
+            if len(sequences) + 1 > _max_prefixes(shape):  # one more for the padding
+                return False
+        lengths = batch.prefix_lens.astype(np.int64) + batch.extend_lens
+        pages = int((-(-lengths // page_size)).sum())
+        return pages + shape.tokens <= self._arena.max_graph_pages  # padding reads a page per token at most
+
+    def open_graph(self, shape: GraphShape) -> FlashInferGraph:
+        """See GraphBackend.open_graph."""
+        return FlashInferGraph(self._parts(shape.kind, shape), self._copied)
+
+    def _parts(self, kind: GraphKind, shape: GraphShape | None, *, fa3: bool = False) -> dict[int | None, _Part]:
+        """How the layers of each window attend. shape: of a graph."""
+        return {window: self._part(window, kind, shape, fa3) for window in self._windows}
+
+    def _part(self, window: int | None, kind: GraphKind, shape: GraphShape | None, fa3: bool) -> _Part:
+        def kernel(role: str, window: int | None, causal: bool | None, count: int | None) -> Kernel:
+            return Kernel(self._arena, f"{role} {name}", window, causal=causal, fa3=fa3, count=count)
+
+        name = f"window {window}"
+        count = None if shape is None else shape.sequences
+        if kind is GraphKind.DECODE:
+            return _Flat(window, kernel("flat", window, None, count))
+        if kind is GraphKind.EXTEND:
+            return _Flat(window, kernel("flat", window, True, count))
+        # All queries see the whole prefix, whatever the window: else it would not be read apart.
+        prefix = kernel("prefix", None, False, None if shape is None else _max_prefixes(shape))
+        mask = None if shape is None else torch.zeros(shape.tokens, dtype=torch.uint8, device=self._arena.pool.device)
+        return _Shared(window, prefix, kernel("tail", window, None, count), mask, self._arena)
+
+
+class FlashInferGraph:
+    """GraphAttention of one captured forward."""
+
+    def __init__(self, parts: dict[int | None, _Part], copied: _CopyFence) -> None:
+        self._parts = parts
+        self._copied = copied
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """See AttentionBackend.plan; the batch is padded to the shape."""
+        self._copied.plan_all(self._parts.values(), batch)
+
+    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.run."""
+        return self._parts[spec.sliding_window].run(q, spec.layer_id)
+
+    def freeze(self) -> None:
+        """See GraphAttention.freeze."""
+        for part in self._parts.values():
+            part.freeze()
+
+
+class _CopyFence:
+    """The library cuts the work in pinned memory and copies it from there without waiting. The copies of the last plan
+    must be over before that memory is written again; they nearly always are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+
+    def plan_all(self, parts: Iterable[_Part], batch: AttentionBatch) -> None:
+        if self._done is not None:
+            self._done.synchronize()
+        for part in parts:
+            part.plan(batch)
+        if self._done is not None:
+            self._done.record()
+
+
+class _Part(Protocol):
+    """What the layers of one window do in a step."""
+
+    def plan(self, batch: AttentionBatch) -> None: ...
+
+    def run(self, q: torch.Tensor, layer_id: int) -> torch.Tensor: ...
+
+    def freeze(self) -> None: ...
+
+
+class _Flat:
+    """Every sequence reads all it sees."""
+
+    def __init__(self, window: int | None, kernel: Kernel) -> None:
+        self._window = window
+        self._kernel = kernel
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._kernel.plan(batch, paging.whole(batch, self._window, self._kernel.page_size))
+
+    def run(self, q: torch.Tensor, layer_id: int) -> torch.Tensor:
+        return self._kernel.run(q, layer_id)
+
+    def freeze(self) -> None:
+        self._kernel.freeze()
+
+
+class _Shared:
+    """Groups read their prefix once, then each row its tail."""
+
+    def __init__(
+        self, window: int | None, prefix: Kernel, tail: Kernel, mask: torch.Tensor | None, arena: Arena
+    ) -> None:
+        """mask: fixed uint8 [rows] of a graph."""
+        self._window = window
+        self._prefix = prefix
+        self._tail = tail
+        self._mask = mask
+        self._is_fixed = mask is not None
+        self._arena = arena
+
+    def plan(self, batch: AttentionBatch) -> None:
+        page_size = self._arena.pool.page_size
+        groups = paging.useful_groups(batch, self._window, page_size)
+        sequences, grouped = paging.prefixes(batch, groups, page_size)
+        self._prefix.plan(batch, sequences)
+        self._tail.plan(batch, paging.tails(batch, groups, self._window, page_size))
+        mask = torch.from_numpy(grouped.view(np.uint8))
+        if self._arena.pool.device.type == "cuda":
+            mask = mask.pin_memory()
+        if self._is_fixed and self._mask is not None:
+            self._mask.copy_(mask, non_blocking=True)
+        else:
+            self._mask = mask.to(self._arena.pool.device, non_blocking=True)
+
+    def run(self, q: torch.Tensor, layer_id: int) -> torch.Tensor:
+        out, lse = self._tail.run_with_lse(q, layer_id)
+        prefix, prefix_lse = self._prefix.run_with_lse(q, layer_id)
+        self._arena.library.merge_state_in_place(out, lse, prefix, prefix_lse, mask=self._mask)
+        return out
+
+    def freeze(self) -> None:
+        self._prefix.freeze()
+        self._tail.freeze()
+
+
+def _max_prefixes(shape: GraphShape) -> int:
+    """Sequences of the prefix part: groups, and the rows before, between and behind them."""
+    return 2 + shape.tokens // ROWS_PER_GROUP

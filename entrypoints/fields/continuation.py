@@ -1,0 +1,119 @@
+"""Reads the fields by which a request continues an earlier one, or asks to be kept for one that will continue it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ...runtime.prompt import ContinuationPrompt
+from ...scheduler.refusal import RequestRefused
+from .reading import PerPrompt, one_of, read_rid, typed
+
+CONTINUATION_FIELDS = (
+    "continuation_of", "continuation_suffix", "continuation_ids", "continuation_at", "continuation_index",
+    "keep_parent", "retain_ttl", "retain_n",
+)  # fmt: skip
+
+MAX_RETAIN_TTL = 86_400.0
+"""Seconds; one day. A lease holds memory that others could use."""
+
+
+def continuation_batch_size(fields: dict[str, Any]) -> int | None:
+    """How many prompts the lists among ``continuation_of``, ``_suffix`` and ``_ids`` speak of; None without a list."""
+    lists = {name: fields.get(name) for name in ("continuation_of", "continuation_suffix")}
+    ids = fields.get("continuation_ids")
+    if isinstance(ids, list) and any(isinstance(item, list) for item in ids):
+        lists["continuation_ids"] = ids
+    sizes = {name: len(value) for name, value in lists.items() if isinstance(value, list)}
+    if not sizes:
+        return None
+    name, size = next(iter(sizes.items()))
+    if size == 0:
+        raise RequestRefused(f"{name} is an empty list; give one value per prompt", param=name)
+    for other, count in sizes.items():
+        if count != size:
+            raise RequestRefused(f"{name} lists {size} values and {other} lists {count}; one for each", param=other)
+    return size
+
+
+def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[ContinuationPrompt | None]:
+    """What each prompt of a call continues; None for one that stands by itself. Raises RequestRefused."""
+    parents = per_prompt.read("continuation_of", read_rid, None)
+    suffixes = per_prompt.typed("continuation_suffix", str, None)
+    id_lists = _id_lists(fields, per_prompt)
+    ats = per_prompt.read("continuation_at", lambda value, name: one_of(value, ("finish", "now"), name), "finish")
+    indices = per_prompt.read("continuation_index", _index, 0)
+    keeps = per_prompt.typed("keep_parent", bool, False)
+    continuations: list[ContinuationPrompt | None] = []
+    for parent, suffix, ids, at, index, keep in zip(parents, suffixes, id_lists, ats, indices, keeps, strict=True):
+        if parent is None:
+            asked = {
+                "continuation_suffix": suffix is not None, "continuation_ids": ids is not None,
+                "continuation_at": at != "finish", "continuation_index": index != 0, "keep_parent": keep,
+            }  # fmt: skip
+            if name := next((name for name, is_set in asked.items() if is_set), None):
+                raise RequestRefused(
+                    f"{name} is set without continuation_of; add continuation_of: the rid of the request to continue",
+                    param=name,
+                )
+            continuations.append(None)
+            continue
+        if suffix is not None and ids is not None:
+            raise RequestRefused(
+                "continuation_suffix and continuation_ids are both given; give the suffix as text or as token ids",
+                param="continuation_suffix",
+            )
+        continuations.append(
+            ContinuationPrompt(
+                parent_rid=parent, index=index, at=at, keep_parent=keep, suffix_text=suffix, suffix_ids=ids
+            )
+        )
+    return continuations
+
+
+def read_retain_ttls(per_prompt: PerPrompt) -> list[float | None]:
+    """Seconds for which each output is kept; None takes the server's default. Raises RequestRefused."""
+    return per_prompt.read("retain_ttl", _ttl, None)
+
+
+def read_retain_ns(per_prompt: PerPrompt) -> list[int | None]:
+    """How many outputs of each prompt are kept; None for all. Raises RequestRefused."""
+    return per_prompt.read("retain_n", _count, None)
+
+
+def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] | None]:
+    """One list of ids for all prompts, or a list of such lists, or null for a prompt without."""
+    given = fields.get("continuation_ids")
+    is_nested = isinstance(given, list) and any(isinstance(item, list) for item in given)
+    try:
+        if not is_nested:
+            return [msgspec.convert(given, list[int] | None)] * per_prompt.size
+        nested = msgspec.convert(given, list[list[int] | None])
+    except msgspec.ValidationError:
+        raise RequestRefused(
+            "continuation_ids takes a list of token ids, or a list of such lists for a batch", param="continuation_ids"
+        ) from None
+    return PerPrompt({"continuation_ids": nested}, per_prompt.size, per_prompt.is_batch).read(
+        "continuation_ids", lambda ids, _: ids, None
+    )
+
+
+def _index(value: Any, name: str) -> int:
+    if typed(value, int, name) < 0:
+        raise RequestRefused(f"{name} is {value}; use the number of a sample, from 0 to n - 1", param=name)
+    return value
+
+
+def _count(value: Any, name: str) -> int:
+    if typed(value, int, name) < 1:
+        raise RequestRefused(f"{name} is {value}; use 1 to n, or retain_ttl: 0 to keep none", param=name)
+    return value
+
+
+def _ttl(value: Any, name: str) -> float:
+    seconds = typed(value, float, name)
+    if not math.isfinite(seconds) or not 0 <= seconds <= MAX_RETAIN_TTL:
+        raise RequestRefused(f"{name} is {value}; use 0 to {MAX_RETAIN_TTL:.0f} seconds", param=name)
+    return seconds

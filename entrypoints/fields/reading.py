@@ -1,0 +1,131 @@
+"""Reading the fields of a JSON body: unknown ones, wrong types, one value or one per prompt, names of requests.
+
+What every API shares. All of it raises RequestRefused (400), naming the field and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from ...scheduler.refusal import RequestRefused
+
+T = TypeVar("T")
+
+MAX_RID_CHARS = 512
+
+RESPONSE_ID_PREFIX = "cmpl-"
+"""OpenAI's response ids are rids with this before them; both name the same request."""
+
+
+def refuse_unserved(
+    given: dict[str, Any],
+    served: tuple,
+    unsupported: dict[str, tuple],
+    without_effect: tuple,
+    *,
+    where: str,
+    instead: dict[str, str] | None = None,
+) -> None:
+    """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages;
+    ``instead``: what to use instead of an unsupported field."""
+    for name, value in given.items():
+        if name in served or name in without_effect:
+            continue
+        if name not in unsupported:
+            near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
+            hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
+            raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
+        # 0 == False in Python, not for the caller of an API.
+        if value is not None and not any(value == off and type(value) is type(off) for off in unsupported[name]):
+            off = ", ".join(["null", *(msgspec.json.encode(value).decode() for value in unsupported[name])])
+            use = f"use {where}{instead[name]}" if instead and name in instead else "leave it out"
+            raise RequestRefused(
+                f"{where}{name} is not supported; {use} (accepted: {off})",
+                code="unsupported_field",
+                param=f"{where}{name}",
+            )
+
+
+def typed(value: Any, kind: type[T], name: str) -> T:
+    """The value, which must be of exactly that JSON type; a whole number passes as a float."""
+    if kind is float and type(value) is int:
+        return kind(value)
+    if type(value) is not kind:
+        raise RequestRefused(f"{name} is {shown(value)}; it takes {_A_KIND[kind]}", param=name)
+    return value
+
+
+_A_KIND = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+
+
+def shown(value: Any) -> str:
+    """The value as the caller wrote it, cut to a readable length."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (TypeError, UnicodeEncodeError):
+        text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_of(value: Any, choices: tuple[str, ...], name: str) -> Any:
+    if value not in choices:
+        raise RequestRefused(f"{name} is {shown(value)}; it takes {' or '.join(choices)}", param=name)
+    return value
+
+
+def spread(value: Any, name: str, size: int, is_batch: bool) -> list:
+    """One value per prompt, from one value or a list of them."""
+    if not isinstance(value, list):
+        return [value] * size
+    if not is_batch:
+        raise RequestRefused(f"{name} is a list, but the call has a single prompt; give one value", param=name)
+    if len(value) != size:
+        raise RequestRefused(f"{name} lists {len(value)} values for {size} prompts; give one for each", param=name)
+    return value
+
+
+class PerPrompt:
+    """The fields of a call with ``size`` prompts, spread over them. null, in a list too, is the default."""
+
+    def __init__(self, fields: dict[str, Any], size: int, is_batch: bool) -> None:
+        self._fields = fields
+        self.size = size
+        self.is_batch = is_batch
+
+    def read(self, name: str, check: Callable[[Any, str], T], default: T) -> list[T]:
+        """``check(value, name)`` returns the value as it is used, or refuses it."""
+        if name not in self._fields:
+            return [default] * self.size
+        values = spread(self._fields.get(name), name, self.size, self.is_batch)
+        return [default if value is None else check(value, name) for value in values]
+
+    def typed(self, name: str, kind: type[T], default: T) -> list[T]:
+        return self.read(name, lambda value, name: typed(value, kind, name), default)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def read_rid(given: Any, name: str) -> str:
+    """A request's name. That of an OpenAI response loses its prefix, so that both forms mean the same request."""
+    rid = given.removeprefix(RESPONSE_ID_PREFIX) if isinstance(given, str) else given
+    if not isinstance(rid, str) or not 1 <= len(rid) <= MAX_RID_CHARS:
+        raise RequestRefused(
+            f"{name} is {shown(given)}; it takes a string of 1 to {MAX_RID_CHARS} characters", param=name
+        )
+    return rid
+
+
+def read_rids(given: Any, size: int, is_batch: bool) -> tuple[str, list[str]]:
+    """(name of the call, one rid per prompt). A batch numbers its prompts after the name it was given."""
+    if isinstance(given, list):
+        if not is_batch or len(given) != size:
+            raise RequestRefused(f"rid lists {len(given)} names for {size} prompts; give one for each", param="rid")
+        return uuid4().hex, [read_rid(item, "rid") for item in given]
+    group = uuid4().hex if given is None else read_rid(given, "rid")
+    return group, [f"{group}_{i}" for i in range(size)] if is_batch else [group]

@@ -1,0 +1,100 @@
+"""Reads ``sampling_params`` in SGLang's names."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from ...scheduler.refusal import RequestRefused
+from ...scheduler.sampling_params import SamplingParams
+from .reading import PerPrompt, refuse_unserved, shown, spread
+
+SAMPLING_ALIASES = {"sampling_seed": "seed"}
+
+UNSUPPORTED_SAMPLING: dict[str, tuple] = {
+    "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",), "stop_regex": ("", []),
+    "custom_params": ({},), "stream_interval": (1,), "use_beam_search": (False,),
+}  # fmt: skip
+
+_INSTEAD = {"use_beam_search": "beam_width: how many beams the search has"}
+
+_FIELDS = SamplingParams.__struct_fields__
+_SERVED = (*_FIELDS, *SAMPLING_ALIASES)
+
+
+def read_sampling_params(fields: dict[str, Any], per_prompt: PerPrompt) -> list[SamplingParams]:
+    """One per prompt, from the call's ``sampling_params`` and its ``no_stop_trim``. Raises RequestRefused."""
+    given = fields.get("sampling_params")
+    given = {} if given is None else given
+    trims = per_prompt.typed("no_stop_trim", bool, None)
+    if not isinstance(given, list) and len(set(trims)) == 1:
+        return [parse_sampling_params(given, no_stop_trim=trims[0])] * per_prompt.size
+    each = spread(given, "sampling_params", per_prompt.size, per_prompt.is_batch)
+    wheres = [f"sampling_params[{i}]" if isinstance(given, list) else "sampling_params" for i in range(len(each))]
+    return [
+        parse_sampling_params({} if item is None else item, where=where, no_stop_trim=trim)
+        for item, where, trim in zip(each, wheres, trims, strict=True)
+    ]
+
+
+def parse_sampling_params(
+    given: Any, *, where: str = "sampling_params", no_stop_trim: bool | None = None
+) -> SamplingParams:
+    """A JSON object in SGLang's names -> SamplingParams. Raises RequestRefused.
+
+    no_stop_trim: what the call says of it outside of the object.
+    """
+    if not isinstance(given, dict):
+        raise RequestRefused(f"{where} is {shown(given)}; it takes an object", param=where)
+    refuse_unserved(given, _SERVED, UNSUPPORTED_SAMPLING, (), where=f"{where}.", instead=_INSTEAD)
+    # null means the default, except that max_new_tokens: null asks for "up to the context length".
+    values = {
+        SAMPLING_ALIASES.get(name, name): value
+        for name, value in given.items()
+        if name in _SERVED and (value is not None or name == "max_new_tokens")
+    }
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    if isinstance(bias := values.get("logit_bias"), dict):
+        values["logit_bias"] = _logit_bias(bias, where)
+    if values.get("beam_width") == 0 and type(values["beam_width"]) is int:
+        del values["beam_width"]  # no search
+    if (early := values.get("early_stopping", False)) not in (True, False, "never") or type(early) in (int, float):
+        name = f"{where}.early_stopping"
+        raise RequestRefused(f'{name} is {shown(early)}; it takes true, false or "never"', param=name)
+    if no_stop_trim is not None and values.setdefault("no_stop_trim", no_stop_trim) != no_stop_trim:
+        raise RequestRefused(
+            f"no_stop_trim and {where}.no_stop_trim contradict each other; give it once", param="no_stop_trim"
+        )
+    try:
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        message, param = _readable(str(error))
+        raise RequestRefused(f"{where}.{message}", param=f"{where}.{param}" if param else where) from None
+
+
+def _logit_bias(given: dict, where: str) -> dict[int, Any]:
+    """JSON has string keys only; they are token ids here."""
+    try:
+        return {int(token_id): value for token_id, value in given.items()}
+    except ValueError:
+        raise RequestRefused(f"{where}.logit_bias: its keys must be token ids", param=f"{where}.logit_bias") from None
+
+
+def _readable(message: str) -> tuple[str, str | None]:
+    """msgspec's "Expected `int`, got `str` - at `$.top_k`" -> ("top_k: expected int, got str", "top_k")."""
+    located = re.fullmatch(r"(.*?) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
+    if located is None:
+        name = message.split(" ", 1)[0]
+        return message, name if name in _FIELDS else None
+    what, path = located.groups()
+    name = re.split(r"[.\[]", path)[0]
+    if not name:
+        # Our own message, which starts with the field's name.
+        first = what.split(" ", 1)[0]
+        return what, first if first in _FIELDS else None
+    # null never comes here: it is the default.
+    what = what.replace("`", "").replace(" | null", "")
+    return f"{name}: {what[0].lower() + what[1:]}", name

@@ -1,0 +1,212 @@
+"""What lies between a socket and a route: bodies with a limit, JSON out, server-sent events, the key check, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...runtime.answer import Call
+from ...scheduler.refusal import RequestRefused
+
+T = TypeVar("T")
+
+_DRAIN_S = 2.0
+"""How long the rest of a too large body is read and dropped: a connection closed on unread data is reset, and many
+clients then never see the answer."""
+
+_OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")
+"""Probes and scrapers carry no key."""
+
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 413: "request_too_large"}
+
+
+class JSONAnswer(Response):
+    """JSON by msgspec. Numbers that JSON cannot say become null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
+
+
+def error_body(error: RequestRefused) -> dict[str, Any]:
+    """The one shape of every error, whatever the endpoint."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _ERROR_TYPES.get(error.status, kind),
+            "code": error.code,
+            "param": error.param,
+        }
+    }
+
+
+def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -> JSONAnswer:
+    headers = dict(headers or {})
+    if error.status == 413:
+        headers["Connection"] = "close"
+    if error.status == 503:
+        headers["Retry-After"] = "1"
+    return JSONAnswer(error_body(error), status_code=error.status, headers=headers)
+
+
+async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The request's body, which must be a JSON object. Raises RequestRefused (400, 413, 415)."""
+    content_type = _content_type(request, "application/json")
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        # Not leniency's place: a web page may post text/plain to localhost without the browser asking us first.
+        raise RequestRefused(
+            f"Content-Type is {content_type!r}; send JSON with Content-Type: application/json",
+            status=415,
+            code="unsupported_media_type",
+        )
+    body = await _read_body(request, max_bytes)
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRefused(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(decoded, dict):
+        raise RequestRefused("the body must be a JSON object", code="invalid_json")
+    return decoded
+
+
+async def read_binary(request: Request, max_bytes: int) -> bytes:
+    """The request's body, whatever it is. Raises RequestRefused (413, 415)."""
+    content_type = _content_type(request, "")
+    if content_type != "application/octet-stream":
+        # As above: no header, or one that forms may send, is what a web page can post without being asked.
+        raise RequestRefused(
+            f"Content-Type is {content_type!r}; send the file's bytes with Content-Type: application/octet-stream",
+            status=415,
+            code="unsupported_media_type",
+        )
+    return await _read_body(request, max_bytes)
+
+
+def _content_type(request: Request, default: str) -> str:
+    """Without its parameters, lower-case."""
+    return request.headers.get("content-type", default).split(";")[0].strip().lower()
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    too_large = declared.isdecimal() and int(declared) > max_bytes
+    chunks: list[bytes] = []
+    size = 0
+    if not too_large:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                too_large = True
+                break
+            chunks.append(chunk)
+    if too_large:
+        chunks.clear()
+        if request.headers.get("expect", "").lower() != "100-continue":
+            await _drain(request)
+        shown = f"{declared} bytes" if declared else "larger"
+        raise RequestRefused(
+            f"the body is {shown}; at most {max_bytes} bytes are taken. Split the batch or raise --max-body-mb",
+            status=413,
+            code="body_too_large",
+        )
+    return b"".join(chunks)
+
+
+async def _drain(request: Request) -> None:
+    deadline = time.monotonic() + _DRAIN_S
+    while time.monotonic() < deadline:
+        try:
+            message = await asyncio.wait_for(request.receive(), deadline - time.monotonic())
+        except TimeoutError:
+            return
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``, or None when the client went away first; then ``work`` is cancelled."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A call's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
+
+    The status line waits for the first event, so that a call refused by the worker still gets its proper status; an
+    error after that is an event. A client that reads slowly gets fewer, larger events. One that goes away aborts.
+    """
+
+    def __init__(self, call: Call, events: AsyncIterator[dict], headers: dict[str, str]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
+        # The length is not known; Response has counted its empty body.
+        del self.headers["content-length"]
+        self._call = call
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._call:
+            await until_disconnect(receive, self._send_events(scope, receive, send))
+
+    async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_event(data: bytes) -> None:
+            nonlocal started
+            if not started:
+                started = True
+                start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                await send(start)
+            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+
+        try:
+            async for event in self._events:
+                await send_event(msgspec.json.encode(event))
+        except RequestRefused as error:
+            if not started:
+                await answer_error(error)(scope, receive, send)
+                return
+            await send_event(msgspec.json.encode(error_body(error)))
+        await send_event(b"[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class ApiKeyCheck:
+    """ASGI middleware: 401 without ``Authorization: Bearer KEY``."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                refused = RequestRefused(
+                    "the API key is missing or wrong; send Authorization: Bearer KEY",
+                    status=401,
+                    code="invalid_api_key",
+                )
+                await answer_error(refused, headers={"WWW-Authenticate": "Bearer"})(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

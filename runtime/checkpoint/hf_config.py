@@ -1,0 +1,143 @@
+"""config.json and generation_config.json -> ModelConfig: all that Baton needs to know of a model. No torch.
+
+Both spellings are read: transformers 5 writes `rope_parameters` and `dtype`, older files `rope_theta` + `rope_scaling`
+and `torch_dtype`. What would silently give wrong outputs (unknown rope scaling, quantised weights, ...) is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..model_config import ModelConfig, RopeConfig
+from ..models.registry import ARCHITECTURES
+from .model_files import ModelLoadError
+
+
+def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
+    """Read a model folder. context_length 0 takes the model's. Raises ModelLoadError with what to change."""
+    raw = _read_json(folder / "config.json")
+    generation_file = folder / "generation_config.json"
+    generation = _read_json(generation_file) if generation_file.exists() else None
+    return parse_model_config(raw, generation, context_length=context_length, source=str(folder / "config.json"))
+
+
+def parse_model_config(
+    raw: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    *,
+    context_length: int = 0,
+    source: str = "config.json",
+) -> ModelConfig:
+    """The same from parsed JSON; source names it in errors."""
+
+    def need(key: str) -> Any:
+        if raw.get(key) is None:
+            raise ModelLoadError(f"{source} has no {key!r}; is it the config of a decoder language model?")
+        return raw[key]
+
+    names = raw.get("architectures") or []
+    architecture = next((name for name in names if name in ARCHITECTURES), None)
+    if architecture is None:
+        raise ModelLoadError(
+            f"{source}: architecture {', '.join(names) or 'missing'} is not supported; "
+            f"supported are {', '.join(sorted(ARCHITECTURES))}"
+        )
+    if raw.get("quantization_config"):
+        raise ModelLoadError(f"{source}: quantised weights are not supported; use the bf16, f16 or f32 checkpoint")
+    if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ModelLoadError(f"{source}: hidden_act {activation!r} is not supported; supported is silu")
+    num_heads, hidden_size = need("num_attention_heads"), need("hidden_size")
+    num_kv_heads = raw.get("num_key_value_heads") or num_heads
+    head_dim = raw.get("head_dim") or hidden_size // num_heads
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelLoadError(
+            f"{source}: {num_heads} heads, {num_kv_heads} KV heads, head_dim {head_dim}: "
+            "heads must be a multiple of KV heads and head_dim even"
+        )
+    limit = need("max_position_embeddings")
+    if context_length < 0 or context_length > limit:
+        raise ModelLoadError(
+            f"--context-length {context_length} is outside 1..{limit}: the model was trained on {limit} positions "
+            "(max_position_embeddings); lower it, or pass 0 to take the model's"
+        )
+    need("num_hidden_layers")
+    traits = ARCHITECTURES[architecture](raw)
+    if len(traits.layer_windows) != raw["num_hidden_layers"]:
+        raise ModelLoadError(
+            f"{source}: layer_types has {len(traits.layer_windows)} entries for {raw['num_hidden_layers']} layers"
+        )
+    eos = (generation or {}).get("eos_token_id")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=need("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=need("intermediate_size"),
+        num_layers=raw["num_hidden_layers"],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=need("rms_norm_eps"),
+        rope=_parse_rope(raw, limit, source),
+        traits=traits,
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        dtype=_parse_dtype(raw, source),
+        context_length=context_length or limit,
+        max_position_embeddings=limit,
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=_token_ids(eos if eos is not None else raw.get("eos_token_id")),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path.parent} has no {path.name}; give the folder of a Hugging Face model") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+
+
+def _parse_rope(raw: Mapping[str, Any], max_positions: int, source: str) -> RopeConfig:
+    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        raise ModelLoadError(f"{source}: rope_parameters per layer type are not supported")
+    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1, 1.0):
+        raise ModelLoadError(f"{source}: partial_rotary_factor {partial} is not supported; only 1.0 is")
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    try:
+        if rope_type == "linear":
+            return RopeConfig(theta=theta, rope_type="linear", factor=float(scaling["factor"]))
+        if rope_type == "llama3":
+            return RopeConfig(
+                theta=theta,
+                rope_type="llama3",
+                factor=float(scaling["factor"]),
+                low_freq_factor=float(scaling["low_freq_factor"]),
+                high_freq_factor=float(scaling["high_freq_factor"]),
+                original_max_position_embeddings=int(scaling.get("original_max_position_embeddings") or max_positions),
+            )
+    except KeyError as missing:
+        raise ModelLoadError(f"{source}: rope scaling {rope_type!r} has no {missing}") from None
+    raise ModelLoadError(
+        f"{source}: rope scaling {rope_type!r} is not supported; supported are default, linear and llama3"
+    )
+
+
+def _parse_dtype(raw: Mapping[str, Any], source: str) -> str:
+    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise ModelLoadError(f"{source}: dtype {dtype!r} is not supported; supported are float32, float16, bfloat16")
+    return dtype
+
+
+def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

@@ -1,0 +1,126 @@
+"""Forwards captured once for fixed shapes and replayed: one launch in place of some hundred.
+
+    step ─▶ find a shape ─▶ pad the step to it (forward_batch) ─▶ plan attention, copy the inputs ─▶ replay ─▶ hidden
+
+What is captured is the layers, from token ids to hidden states. Everything around them differs from step to step and
+stays outside: changes of req_to_token, KV copies, planning, and the logits of the rows that want them.
+
+How a forward is captured is a `Recorder`'s business, so that everything else here runs, and is tested, on a CPU too.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from tqdm import tqdm
+
+from ...attention.backend import AttentionBackend, AttentionBatch, GraphAttention, GraphBackend
+from ...attention.graph_shape import GraphKind, GraphShape
+from ..layers.step_inputs import StepInputs
+from .forward_batch import ForwardBatch, padding_only
+from .graph_catalog import GraphShapes
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[StepInputs, AttentionBackend], torch.Tensor]
+"""The layers: hidden states [tokens, hidden_size]."""
+
+
+class Recorder(Protocol):
+    """Captures a computation on tensors that stay where they are."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        """-> (the output, a function that computes it again from what the inputs hold then)."""
+        ...
+
+
+class CudaRecorder:
+    """torch.cuda.CUDAGraph. All graphs share one memory pool: no two run at the same time. And they are captured on one
+    stream, since torch keeps a cuBLAS workspace for every stream it has seen (32 MiB on Hopper)."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        """See Recorder.record."""
+        # What is made at first use (cuBLAS workspaces, compiled kernels) must be there before the capture.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of this process (the in-process Engine) go on while this one captures.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            output = run()
+        return output, graph.replay
+
+
+@dataclass(slots=True)
+class _Graph:
+    attention: GraphAttention
+    inputs: StepInputs
+    hidden: torch.Tensor
+    replay: Callable[[], None]
+
+
+class GraphRunner:
+    """The captured forwards of one model."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        attention: GraphBackend,
+        shapes: GraphShapes,
+        recorder: Recorder,
+        req_to_token: torch.Tensor,
+    ) -> None:
+        """Captures all shapes. req_to_token: the device mirror, its last row all zeros."""
+        self._attention = attention
+        self._shapes = shapes
+        self._graphs: dict[GraphShape, _Graph] = {}
+        progress = tqdm(shapes.largest_first, desc="Capturing CUDA graphs", unit="graph", disable=None)
+        # Garbage that is collected in mid-capture may be another graph.
+        gc.collect()
+        gc.disable()
+        try:
+            for shape in progress:
+                progress.set_postfix_str(str(shape))
+                self._graphs[shape] = self._capture(forward, shape, recorder, req_to_token)
+        finally:
+            gc.enable()
+
+    def find(self, batch: AttentionBatch) -> GraphShape | None:
+        """The shape that this step (not padded) runs in, if any."""
+        kind = self._attention.graph_kind(batch)
+        # A decode is what beams do that read their prefixes each for itself.
+        for possible in (kind, GraphKind.DECODE) if kind is GraphKind.SHARED else (kind,):
+            shape = self._shapes.find(possible, int(batch.extend_lens.sum()), len(batch.host_rows))
+            if shape is not None and self._attention.fits_graph(batch, shape):
+                return shape
+        return None
+
+    def plan(self, shape: GraphShape, batch: ForwardBatch) -> None:
+        """Prepare a replay for ``batch``, which is padded to the shape."""
+        graph = self._graphs[shape]
+        graph.attention.plan(batch.attention)
+        graph.inputs.copy_(batch.inputs)
+
+    def replay(self, shape: GraphShape) -> torch.Tensor:
+        """Hidden states [shape.tokens, hidden_size] of what was planned; the next replay overwrites them."""
+        graph = self._graphs[shape]
+        graph.replay()
+        return graph.hidden
+
+    def _capture(self, forward: Forward, shape: GraphShape, recorder: Recorder, req_to_token: torch.Tensor) -> _Graph:
+        attention = self._attention.open_graph(shape)
+        attention.plan(padding_only(req_to_token, shape))
+        inputs = StepInputs.zeros(shape.tokens, req_to_token.device)
+        hidden, replay = recorder.record(lambda: forward(inputs, attention))
+        attention.freeze()
+        return _Graph(attention, inputs, hidden, replay)

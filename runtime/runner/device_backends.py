@@ -1,0 +1,71 @@
+"""What a device computes with: layer ops, attention, CUDA graphs. Chosen at start and handed to the model runner.
+
+CPU      torch throughout; nothing of CUDA is imported
+CUDA     sglang-kernel and Triton ops, FlashInfer, graphs: each where it is there and passes its probe, else torch,
+         with one warning that says why and what to install
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...attention.backend import AttentionBackend, AttentionSpec
+from ...attention.torch_native import TorchNativeBackend
+from ...memory_pool.kv_pool import MHAKVPool
+from ..checkpoint.model_files import ModelLoadError
+from ..config import ModelArgs
+from ..layers.ops import TORCH_OPS, Ops
+from ..model_config import ModelConfig
+from .cuda_graph import CudaRecorder, Recorder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class DeviceParts:
+    """Implementations that fit one device."""
+
+    ops: Ops
+    attention: Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
+    recorder: Callable[[], Recorder] | None
+    """None: no graphs."""
+
+
+TORCH_PARTS = DeviceParts(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
+"""Run on every device."""
+
+
+def choose_parts(
+    args: ModelArgs,
+    config: ModelConfig,
+    specs: Sequence[AttentionSpec],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DeviceParts:
+    """specs: the model's attention layers. Raises ModelLoadError where what is asked for by name cannot be had."""
+    if device.type != "cuda":
+        if args.attention_backend == "flashinfer":
+            raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use torch_native")
+        return TORCH_PARTS
+    from ..layers.probe import OpShape, select_ops
+
+    ops = select_ops(device, dtype, OpShape.of(config))
+    attention = TORCH_PARTS.attention
+    if args.attention_backend != "torch_native":
+        from ...attention.flashinfer.library import FlashInferUnavailable, load_attention
+
+        try:
+            attention = load_attention(specs, page_size=page_size, dtype=dtype, device=device)
+        except FlashInferUnavailable as error:
+            if args.attention_backend == "flashinfer":
+                raise ModelLoadError(f"--attention-backend flashinfer: {error}") from error
+            logger.warning("attention runs on torch's own kernels, without CUDA graphs: %s", error)
+            return DeviceParts(ops, attention, None)
+    captures = args.attention_backend != "torch_native" and not args.disable_cuda_graph
+    return DeviceParts(ops, attention, CudaRecorder if captures else None)

@@ -1,0 +1,159 @@
+"""A ScheduleBatch on the device.
+
+All integers of a step cross to the device here, in one packed copy: token ids, positions, slots, rows, the row
+changes for the mirror, KV copies, and which hidden states are wanted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...attention.backend import AttentionBatch, SharedPrefix
+from ...attention.graph_shape import GraphKind, GraphShape
+from ...scheduler.batch import ScheduleBatch
+from ..layers.step_inputs import StepInputs
+from .device_copy import upload
+
+COPIED_AT_ONCE = 1 << 22
+"""Entries of rows that are copied at a time."""
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step as the model sees it; ``tokens`` new tokens, in request order."""
+
+    inputs: StepInputs
+    attention: AttentionBatch
+    sample_indices: torch.Tensor
+    """Device int64 [num_sampling_rows]: the last new token of each row that samples."""
+    logprob_indices: torch.Tensor | None
+    """Device int64 [n]: new tokens whose input logprob is wanted; None for none."""
+    copies: tuple[torch.Tensor, torch.Tensor] | None
+    """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
+
+
+def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> AttentionBatch:
+    """What attention has to know of a step. req_to_token: the mirror, its last row all zeros."""
+    return AttentionBatch(
+        req_to_token=req_to_token,
+        host_rows=batch.req_pool_indices,
+        prefix_lens=batch.prefix_lens,
+        extend_lens=batch.extend_lens,
+        pad_row=len(req_to_token) - 1,
+        shared=shared_prefixes(batch),
+    )
+
+
+def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
+    """With sequences over the padding row behind its own, up to the shape. In a decode each of them has one new token;
+    in an extend the last has all that are missing, the others none and one position to read."""
+    missing = shape.sequences - len(batch.host_rows)
+    tokens = shape.tokens - int(batch.extend_lens.sum())
+    if missing == 0:
+        return batch
+    extend_lens = np.ones(missing, dtype=np.int32)
+    if shape.kind is GraphKind.EXTEND:
+        extend_lens[:] = 0
+        extend_lens[-1] = tokens
+    return dataclasses.replace(
+        batch,
+        host_rows=np.append(batch.host_rows, np.full(missing, batch.pad_row, dtype=np.int32)),
+        prefix_lens=np.append(batch.prefix_lens, (extend_lens == 0).astype(np.int32)),
+        extend_lens=np.append(batch.extend_lens, extend_lens),
+    )
+
+
+def padding_only(req_to_token: torch.Tensor, shape: GraphShape) -> AttentionBatch:
+    """A step of nothing but padding. req_to_token: its last row is all zeros."""
+    nothing = np.empty(0, dtype=np.int32)
+    return pad_attention(AttentionBatch(req_to_token, nothing, nothing, nothing, len(req_to_token) - 1), shape)
+
+
+def build_forward_batch(
+    batch: ScheduleBatch,
+    attention: AttentionBatch,
+    previous_ids: torch.Tensor | None = None,
+    shape: GraphShape | None = None,
+) -> ForwardBatch:
+    """Bring the mirror (attention.req_to_token, int32, device) up to date and upload the step.
+
+    attention: what `attention_batch` made of the batch. previous_ids: device int64 [rows of the step before]: what an
+    input id -(i + 1) stands for is previous_ids[i]. shape: of the graph that the step is padded for.
+    """
+    req_to_token, extend_lens, updates = attention.req_to_token, batch.extend_lens, batch.row_updates
+    ends = np.cumsum(extend_lens, dtype=np.int64)
+    tokens = int(ends[-1])
+    # Token j of row i stands at column j - start_i of the row's new tokens.
+    first_positions = batch.prefix_lens - (ends - extend_lens)
+    positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
+    inputs = [batch.input_ids, positions, batch.out_cache_loc]
+    if shape is not None:
+        attention = pad_attention(attention, shape)
+        inputs = [np.append(array, np.zeros(shape.tokens - tokens, dtype=array.dtype)) for array in inputs]
+    input_ids, positions, out_cache_loc, samples, logprobs, update_index, update_values, source, target, *rows = upload(
+        [
+            *inputs,
+            (ends - 1)[batch.samples],
+            logprob_tokens(batch, ends),
+            updates.flat_index(req_to_token.shape[1]),
+            updates.values,
+            batch.copies.source,
+            batch.copies.target,
+            updates.copies.sources,
+            updates.copies.targets,
+            updates.copies.lengths,
+        ],
+        req_to_token.device,
+    )
+    if (batch.input_ids < 0).any():
+        assert previous_ids is not None, "a placeholder stands for a token of the step before, which was not given"
+        input_ids = torch.where(input_ids < 0, previous_ids[(-input_ids - 1).clamp(min=0)], input_ids)
+    if len(update_index):  # overlapping updates carry equal values, so their order does not matter
+        req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
+    if len(updates.copies):
+        sources, targets, lengths = rows
+        copy_rows(req_to_token, sources, targets, lengths, int(updates.copies.lengths.max()))
+    return ForwardBatch(
+        inputs=StepInputs(input_ids, positions, out_cache_loc),
+        attention=attention,
+        sample_indices=samples,
+        logprob_indices=logprobs if len(logprobs) else None,
+        copies=(source, target) if len(source) else None,
+    )
+
+
+def copy_rows(
+    mirror: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, longest: int
+) -> None:
+    """mirror[targets[i], :lengths[i]] = mirror[sources[i], :lengths[i]], all int64 [n] on the device, each target once.
+    longest: the greatest of the lengths, which the host knows and need not wait for."""
+    columns, position = mirror[:, :longest], torch.arange(longest, device=mirror.device)
+    at_once = max(1, COPIED_AT_ONCE // longest)  # bounds what is held beside the mirror
+    for source, target, length in zip(sources.split(at_once), targets.split(at_once), lengths.split(at_once)):
+        copied = position < length[:, None]
+        columns.index_copy_(0, target, torch.where(copied, columns[source], columns[target]))
+
+
+def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:
+    """The beams of each search that compute one token each and share slots."""
+    return [
+        SharedPrefix(step.start, step.stop - step.start, step.shared_len)
+        for step in batch.beams
+        if step.stop - step.start > 1
+        and step.shared_len > 0
+        and (batch.extend_lens[step.start : step.stop] == 1).all()
+        and (batch.prefix_lens[step.start : step.stop] == batch.prefix_lens[step.start]).all()
+    ]
+
+
+def logprob_tokens(batch: ScheduleBatch, ends: np.ndarray) -> np.ndarray:
+    """int64 [n]: new tokens at or behind their row's logprob_start. ends: int64 [bs], cumulative extend_lens."""
+    starts, lens = batch.logprob_starts, batch.extend_lens
+    if not (starts < lens).any():
+        return np.empty(0, dtype=np.int64)
+    column = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
+    return np.flatnonzero(column >= np.repeat(starts, lens))

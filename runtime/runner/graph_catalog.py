@@ -1,0 +1,73 @@
+"""Which sizes of steps are captured as CUDA graphs, and which of them a step runs in. Plain arithmetic.
+
+A step is padded to the next size. Small sizes lie close together, where a step waits for the weights and padding costs
+nothing; large ones further apart, where fewer graphs are worth more than the padding.
+"""
+
+from __future__ import annotations
+
+from ...attention.graph_shape import GraphKind, GraphShape
+
+QUERY_TILE = 64
+"""Query rows (queries × heads per KV head) that a kernel should take at a time in short extends. FlashInfer derives its
+tile from what a shape leaves for the longest sequence, tokens - sequences + 1."""
+
+FREE_SEQUENCES = 129
+"""A short extend gets up to so many, for the sake of its tile, even if fewer can run (with one more for the padding):
+planning them takes the library a quarter of a millisecond."""
+
+MIN_SHARED_ROWS = 64
+"""Fewer beams than two searches of 32 are as fast without reading their prefixes apart."""
+
+
+def decode_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, then steps of 8 up to 64, of 16 up to 128, of 32 up to 256, of 64 beyond; the last is ``largest``."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, largest + 1, 64)]
+    return [*(size for size in sizes if size < largest), largest] if largest else []
+
+
+def extend_sizes(largest: int) -> list[int]:
+    """8, 16, 24, 32, then steps of 16 up to 64, of 32 up to 192, of 64 beyond; the last is ``largest``."""
+    sizes = [8, 16, 24, *range(32, 64, 16), *range(64, 192, 32), *range(192, largest + 1, 64)]
+    return [*(size for size in sizes if size < largest), largest] if largest else []
+
+
+class GraphShapes:
+    """All shapes of one model."""
+
+    def __init__(self, *, max_sequences: int, max_tokens: int, group: int) -> None:
+        """max_sequences: rows of the largest decode step that runs as a graph, 0 for none. max_tokens: new tokens of
+        the largest extend, 0 for none. group: query heads per KV head."""
+        decode = [GraphShape(GraphKind.DECODE, size, size) for size in decode_sizes(max_sequences)]
+        shared = [
+            GraphShape(GraphKind.SHARED, shape.tokens, shape.sequences)
+            for shape in decode
+            if shape.tokens >= MIN_SHARED_ROWS and (shape.tokens % 64 == 0 or shape is decode[-1])
+        ]
+        longest = max(1, QUERY_TILE // group)
+        extend = [
+            GraphShape(GraphKind.EXTEND, size, min(max(2, size + 1 - longest), max(max_sequences + 1, FREE_SEQUENCES)))
+            for size in extend_sizes(max_tokens if max_sequences else 0)
+        ]
+        self._of_kind = {GraphKind.DECODE: decode, GraphKind.EXTEND: extend, GraphKind.SHARED: shared}
+
+    @property
+    def largest_first(self) -> list[GraphShape]:
+        """The order to capture in: memory that all graphs share is then at once as large as it will ever be. Of one
+        size extends come first, since theirs have the larger tiles."""
+        shapes = [shape for kind in self._of_kind.values() for shape in kind]
+        return sorted(shapes, key=lambda shape: (shape.tokens, shape.kind is GraphKind.EXTEND), reverse=True)
+
+    @property
+    def largest_of_each_kind(self) -> list[GraphShape]:
+        """In the same order."""
+        largest = {kind: shapes[-1] for kind, shapes in self._of_kind.items() if shapes}
+        return [shape for shape in self.largest_first if shape is largest[shape.kind]]
+
+    def find(self, kind: GraphKind, tokens: int, sequences: int) -> GraphShape | None:
+        """The smallest shape that holds such a step; None where none does."""
+        for shape in self._of_kind[kind]:
+            padding = 1 if kind is GraphKind.EXTEND and tokens < shape.tokens else 0
+            if tokens <= shape.tokens and sequences + padding <= shape.sequences:
+                return shape
+        return None

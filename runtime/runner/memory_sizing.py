@@ -1,0 +1,240 @@
+"""How memory is shared out between weights, activations, CUDA graphs and KV pool, and what to change if it is short.
+
+CPU: mem_fraction_static × available host memory (cgroup limit respected) − weights, at most CPU_POOL_LIMIT: a host has
+other work. GPU: that share of the free memory − weights, or what a profile run leaves of all of it, whichever is less:
+
+    |-------------------------------- free before loading --------------------------------|
+    |-- weights --|----------------- KV pool ----------------|-- activations --|- graphs -| MARGIN
+    |------------- at most mem_fraction_static --------------|
+
+The model runner calls, in this order (nothing but `plan_memory` on a CPU):
+
+    settings = MemorySettings(mem_fraction_static=…, max_total_tokens=…, context_length=…, page_size=…, …)
+    available = available_memory(device)                       # before the weights
+    activations = profiled_bytes(device, run)                  # run(): a prefill of chunked_prefill_size tokens, then
+                                                               # sampling of max_running_requests rows
+    graphs = estimate_graph_bytes(num_graphs=…, max_tokens=…, activation_bytes=activations, profiled_tokens=…)
+    plan = plan_memory(settings, available=available, weight_bytes=…, bytes_per_token=…, is_cpu=…,
+                       activation_bytes=activations, graph_bytes=graphs)
+    plan.kv_tokens                                             # for the KV pool; plan.describe() for the log
+
+and wherever a device may run out of memory (``phase``: load, profile, pool, capture or step):
+
+    except torch.OutOfMemoryError as error:
+        raise explain_out_of_memory(error, phase, settings) from error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..checkpoint.model_files import ModelLoadError
+
+CPU_POOL_LIMIT = 4 * 2**30
+"""Bytes. A larger pool on a CPU must be asked for with --max-total-tokens."""
+
+MARGIN = 256 * 2**20
+"""Bytes of a GPU that no one plans with: what the driver takes as it goes, and the gaps between allocations."""
+
+GRAPH_OVERHEAD = 8 * 2**20
+"""Bytes of a GPU that the driver takes for a captured step of some hundred kernels. A guess on the safe side."""
+
+Phase = Literal["load", "profile", "pool", "capture", "step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """The flags that decide about memory, so that errors can name them with their values."""
+
+    mem_fraction_static: float
+    context_length: int
+    max_total_tokens: int = 0
+    """0: sized from memory."""
+    page_size: int = 1
+    chunked_prefill_size: int = 0
+    max_running_requests: int = 0
+    cuda_graph_max_bs: int = 0
+    """0: no graphs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Who gets what; bytes, but for kv_tokens (usable tokens: the padding page comes on top)."""
+
+    weights: int
+    activations: int
+    graphs: int
+    kv_tokens: int
+    kv_bytes: int
+    """The padding page included."""
+    free_left: int
+    """Of what was available before loading."""
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return (
+            f"memory: weights {_gib(self.weights)}, activations {_gib(self.activations)}, CUDA graphs "
+            f"{_gib(self.graphs)}, KV {self.kv_tokens} tokens in {_gib(self.kv_bytes)}, {_gib(self.free_left)} left"
+        )
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that could be allocated on the device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_host_available(), _cgroup_available())
+
+
+def profiled_bytes(device: torch.device, run: Callable[[], object]) -> int:
+    """What ``run`` takes of a GPU beyond what is taken before it: its peak, workspaces it leaves behind and modules the
+    driver loads. 0 on a CPU, where nothing is run."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    free, allocated = available_memory(device), torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - allocated
+    kept = torch.cuda.memory_allocated(device) - allocated
+    torch.cuda.empty_cache()
+    taken = free - available_memory(device)
+    return peak + max(0, taken - kept)  # what torch did not allocate stays, beside any peak
+
+
+def estimate_graph_bytes(*, num_graphs: int, max_tokens: int, activation_bytes: int, profiled_tokens: int) -> int:
+    """All graphs share one memory pool, as large as the largest of them needs (max_tokens new tokens); activations grow
+    with the tokens. activation_bytes: of a step of profiled_tokens."""
+    if num_graphs == 0:
+        return 0
+    return num_graphs * GRAPH_OVERHEAD + -(-activation_bytes * max_tokens // profiled_tokens)
+
+
+def plan_memory(
+    settings: MemorySettings,
+    *,
+    available: int,
+    weight_bytes: int,
+    bytes_per_token: int,
+    is_cpu: bool,
+    activation_bytes: int = 0,
+    graph_bytes: int = 0,
+) -> MemoryPlan:
+    """The KV pool gets a multiple of page_size tokens. available: bytes before the weights were loaded.
+
+    Raises ModelLoadError where one request of context_length does not fit, or the requested pool exceeds what is there.
+    """
+    page = settings.page_size
+    share = int(available * settings.mem_fraction_static) - weight_bytes
+    there = available - weight_bytes - activation_bytes - graph_bytes - (0 if is_cpu else MARGIN)
+    others = f"weights take {_gib(weight_bytes)}"
+    if activation_bytes or graph_bytes:
+        others += f", activations {_gib(activation_bytes)}, CUDA graphs {_gib(graph_bytes)}"
+    if settings.max_total_tokens:
+        tokens = _requested_tokens(settings, there, bytes_per_token, f"{_gib(available)} was free, {others}")
+    else:
+        budget = min(share, there, CPU_POOL_LIMIT) if is_cpu else min(share, there)
+        # One page stays out: the padding page.
+        tokens = (max(budget, 0) // bytes_per_token // page - 1) * page
+        if tokens < settings.context_length:
+            raise ModelLoadError(
+                f"the KV pool would hold {max(tokens, 0)} tokens, fewer than one request of the context length "
+                f"({settings.context_length} tokens × {bytes_per_token} bytes = "
+                f"{_gib(settings.context_length * bytes_per_token)}); {_gib(available)} was free, {others}. "
+                + (_ask_for_more(settings) if share <= there else _reserve_less(settings))
+            )
+    kv_bytes = (tokens + page) * bytes_per_token
+    return MemoryPlan(
+        weights=weight_bytes,
+        activations=activation_bytes,
+        graphs=graph_bytes,
+        kv_tokens=tokens,
+        kv_bytes=kv_bytes,
+        free_left=available - weight_bytes - activation_bytes - graph_bytes - kv_bytes,
+    )
+
+
+def explain_out_of_memory(error: torch.OutOfMemoryError, phase: Phase, settings: MemorySettings) -> Exception:
+    """What to raise instead of torch's error: one that names the flag to change.
+
+    A step's is a torch.OutOfMemoryError again, so that only its requests fail; all others are ModelLoadErrors.
+    """
+    ways = {
+        "load": ["stop what else uses the GPU", "take a smaller model or --dtype"],
+        "profile": [_lower("--chunked-prefill-size", settings.chunked_prefill_size)],
+        "pool": [],
+        "capture": [_lower("--cuda-graph-max-bs", settings.cuda_graph_max_bs), "set --disable-cuda-graph"],
+        "step": [_lower("--chunked-prefill-size", settings.chunked_prefill_size)],
+    }[phase]
+    if phase != "load" and settings.max_total_tokens:
+        ways.append(_lower("--max-total-tokens", settings.max_total_tokens))
+    elif phase in ("pool", "capture", "step"):
+        ways.append(_lower("--mem-fraction-static", settings.mem_fraction_static))
+    if phase in ("profile", "step"):
+        ways.append(_lower("--max-running-requests", settings.max_running_requests))
+    what = {
+        "load": "loading the weights",
+        "profile": "the profile run, a prefill of --chunked-prefill-size tokens",
+        "pool": "allocating the KV pool",
+        "capture": "capturing CUDA graphs",
+        "step": "a forward step",
+    }[phase]
+    message = f"out of GPU memory in {what}: {', or '.join(ways)}. {str(error).strip()}"
+    return torch.OutOfMemoryError(message) if phase == "step" else ModelLoadError(message)
+
+
+def _requested_tokens(settings: MemorySettings, there: int, bytes_per_token: int, taken: str) -> int:
+    requested, page = settings.max_total_tokens, settings.page_size
+    tokens = requested // page * page
+    if tokens < page:
+        raise ModelLoadError(f"--max-total-tokens {requested} is less than one page (--page-size {page})")
+    if tokens * bytes_per_token > there:
+        raise ModelLoadError(
+            f"--max-total-tokens {requested} needs {_gib(tokens * bytes_per_token)}, but {taken}; lower it to at most "
+            f"{max(there, 0) // bytes_per_token}"
+        )
+    return tokens
+
+
+def _ask_for_more(settings: MemorySettings) -> str:
+    fraction = settings.mem_fraction_static
+    return f"Lower --context-length, raise --mem-fraction-static ({fraction}), or set --max-total-tokens"
+
+
+def _reserve_less(settings: MemorySettings) -> str:
+    """A larger share would not help: the rest of the memory is spoken for."""
+    ways = ["--context-length", f"--chunked-prefill-size ({settings.chunked_prefill_size})"]
+    if settings.cuda_graph_max_bs:
+        ways.append(f"--cuda-graph-max-bs ({settings.cuda_graph_max_bs})")
+    return f"Lower {' or '.join(ways)}"
+
+
+def _lower(name: str, value: float) -> str:
+    return f"lower {name} ({value})" if value else f"lower {name}"
+
+
+def _host_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ModelLoadError("/proc/meminfo does not say MemAvailable; set --max-total-tokens")
+
+
+def _cgroup_available() -> int:
+    """What the container may still take (cgroup v2), without a limit more than any host has."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return 2**62
+    return 2**62 if limit == "max" else max(int(limit) - used, 0)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

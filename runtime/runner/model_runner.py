@@ -1,0 +1,287 @@
+"""A model on a device: loads it, owns the KV pool and the device mirror of req_to_token, computes steps.
+
+    ScheduleBatch ─▶ find a graph ─▶ build_forward_batch ─▶ KV copies ─▶ attention.plan ─▶ decoder ─▶ ForwardOutput
+                                     (row changes, upload)               └── or the graph's replay ──┘
+
+Knows nothing of requests, sampling or text.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from ...attention.backend import AttentionBackend, GraphBackend
+from ...attention.torch_native import TorchNativeBackend
+from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token
+from ...scheduler.batch import ScheduleBatch
+from ..checkpoint.hf_config import load_model_config
+from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
+from ..checkpoint.weights import fill_dummy, load_weights
+from ..config import ModelArgs
+from ..layers.step_inputs import StepInputs
+from ..model_config import ModelConfig
+from ..models.decoder import Decoder, attention_specs
+from .cuda_graph import GraphRunner, Recorder
+from .device_backends import DeviceParts, choose_parts
+from .forward_batch import attention_batch, build_forward_batch
+from .graph_catalog import GraphShapes
+from .memory_profile import run_largest_step
+from .memory_sizing import (
+    MemoryPlan,
+    MemorySettings,
+    available_memory,
+    estimate_graph_bytes,
+    explain_out_of_memory,
+    plan_memory,
+    profiled_bytes,
+)
+from .step_profile import StepProfiler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """What a step computed."""
+
+    logits: torch.Tensor
+    """float32 [num_sampling_rows, vocab_size]: the batch rows where batch.samples, in order."""
+    logprob_hidden: torch.Tensor | None
+    """[n, hidden_size]: hidden states of the new tokens at or behind their row's logprob_start, concatenated in row
+    order; `ModelRunner.compute_logits` turns them into logits. None where no row asks."""
+
+
+class ModelRunner:
+    """Runs forward steps of one model on one device. Not thread-safe: one step at a time."""
+
+    def __init__(
+        self,
+        args: ModelArgs,
+        *,
+        context_length: int,
+        num_rows: int,
+        page_size: int,
+        max_total_tokens: int,
+        max_running_requests: int = 0,
+        chunked_prefill_size: int = 2048,
+        parts: DeviceParts | None = None,
+    ) -> None:
+        """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
+        from memory. max_running_requests, chunked_prefill_size: sequences and new tokens of the largest step; 0: as
+        many as there are rows. parts: None chooses what fits the device.
+
+        Raises ModelLoadError (a ValueError) with what to change."""
+        self.device = _device(args.device)
+        self.profiler = StepProfiler(self.device)
+        folder = resolve_model_folder(args.model_path)
+        self.config: ModelConfig = load_model_config(folder, context_length=context_length)
+        self.dtype = _dtype(args.dtype, self.config, self.device)
+        max_running = max_running_requests or num_rows
+        self._settings = MemorySettings(
+            mem_fraction_static=args.mem_fraction_static,
+            context_length=self.config.context_length,
+            max_total_tokens=max_total_tokens,
+            page_size=page_size,
+            chunked_prefill_size=chunked_prefill_size,
+            max_running_requests=max_running,
+            cuda_graph_max_bs=args.cuda_graph_max_bs,
+        )
+        available = available_memory(self.device)
+        with torch.inference_mode():
+            specs = attention_specs(self.config)
+            parts = parts or choose_parts(
+                args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
+            )
+            self._model = self._load(args, folder, parts)
+            shapes = GraphShapes(
+                max_sequences=min(args.cuda_graph_max_bs, max_running),
+                # A sequence of padding is as long as what it pads.
+                max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
+                group=self.config.num_heads // self.config.num_kv_heads,
+            )
+            # The last row is padding: it names slot 0 throughout.
+            self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
+            plan = self._plan_memory(parts, shapes if parts.recorder is not None else None, available)
+            self.max_total_tokens = plan.kv_tokens
+            try:
+                self.kv_pool = self._make_pool(parts, plan.kv_tokens)
+            except torch.OutOfMemoryError as error:
+                raise explain_out_of_memory(error, "pool", self._settings) from error
+            self.attention: AttentionBackend = parts.attention(self.kv_pool, specs)
+            self._graphs = self._capture(parts.recorder(), shapes) if parts.recorder is not None else None
+        logger.info(
+            "%s on %s, %s, attention %s; %s",
+            self.config.architecture,
+            self.device,
+            str(self.dtype).removeprefix("torch."),
+            self.attention_name,
+            plan.describe(),
+        )
+
+    @property
+    def req_to_token(self) -> torch.Tensor:
+        """The device mirror, int32 [num_rows, context_length]."""
+        return self._mirror[:-1]
+
+    @property
+    def attention_name(self) -> str:
+        """As --attention-backend has it."""
+        return "torch_native" if isinstance(self.attention, TorchNativeBackend) else "flashinfer"
+
+    @property
+    def has_graphs(self) -> bool:
+        """Does any step run as a CUDA graph?"""
+        return self._graphs is not None
+
+    @torch.inference_mode()
+    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+        """Compute one step: the K and V of the new tokens go to the pool, logits come back.
+
+        previous_ids: device int64 [rows of the step before], what that sampled, for input ids that stand for it.
+        Raises torch.OutOfMemoryError with the flag to change.
+        """
+        try:
+            return self._forward(batch, previous_ids)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "step", self._settings) from error
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, hidden_size] of a ForwardOutput -> float32 [n, vocab_size]."""
+        return self._model.compute_logits(hidden)
+
+    def _forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None) -> ForwardOutput:
+        attention = attention_batch(batch, self._mirror)
+        shape = self._graphs.find(attention) if self._graphs is not None else None
+        step = build_forward_batch(batch, attention, previous_ids, shape)
+        if step.copies is not None:
+            disjoint = are_disjoint(batch.copies.source, batch.copies.target)
+            self.kv_pool.copy(*step.copies, disjoint=disjoint)
+        if self._graphs is not None and shape is not None:
+            self._graphs.plan(shape, step)
+            self.profiler.lap("plan")
+            hidden = self._graphs.replay(shape)
+        else:
+            self.attention.plan(step.attention)
+            self.profiler.lap("plan")
+            hidden = self._layers(step.inputs, self.attention)
+        wanted = step.logprob_indices
+        return ForwardOutput(
+            logits=self._model.compute_logits(hidden.index_select(0, step.sample_indices)),
+            logprob_hidden=None if wanted is None else hidden.index_select(0, wanted),
+        )
+
+    def _layers(self, inputs: StepInputs, attention: AttentionBackend) -> torch.Tensor:
+        return self._model(inputs, self.kv_pool, attention)
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def _load(self, args: ModelArgs, folder: Path, parts: DeviceParts) -> Decoder:
+        try:
+            model = Decoder(self.config, parts.ops, dtype=self.dtype, device=self.device)
+            if args.load_format == "dummy":
+                fill_dummy(model.checkpoint_views())
+            else:
+                load_weights(model.checkpoint_views(), folder)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "load", self._settings) from error
+        return model
+
+    def _plan_memory(self, parts: DeviceParts, shapes: GraphShapes | None, available: int) -> MemoryPlan:
+        """shapes: of the graphs that will be captured."""
+        settings = self._settings
+        graphs = shapes.largest_first if shapes is not None else []
+        tokens = min(settings.chunked_prefill_size, self.config.context_length)
+        pool_tokens = -(-tokens // settings.page_size) * settings.page_size
+        per_token = kv_bytes_per_token(**self._kv_shape)
+
+        def largest_step() -> None:
+            pool = self._make_pool(parts, pool_tokens)
+            largest = shapes.largest_of_each_kind if shapes is not None else []
+            rows = settings.max_running_requests
+            run_largest_step(self._model, parts, pool, tokens=tokens, rows=rows, shapes=largest)
+
+        try:
+            taken = profiled_bytes(self.device, largest_step)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "profile", settings) from error
+        activations = max(0, taken - (pool_tokens + settings.page_size) * per_token)
+        if self.device.type == "cuda":
+            activations += self._mirror.nbytes
+        views = self._model.checkpoint_views().values()
+        return plan_memory(
+            settings,
+            available=available,
+            weight_bytes=sum(view.numel() * view.itemsize for view in views),
+            bytes_per_token=per_token,
+            is_cpu=self.device.type == "cpu",
+            activation_bytes=activations,
+            graph_bytes=estimate_graph_bytes(
+                num_graphs=len(graphs),
+                max_tokens=graphs[0].tokens if graphs else 0,
+                activation_bytes=activations,
+                profiled_tokens=tokens,
+            ),
+        )
+
+    @property
+    def _kv_shape(self) -> KVShape:
+        return {
+            "num_layers": self.config.num_layers,
+            "num_kv_heads": self.config.num_kv_heads,
+            "head_dim": self.config.head_dim,
+            "dtype": self.dtype,
+        }
+
+    def _make_pool(self, parts: DeviceParts, tokens: int) -> MHAKVPool:
+        return MHAKVPool(
+            num_tokens=tokens,
+            page_size=self._settings.page_size,
+            device=self.device,
+            copy_disjoint=parts.ops.copy_kv,
+            **self._kv_shape,
+        )
+
+    def _capture(self, recorder: Recorder, shapes: GraphShapes) -> GraphRunner | None:
+        if not isinstance(self.attention, GraphBackend) or not shapes.largest_first:
+            return None
+        before = available_memory(self.device)
+        try:
+            graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
+        except torch.OutOfMemoryError as error:
+            raise explain_out_of_memory(error, "capture", self._settings) from error
+        except Exception as error:  # what works kernel by kernel need not work in a graph on every card
+            logger.warning("no CUDA graphs, every kernel is launched by itself: %s", error, exc_info=error)
+            return None
+        taken = (before - available_memory(self.device)) / 2**30
+        logger.info("captured %d CUDA graphs in %.2f GiB", len(shapes.largest_first), taken)
+        return graphs
+
+
+class KVShape(TypedDict):
+    """What a KV pool has to know of a model."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError("--device cuda, but this torch sees no CUDA device; use --device cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # Half precision is several times slower than float32 on most CPUs.
+        name = "float32" if device.type == "cpu" else config.dtype
+    return getattr(torch, name)

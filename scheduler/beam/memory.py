@@ -1,0 +1,152 @@
+"""The KV of a beam search: many rows of req_to_token over one prompt, forked without copying what is full.
+
+    trunk (KVSequence)  |--- whole pages of the prompt: in the tree, or the trunk's own ---|
+    beam row 0          |--- the same slots ----------------------------------------------| p | g g g g | g
+    beam row 1          |--- the same slots ----------------------------------------------| p | g g g g | g' g'
+                        0                                                          start               length
+
+A beam is a row of slots. All rows name the trunk's slots up to ``start``; behind it the pages are the group's, and
+several rows may name the same one: a beam that forks hands the pages it has filled to all its children, by copying
+indices, and the page it is filling to the first of them; the others copy that one page before they write. So the rows
+are all the book-keeping there is: a page that no row names any more is free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...memory_pool.allocator import Allocator
+from ...memory_pool.req_to_token import ReqToTokenPool
+from ...radix.cache import KVSequence
+from ..batch import KVCopies
+
+
+@dataclass(slots=True, eq=False)
+class BeamKV:
+    """What the beams of one search hold beside the trunk."""
+
+    rows: np.ndarray
+    """int32 [live]: row of each beam. The trunk's row is one of the group's, in ``rows`` or ``spare``."""
+    start: int
+    """row[:start] belongs to the trunk; whole pages."""
+    length: int
+    """row[:length] have slots."""
+    parents: np.ndarray
+    """int32 [beams of the next step]: which of ``rows`` each goes on from; `fork_rows` makes it the identity."""
+    spare: list[int] = field(default_factory=list)
+    """Rows of beams that ended, for the next ones."""
+    kept: list[np.ndarray] = field(default_factory=list)
+    """int32 [n] each: slots behind ``start`` of finished sequences whose KV is to be leased."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Each beam of the next step has its row, and the rows are in the order of the beams."""
+        return len(self.parents) == len(self.rows) and bool((self.parents == np.arange(len(self.rows))).all())
+
+
+class BeamRows:
+    """The operations on `BeamKV`. Owns nothing."""
+
+    def __init__(self, req_to_token: ReqToTokenPool, allocator: Allocator) -> None:
+        self._req_to_token = req_to_token
+        self._allocator = allocator
+
+    def adopt(self, trunk: KVSequence, num_beams: int) -> BeamKV:
+        """Begin a search on a computed prompt. The trunk keeps its whole pages; its partial page is the group's now."""
+        length = trunk.length
+        trunk.length = start = length - length % self._allocator.page_size
+        parents = np.zeros(num_beams, dtype=np.int32)
+        return BeamKV(np.array([trunk.row], dtype=np.int32), start, length, parents)
+
+    def pages(self, kv: BeamKV) -> np.ndarray:
+        """int32 [n]: the pages that the group owns, each once."""
+        table, forked = self._first_slots(kv)
+        kept = [slots[:: self._allocator.page_size] for slots in kv.kept]
+        return np.unique(np.concatenate([table[0], forked.ravel(), *kept]) // self._allocator.page_size)
+
+    def _first_slots(self, kv: BeamKV) -> tuple[np.ndarray, np.ndarray]:
+        """The first slot of each page behind ``start``: int32 [beams, pages], and without the pages that all beams have
+        in common. Those are most, and comparing is what costs."""
+        table = self._req_to_token.rows[kv.rows, kv.start : kv.length : self._allocator.page_size]
+        return table, table[:, (table != table[0]).any(axis=0)]
+
+    def choose(self, kv: BeamKV, parents: np.ndarray, kept: list[np.ndarray]) -> None:
+        """The next step goes on from these beams (int32 [n], indices into ``kv.rows``, which have been forked): the
+        others end, and what neither a beam nor ``kept`` names any more is freed."""
+        survivors, index = np.unique(parents, return_inverse=True)
+        kv.parents = index.astype(np.int32)
+        if len(survivors) == len(kv.rows) and not (kept or kv.kept):
+            return
+        page = self._allocator.page_size
+        table, forked = self._first_slots(kv)
+        gone = np.ones(len(kv.rows), dtype=bool)
+        gone[survivors] = False
+        given_up = np.concatenate([forked[gone].ravel(), *(slots[::page] for slots in kv.kept)])
+        named = np.concatenate([forked[survivors].ravel(), *(slots[::page] for slots in kept)])
+        if kv.kept:
+            # What ended before may have held pages that all beams have in common.
+            named = np.concatenate([named, table[survivors[0]]])
+        kv.spare += kv.rows[gone].tolist()
+        kv.rows = kv.rows[survivors]
+        kv.kept = kept
+        self._allocator.free(np.unique(given_up[~np.isin(given_up, named)]))
+
+    def tokens_to_fork(self, kv: BeamKV) -> int:
+        """What `fork_rows` will allocate, in tokens."""
+        page = self._allocator.page_size
+        return (len(kv.parents) - len(kv.rows)) * page if kv.length % page else 0
+
+    def fork_rows(self, kv: BeamKV) -> KVCopies | None:
+        """Give each beam of the next step its row. Returns what must be copied before that step computes anything;
+        None, and nothing changed, if there is no memory."""
+        pool, page = self._req_to_token, self._allocator.page_size
+        begin = kv.length - kv.length % page
+        partial = kv.length - begin
+        beams = np.arange(len(kv.parents), dtype=np.int32)
+        first = np.empty(len(kv.rows), dtype=np.int32)
+        first[kv.parents[::-1]] = beams[::-1]  # of several children the one written last: the first
+        extra = beams[first[kv.parents] != beams]
+        count = len(extra)
+        targets = np.empty(0, dtype=np.int32)
+        if partial and count:
+            old, new = np.full(count, begin, dtype=np.int32), np.full(count, kv.length, dtype=np.int32)
+            slots = self._allocator.alloc_extend(old, new, old)  # begin is whole pages: no last slot is needed
+            if slots is None:
+                return None
+            targets = slots
+        parent_rows = kv.rows[kv.parents[extra]]
+        sources = pool.rows[parent_rows, begin : kv.length].ravel()
+        own = pool.rows[parent_rows, kv.start : kv.length]
+        own[:, begin - kv.start :] = targets.reshape(count, partial)
+        reused = [kv.spare.pop() for _ in range(min(count, len(kv.spare)))]
+        made = [self._new_row() for _ in range(count - len(reused))]
+        extra_rows = np.array(reused + made, dtype=np.int32)
+        pool.copy_rows(parent_rows[len(reused) :], extra_rows[len(reused) :], kv.start)
+        pool.write_block(extra_rows, kv.start, own)
+        rows = np.empty(len(kv.parents), dtype=np.int32)
+        rows[first] = kv.rows
+        rows[extra] = extra_rows
+        kv.rows = rows
+        kv.parents = beams
+        return KVCopies(sources, targets)
+
+    def _new_row(self) -> int:
+        row = self._req_to_token.alloc()
+        assert row is not None, "admission counts the rows of a search"
+        return row
+
+    def close(self, kv: BeamKV, trunk: KVSequence, quarantine_step: int | None) -> None:
+        """Free all that is the group's; the trunk and its row stay.
+
+        quarantine_step: a step in flight still writes; the pages come back after it.
+        """
+        slots = self.pages(kv) * self._allocator.page_size
+        for row in (*kv.rows.tolist(), *kv.spare):
+            if row != trunk.row:
+                self._req_to_token.free(row)
+        if quarantine_step is None:
+            self._allocator.free(slots)
+        else:
+            self._allocator.quarantine(slots, quarantine_step)

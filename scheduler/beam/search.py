@@ -1,0 +1,303 @@
+"""Beam search: which sequences a search follows, and which have finished. Numbers only; memory is beam_memory.py's.
+
+    live beams ──forward, log-softmax, top-k (runtime)──▶ BeamCandidates ──BeamGroup.select──▶ live beams
+                                                                 │
+                                                                 └── ended by eos, stop, item or length ──▶ finished
+
+The rules are those of transformers' `generate(num_beams=…)` (its vectorized beam search, version 5), so that results
+can be compared: candidates that end a sequence count as finished only if they are among the best ``width``; the best
+``width`` that do not end go on. Unlike there, a search that has fewer possible continuations than beams goes on with
+fewer. The sequences are kept as back-pointers, one array of parents and one of tokens per step.
+"""
+
+from __future__ import annotations
+
+from bisect import insort_right
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..batch import BeamCandidates
+from ..constraints.item_trie import ItemTrie
+from ..request import FinishReason, Retained
+from ..sampling_params import SamplingParams
+
+ITEM = "item"
+"""What `FinishReason.matched` says where a sequence ended because it is a whole item of the trie."""
+
+
+@dataclass(slots=True, eq=False)
+class Hypothesis:
+    """A finished sequence."""
+
+    ids: np.ndarray
+    """int32 [generated tokens], the one that ended it included."""
+    score: float
+    """cumulative log-probability (logit_bias included) / len(ids) ** length_penalty."""
+    cumulative_logprob: float
+    """Sum of ``logprobs``."""
+    logprobs: np.ndarray
+    """float32 [generated tokens]"""
+    finish: FinishReason
+    kept_tokens: int
+    """Output tokens that a continuation inherits: a matched stop is left out, unless no_stop_trim."""
+    rest: str = ""
+    """What the client sees between them and a matched stop string."""
+    slots: np.ndarray | None = None
+    """int32: the slots of its tokens behind the whole pages of the prompt, if its KV is kept for a lease."""
+    top_ids: np.ndarray | None = None
+    """int32 [generated tokens, top_k], where the request wants them; likewise below."""
+    top_logprobs: np.ndarray | None = None
+    """float32 [generated tokens, top_k]"""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One selected step. Beam j of the step came from beam ``parents[j]`` of the step before."""
+
+    parents: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    top_ids: np.ndarray | None
+    top_logprobs: np.ndarray | None
+
+
+@dataclass(slots=True, frozen=True)
+class _Paths:
+    """n sequences of equal length, back to the prompt; as `Hypothesis`, but for all of them."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+    cumulative_logprobs: list[float]
+    top_ids: np.ndarray | None
+    top_logprobs: np.ndarray | None
+
+
+@dataclass(slots=True, frozen=True)
+class Selection:
+    """What a step chose. parents: int32 [live], the former beam each live one goes on from. finished: those that have
+    just entered the results, with the former beam they came from."""
+
+    parents: np.ndarray
+    finished: list[tuple[Hypothesis, int]] = field(default_factory=list)
+
+
+class BeamGroup:
+    """The state of one search."""
+
+    def __init__(self, sampling: SamplingParams, max_new_tokens: int, trie: ItemTrie | None, num_end_ids: int) -> None:
+        """num_end_ids: how many token ids end a sequence of this request."""
+        assert sampling.beam_width is not None
+        self._sampling = sampling
+        self._max_new_tokens = max_new_tokens
+        self._trie = trie
+        self.width = sampling.beam_width
+        self._num_candidates = max(2, 1 + num_end_ids) * self.width
+        self.scores = np.zeros(1, dtype=np.float32)
+        """float32 [live]: accumulated log-probability of each live beam, best first. Before the first step there is
+        one: the prompt."""
+        self._nodes = np.zeros(1, dtype=np.int32)
+        """int32 [live]: where in the trie each live beam is."""
+        self._steps: list[_Step] = []
+        self.finished: list[Hypothesis] = []
+        """Best first, at most ``width``."""
+        self.retained: list[Retained | None] = []
+        """What became of the request's retain_ttl, for each of ``results``; set at the end, if it asked for it."""
+        self.done = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far, in each live beam."""
+        return len(self._steps)
+
+    @property
+    def num_live(self) -> int:
+        return len(self.scores)
+
+    @property
+    def results(self) -> list[Hypothesis]:
+        """What the request returns, best first; meant for a search that is done."""
+        return self.finished[: self._sampling.n]
+
+    @property
+    def shortfall(self) -> str | None:
+        """Why there are fewer results than asked for; None if there are as many."""
+        found, wanted = len(self.finished), self._sampling.n
+        if found >= wanted:
+            return None
+        if self._trie is None:
+            return (
+                f"{found} of {wanted} sequences: no beam could go on (all ended, or no token had a finite probability)"
+            )
+        trie = f"the item trie {self._sampling.item_trie!r}"
+        return f"{found} of {wanted} sequences: {trie} has no more within max_new_tokens {self._max_new_tokens}"
+
+    def tokens_at(self, position: int) -> np.ndarray:
+        """int32 [live]: what each live beam has generated at this place."""
+        if position == self.num_tokens - 1:
+            return self._steps[-1].tokens
+        return self.sequences()[:, position]
+
+    # -- what a step needs ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_candidates(self) -> int:
+        """How many continuations the next step has to rank: so many that ``width`` of them do not end. Where items of
+        several lengths meet, that takes all of them."""
+        if self._trie is not None and not self._trie.is_uniform:
+            return int(self._trie.num_children(self._nodes).sum())
+        return self._num_candidates
+
+    @property
+    def bans_ends(self) -> bool:
+        return self.num_tokens < self._sampling.min_new_tokens
+
+    def allowed(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """int32 [m] each, (beam, token id): the only continuations there are; None without a trie."""
+        return None if self._trie is None else self._trie.children(self._nodes)
+
+    # -- what a step brings --------------------------------------------------------------------------------------------
+
+    def select(self, candidates: BeamCandidates, end_ids: Collection[int]) -> Selection:
+        """Take the ranked continuations of the live beams; sets ``done``. end_ids: eos and stop ids of the request."""
+        length = self.num_tokens + 1
+        is_last = length >= self._max_new_tokens
+        endings = self._endings(candidates, length, end_ids)
+        self._steps.append(
+            _Step(
+                candidates.parents,
+                candidates.tokens,
+                candidates.logprobs,
+                candidates.top_ids,
+                candidates.top_logprobs,
+            )
+        )
+        best = range(min(self.width, len(candidates.tokens)))
+        if not is_last:
+            ending = [rank for rank in best if rank in endings]
+            goes_on = np.ones(len(candidates.tokens), dtype=bool)
+            goes_on[list(endings)] = False
+            running = np.flatnonzero(goes_on)[: self.width]
+        else:
+            # Without an ending it has reached its length; but the start of an item is no item.
+            ending = [rank for rank in best if rank in endings or self._trie is None]
+            running = np.empty(0, dtype=np.int64)
+        finished = self._finish(ending, endings, candidates) if ending else []
+        parents = candidates.parents[running]
+        self._keep(running, candidates)
+        self.done = is_last or not len(running) or not self._can_improve()
+        return Selection(parents, finished)
+
+    def _endings(
+        self, candidates: BeamCandidates, length: int, end_ids: Collection[int]
+    ) -> dict[int, tuple[FinishReason, int, str]]:
+        """Of the candidates that end their sequence, by rank: (why, tokens that a child inherits, visible rest)."""
+        trimmed = not self._sampling.no_stop_trim
+        endings: dict[int, tuple[FinishReason, int, str]] = {}
+        if self._trie is not None:
+            nodes = self._trie.advance(self._nodes[candidates.parents], candidates.tokens)
+            for rank in np.flatnonzero(self._trie.is_leaf(nodes)).tolist():
+                endings[rank] = FinishReason(type="stop", matched=ITEM), length, ""
+        if length <= self._sampling.min_new_tokens:
+            return endings
+        for rank, match in candidates.stops.items():
+            kept, rest = (match.kept_tokens, match.rest) if trimmed else (length, "")
+            endings[rank] = FinishReason(type="stop", matched=self._sampling.stop[match.stop_index]), kept, rest
+        # An id goes before a stop string, and that before an item.
+        if end_ids:
+            for rank, token_id in enumerate(candidates.tokens.tolist()):
+                if token_id in end_ids:
+                    reason = FinishReason(type="stop", matched=token_id)
+                    endings[rank] = reason, length - 1 if trimmed else length, ""
+        return endings
+
+    def _finish(
+        self, ranks: list[int], endings: dict[int, tuple[FinishReason, int, str]], candidates: BeamCandidates
+    ) -> list[tuple[Hypothesis, int]]:
+        """Enter these candidates of the newest step, best first, into the results, as far as they are good enough.
+        Those that are, each with the beam it came from."""
+        if self._sampling.early_stopping is True and len(self.finished) >= self.width:
+            return []
+        of_length = FinishReason(type="length"), self.num_tokens, ""
+        scores = self._scores_at_end(candidates.scores[ranks])
+        paths = self._paths(np.array(ranks))
+        entered: list[tuple[Hypothesis, int]] = []
+        for i, (rank, score) in enumerate(zip(ranks, scores)):
+            if len(self.finished) >= self.width and score <= self.finished[-1].score:
+                continue
+            reason, kept, rest = endings.get(rank, of_length)
+            hypothesis = Hypothesis(
+                ids=paths.ids[i],
+                score=score,
+                cumulative_logprob=paths.cumulative_logprobs[i],
+                logprobs=paths.logprobs[i],
+                finish=reason,
+                kept_tokens=kept,
+                rest=rest,
+                top_ids=None if paths.top_ids is None else paths.top_ids[i],
+                top_logprobs=None if paths.top_logprobs is None else paths.top_logprobs[i],
+            )
+            insort_right(self.finished, hypothesis, key=lambda other: -other.score)
+            del self.finished[self.width :]
+            entered.append((hypothesis, int(candidates.parents[rank])))
+        return [pair for pair in entered if pair[0] in self.finished]
+
+    def _scores_at_end(self, scores: np.ndarray) -> list[float]:
+        """What sequences that end with the newest step score. scores: float32 [n], accumulated log-probabilities."""
+        return (scores / np.float32(self.num_tokens**self._sampling.length_penalty)).tolist()
+
+    def _keep(self, ranks: np.ndarray, candidates: BeamCandidates) -> None:
+        """These candidates are the live beams now."""
+        step = self._steps[-1]
+        if self._trie is not None:
+            self._nodes = self._trie.advance(self._nodes[candidates.parents[ranks]], candidates.tokens[ranks])
+        self.scores = candidates.scores[ranks]
+        step.parents, step.tokens, step.logprobs = step.parents[ranks], step.tokens[ranks], step.logprobs[ranks]
+
+    def _can_improve(self) -> bool:
+        """Could a live beam still get among the results?"""
+        if len(self.finished) < self.width:
+            return True
+        early, penalty = self._sampling.early_stopping, self._sampling.length_penalty
+        if early is True:
+            return False
+        length = self._max_new_tokens if early == "never" and penalty > 0.0 else self.num_tokens
+        best = np.float32(self.scores[0]) / np.float32(length**penalty)
+        return bool(best > np.float32(self.finished[-1].score))
+
+    # -- sequences -----------------------------------------------------------------------------------------------------
+
+    def sequences(self) -> np.ndarray:
+        """int32 [live, num_tokens]: what the live beams have generated."""
+        beam = np.arange(self.num_live, dtype=np.int32)
+        ids = np.empty((self.num_live, self.num_tokens), dtype=np.int32)
+        for position in range(self.num_tokens - 1, -1, -1):
+            step = self._steps[position]
+            ids[:, position] = step.tokens[beam]
+            beam = step.parents[beam]
+        return ids
+
+    def _paths(self, beams: np.ndarray) -> _Paths:
+        """What these beams of the newest step (int [n]) have generated since the prompt."""
+        places: list[np.ndarray] = []
+        for step in reversed(self._steps):
+            places.append(beams)
+            beams = step.parents[beams]
+        places.reverse()
+        origins = [step.parents[beams] for step, beams in zip(self._steps, places)]
+
+        def gather(parts: list[np.ndarray], rows: list[np.ndarray]) -> np.ndarray:
+            return np.stack([part[beams] for part, beams in zip(parts, rows, strict=True)], axis=1)
+
+        logprobs = gather([step.logprobs for step in self._steps], places)
+        # What was likeliest after a beam is kept with the beam, not with what it became.
+        top_ids = [step.top_ids for step in self._steps if step.top_ids is not None]
+        top_logprobs = [step.top_logprobs for step in self._steps if step.top_logprobs is not None]
+        return _Paths(
+            ids=gather([step.tokens for step in self._steps], places),
+            logprobs=logprobs,
+            cumulative_logprobs=logprobs.sum(axis=1, dtype=np.float64).tolist(),
+            top_ids=gather(top_ids, origins) if top_ids else None,
+            top_logprobs=gather(top_logprobs, origins) if top_logprobs else None,
+        )

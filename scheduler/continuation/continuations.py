@@ -1,0 +1,227 @@
+"""Continuation: how the KV and the ids of one request pass to the next (DESIGN: a lock handoff).
+
+    parent has ended   ──▶ the child inherits its recorded ids, and claims the lease on their KV if there is one
+    parent runs        ──▶ "finish": the child is parked and inherits in the step in which the parent ends
+                           "now": it inherits what the parent has by now; a copy of the parent's KV is leased for it
+
+Admission turns the claim into the child's own lock (KVMemory.open). Owns the records of finished requests and the
+parked children; leases belong to the LeaseTable, requests and queues to the Scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...radix.lease import Lease, LeaseTable
+from ..config import SchedulerConfig
+from ..kv_memory import KVMemory
+from ..refusal import RequestRefused
+from ..request import ContinuationPath, ContinuationSpec, Inheritance, Request, RequestStatus, Retained, TokenBuffer
+from .records import ParentRecords, ParkedChildren, SampleRecord
+from .refusals import (
+    failed_parent,
+    fewer_results,
+    parked_parent,
+    search_with_stop_strings,
+    undecided_search,
+    unknown_index,
+    unknown_parent,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Legacy:
+    """What children will inherit: the whole prompt of each, and how its first tokens' KV can come."""
+
+    prompt: TokenBuffer
+    path: ContinuationPath
+    inherited_tokens: int = 0
+    trimmed_tokens: int = 0
+    lease: Lease | None = None
+    """On the parent's KV, if the parent has ended and was retained."""
+    running_parent: Request | None = None
+    """Whose KV is to be copied."""
+
+
+class Continuations:
+    """See the module."""
+
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, leases: LeaseTable) -> None:
+        self._memory = memory
+        self._leases = leases
+        self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
+        self._parked = ParkedChildren()
+
+    # -- children arrive ----------------------------------------------------------------------------------------------
+
+    def find_parent(self, children: list[Request], siblings: Sequence[Request] | None) -> Legacy | None:
+        """What new requests inherit; None if they are parked until their parent ends.
+
+        siblings: the live sequences of the parent's rid; None if none is. Raises RequestRefused.
+        """
+        continuation = children[0].spec.continuation
+        assert continuation is not None
+        parent = _live_parent(siblings, continuation, children[0].namespace) if siblings is not None else None
+        if parent is None:
+            return self._find_record(children[0], continuation)
+        if continuation.at == "now":
+            if parent.status is RequestStatus.PARKED:
+                raise parked_parent(parent.rid)
+            if parent.is_search:
+                raise undecided_search(continuation)
+            prompt = TokenBuffer(parent.token_ids.view().copy())
+            prompt.extend(children[0].spec.prompt_ids)
+            return Legacy(prompt, "fork", len(parent.token_ids), running_parent=parent)
+        if parent.is_search and parent.sampling.stop:
+            raise search_with_stop_strings(continuation)
+        for child in children:
+            self._parked.add(child)
+        return None
+
+    def _find_record(self, child: Request, continuation: ContinuationSpec) -> Legacy:
+        sample = self._records.find(continuation, child.namespace)
+        if sample is not None:
+            return _legacy(sample, child)
+        assert continuation.fallback_ids is not None
+        return Legacy(TokenBuffer(continuation.fallback_ids), "fallback")
+
+    def hand_over(self, children: list[Request], legacy: Legacy, now: float) -> None:
+        """Children that are queued with the legacy's prompt inherit the rest; a lease is for the first of them."""
+        for child in children:
+            child.inheritance = Inheritance(legacy.path, legacy.inherited_tokens, legacy.trimmed_tokens)
+        first = children[0].inheritance
+        spec = children[0].spec.continuation
+        assert first is not None and spec is not None
+        parent, lease = legacy.running_parent, legacy.lease
+        if lease is not None and self._leases.claim(lease, now):
+            first.path, first.lease, first.keep_parent = "handoff", lease, spec.keep_parent
+        elif parent is not None and parent.kv is not None:  # else it waits itself: what KV it had is in the tree
+            first.lease = self._memory.lease_copy(parent, now)
+            if first.lease is not None:
+                self._leases.claim(first.lease, now)
+
+    def unpark(self, child: Request) -> None:
+        """A parked child goes away."""
+        self._parked.remove(child)
+
+    def waiting_for(self, rid: str, index: int) -> list[Request]:
+        """Children that are parked until this sequence ends."""
+        return self._parked.waiting_for(rid, index)
+
+    # -- parents end --------------------------------------------------------------------------------------------------
+
+    def record(
+        self, request: Request, kept_tokens: int | None, now: float, newest_step: int | None
+    ) -> dict[int, SampleRecord]:
+        """A request ended well. Returns what children will inherit, by sample: the ids without the matched stop, and a
+        lease on their KV if anybody wants one.
+
+        kept_tokens: output tokens that are inherited, None for all; a search says it for each result. newest_step: the
+        step in flight that may still write for the request.
+        """
+        if request.is_search:
+            return self._record_results(request, now)
+        length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
+        trimmed = len(request.token_ids) - length
+        ttl, is_kept = request.spec.retain_ttl, request.index < request.spec.num_retained
+        lease = None
+        if is_kept or self._parked.waiting_for(request.rid, request.index):
+            lease = self._memory.retain(request, length, now + ttl, newest_step)
+            if is_kept:
+                request.retained = _retained(lease)
+        samples = {request.index: SampleRecord(request.token_ids.cut(length), trimmed, lease)}
+        self._records.add(request, samples)
+        return samples
+
+    def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
+        group, num_retained = search.beams, search.spec.num_retained
+        assert group is not None
+        results = group.results
+        wanted = [i for i in range(len(results)) if i < num_retained or self._parked.waiting_for(search.rid, i)]
+        granted = self._memory.retain_results(search, [results[i] for i in wanted], now + search.spec.retain_ttl)
+        leases: list[Lease | None] = [None] * len(results)
+        for index, lease in zip(wanted, granted):
+            leases[index] = lease
+        if num_retained:
+            group.retained = [_retained(lease) if i < num_retained else None for i, lease in enumerate(leases)]
+        samples: dict[int, SampleRecord] = {}
+        for index, (hypothesis, lease) in enumerate(zip(results, leases)):
+            result = hypothesis.ids[: hypothesis.kept_tokens]
+            trimmed = len(hypothesis.ids) - hypothesis.kept_tokens
+            samples[index] = SampleRecord(search.token_ids, trimmed, lease, result, shares_ids=index > 0)
+        self._records.add(search, samples)
+        return samples
+
+    def fail(self, request: Request) -> None:
+        """A request was aborted or failed."""
+        reason = request.finish.message if request.finish is not None else None
+        self._records.fail(request, reason or "aborted", self._leases)
+
+    def take_children(
+        self, parent: Request, samples: dict[int, SampleRecord]
+    ) -> list[tuple[list[Request], Legacy | RequestRefused]]:
+        """A parent ended: its parked children, those of one rid together, with what they inherit or why they cannot."""
+        taken: list[tuple[list[Request], Legacy | RequestRefused]] = []
+        for index in range(parent.sampling.n) if parent.is_search else (parent.index,):
+            by_rid: dict[str, list[Request]] = {}
+            for child in self._parked.take(parent.rid, index):
+                by_rid.setdefault(child.rid, []).append(child)
+            for children in by_rid.values():
+                if index in samples:
+                    taken.append((children, _legacy(samples[index], children[0])))
+                else:
+                    taken.append((children, _no_sample(parent, children[0], len(samples))))
+        return taken
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def is_on_record(self, rid: str) -> bool:
+        """True if ``rid`` has ended and can still be named as a parent."""
+        return self._records.get(rid) is not None
+
+    def forget(self, rid: str) -> None:
+        """Take a finished request off the record, as if it had never been."""
+        self._records.discard(rid, self._leases)
+
+    def release(self, rid: str) -> bool:
+        """Give up the leases of a finished request; its ids stay on record. False if it has none."""
+        record = self._records.get(rid)
+        if record is None or not record.is_leased:
+            return False
+        for sample in record.samples.values():
+            if sample.lease is not None:
+                self._leases.release(sample.lease)
+        return True
+
+
+def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, namespace: str) -> Request | None:
+    """The parent if it has not ended. Raises RequestRefused if it is someone else's, or there is no such sample."""
+    if siblings[0].namespace != namespace:
+        raise unknown_parent(continuation.parent_rid)
+    if continuation.index >= siblings[0].sampling.n:
+        raise unknown_index(continuation)
+    if siblings[0].is_search:
+        return siblings[0]
+    return next((r for r in siblings if r.index == continuation.index), None)
+
+
+def _legacy(sample: SampleRecord, child: Request) -> Legacy:
+    prompt = sample.ids.share()
+    prompt.extend(sample.result)
+    inherited_tokens = len(prompt)
+    prompt.extend(child.spec.prompt_ids)
+    return Legacy(prompt, "match", inherited_tokens, sample.trimmed_tokens, lease=sample.lease)
+
+
+def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:
+    assert child.spec.continuation is not None
+    if found:
+        return fewer_results(child.spec.continuation, found)
+    return failed_parent(parent.rid, parent.finish)
+
+
+def _retained(lease: Lease | None) -> Retained:
+    if lease is None:
+        return Retained(refused="the leases' budget is used up (--max-leased-ratio, --max-leased-requests)")
+    return Retained(tokens=lease.tokens, deadline=lease.deadline)

@@ -1,0 +1,175 @@
+"""Who may continue whom, and what a child inherits: the records of finished requests and the children that wait.
+
+    parent runs      ──▶ the child is parked under the parent's key until the parent ends
+    parent finished  ──▶ its record has the ids a child inherits, and the lease on their KV while that lives
+    parent failed    ──▶ its record is a tombstone: 409
+    parent forgotten ──▶ only its name is remembered: the child's own full prompt, else 410
+    anything else    ──▶ 404, also where the namespace differs: nobody learns of other people's requests
+
+Owns records and parked children; leases belong to the LeaseTable, requests to the Scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...radix.lease import Lease, LeaseTable
+from ..request import ContinuationSpec, Request, TokenBuffer
+from .refusals import failed_parent, forgotten_parent, unknown_index, unknown_parent
+
+
+@dataclass(slots=True)
+class SampleRecord:
+    """One finished sequence. A child inherits ``ids`` and after them ``result``, the matched stop left out."""
+
+    ids: TokenBuffer
+    """Prompt and output; of a beam search the prompt, which its results share."""
+    trimmed_tokens: int
+    lease: Lease | None = None
+    result: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    """int32 [n]: what one result of a beam search has generated."""
+    shares_ids: bool = False
+    """Another sample of the record has the same ``ids``, and counts them."""
+
+    @property
+    def num_tokens(self) -> int:
+        """What it adds to the tokens on record."""
+        return len(self.result) + (0 if self.shares_ids else len(self.ids))
+
+
+@dataclass(slots=True)
+class ParentRecord:
+    """One finished rid; ``failure`` says why nobody can continue it."""
+
+    namespace: str
+    samples: dict[int, SampleRecord] = field(default_factory=dict)
+    failure: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sample.num_tokens for sample in self.samples.values())
+
+    @property
+    def is_leased(self) -> bool:
+        return any(sample.lease is not None and sample.lease.is_live for sample in self.samples.values())
+
+
+class ParentRecords:
+    """Finished requests, the oldest forgotten first when there are too many; those with a live lease never are."""
+
+    FORGOTTEN_PER_RECORD = 16
+    """So many names of forgotten requests are remembered for each record that is kept."""
+
+    def __init__(self, max_records: int, max_tokens: int) -> None:
+        self._max_records = max_records
+        self._max_tokens = max_tokens
+        self._records: OrderedDict[str, ParentRecord] = OrderedDict()
+        self._forgotten: OrderedDict[str, str] = OrderedDict()
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, request: Request, samples: dict[int, SampleRecord]) -> None:
+        """Sequences ended well: by their index among the samples, or the ranked beams, of their request."""
+        record = self._record(request)
+        record.samples |= samples
+        self._num_tokens += sum(sample.num_tokens for sample in samples.values())
+        self._forget_oldest()
+
+    def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
+        """A sequence was aborted or failed, and with it its rid: nobody can continue the others either."""
+        record = self._record(request)
+        record.failure = reason
+        _orphan_leases(record, leases)
+        self._forget_oldest()
+
+    def get(self, rid: str) -> ParentRecord | None:
+        return self._records.get(rid)
+
+    def discard(self, rid: str, leases: LeaseTable) -> None:
+        """A new request takes the name over: the old one's record and leases go."""
+        self._forgotten.pop(rid, None)
+        record = self._records.pop(rid, None)
+        if record is None:
+            return
+        self._num_tokens -= record.num_tokens
+        _orphan_leases(record, leases)
+
+    def find(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
+        """The sample that ``spec`` continues; None if it has been forgotten but the spec brings its own prompt.
+
+        Raises RequestRefused: 404, 409 or 410.
+        """
+        rid = spec.parent_rid
+        record = self._records.get(rid)
+        forgotten = self._forgotten.get(rid) == namespace
+        if forgotten and (record is None or spec.index not in record.samples):
+            if spec.fallback_ids is not None:
+                return None
+            raise forgotten_parent(rid)
+        if record is None or record.namespace != namespace:
+            raise unknown_parent(rid)
+        if record.failure is not None:
+            raise failed_parent(rid, record.failure)
+        if spec.index not in record.samples:
+            raise unknown_index(spec)
+        return record.samples[spec.index]
+
+    def _record(self, request: Request) -> ParentRecord:
+        record = self._records.setdefault(request.rid, ParentRecord(request.namespace))
+        self._records.move_to_end(request.rid)
+        return record
+
+    def _forget_oldest(self) -> None:
+        while len(self._records) > self._max_records or self._num_tokens > self._max_tokens:
+            newest = next(reversed(self._records))
+            old = next((r for r, x in self._records.items() if r != newest and not x.is_leased), None)
+            if old is None:
+                return
+            record = self._records.pop(old)
+            self._num_tokens -= record.num_tokens
+            self._forgotten[old] = record.namespace
+            if len(self._forgotten) > self.FORGOTTEN_PER_RECORD * self._max_records:
+                self._forgotten.popitem(last=False)
+
+
+class ParkedChildren:
+    """Children of parents that still run, by the parent's (rid, index), in order of arrival."""
+
+    def __init__(self) -> None:
+        self._by_parent: dict[tuple[str, int], list[Request]] = {}
+
+    def add(self, child: Request) -> None:
+        self._by_parent.setdefault(_parent_key(child), []).append(child)
+
+    def remove(self, child: Request) -> None:
+        """The child goes away; one that `take` returned is gone already."""
+        key = _parent_key(child)
+        children = self._by_parent.get(key, [])
+        if child in children:
+            children.remove(child)
+            if not children:
+                del self._by_parent[key]
+
+    def waiting_for(self, rid: str, index: int) -> list[Request]:
+        return self._by_parent.get((rid, index), [])
+
+    def take(self, rid: str, index: int) -> list[Request]:
+        """The parent ended: its children, which are parked no more."""
+        return self._by_parent.pop((rid, index), [])
+
+
+def _parent_key(child: Request) -> tuple[str, int]:
+    spec = child.spec.continuation
+    assert spec is not None
+    return spec.parent_rid, spec.index
+
+
+def _orphan_leases(record: ParentRecord, leases: LeaseTable) -> None:
+    for sample in record.samples.values():
+        if sample.lease is not None:
+            leases.orphan(sample.lease)

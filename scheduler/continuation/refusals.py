@@ -1,0 +1,85 @@
+"""Why a request cannot continue another one, in words for its client."""
+
+from __future__ import annotations
+
+from ..refusal import RequestRefused
+from ..request import ContinuationSpec, FinishReason
+
+
+def unknown_parent(rid: str) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {rid!r}: no such request, or it belongs to another cache_salt; check both",
+        status=404,
+        code="parent_not_found",
+        param="continuation_of",
+    )
+
+
+def failed_parent(rid: str, reason: FinishReason | str | None) -> RequestRefused:
+    """``reason``: how the parent ended. One that waited for its own parent in vain does not repeat that story."""
+    if not isinstance(reason, str):
+        text = reason.message if reason is not None else None
+        reason = "its own parent failed" if text is None or text.startswith("continuation_of") else text
+    return RequestRefused(
+        f"continuation_of {rid!r}: that request did not finish ({reason}); run it again first",
+        status=409,
+        code="parent_failed",
+        param="continuation_of",
+    )
+
+
+def parked_parent(rid: str) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {rid!r}: that request waits for its own parent and has no tokens yet; "
+        "use continuation_at: finish",
+        status=409,
+        code="parent_not_started",
+        param="continuation_at",
+    )
+
+
+def undecided_search(spec: ContinuationSpec) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {spec.parent_rid!r}: that beam search has not decided on its sequences; use continuation_at: "
+        "finish",
+        status=409,
+        code="parent_undecided",
+        param="continuation_at",
+    )
+
+
+def search_with_stop_strings(spec: ContinuationSpec) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {spec.parent_rid!r}: what follows a beam search with stop strings is known at its end only; "
+        "send this request after it",
+        status=409,
+        code="parent_undecided",
+        param="continuation_of",
+    )
+
+
+def fewer_results(spec: ContinuationSpec, found: int) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_index is {spec.index}, but the beam search {spec.parent_rid!r} found {found} sequences only",
+        status=409,
+        code="parent_failed",
+        param="continuation_index",
+    )
+
+
+def unknown_index(spec: ContinuationSpec) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_index is {spec.index}, but request {spec.parent_rid!r} has no such sample; use 0 to n - 1",
+        code="invalid_request",
+        param="continuation_index",
+    )
+
+
+def forgotten_parent(rid: str) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {rid!r}: that request is no longer on record; send its full prompt as text or "
+        "input_ids too, or raise --max-finished-requests and --max-finished-tokens",
+        status=410,
+        code="parent_forgotten",
+        param="continuation_of",
+    )

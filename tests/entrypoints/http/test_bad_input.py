@@ -1,0 +1,182 @@
+"""What the HTTP API says to bad input, and that none of it breaks the server."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from typing import Any
+
+import pytest
+from http_calls import error_of, generate
+from server_under_test import ServerUnderTest
+
+from baton.entrypoints.fields.continuation import CONTINUATION_FIELDS
+
+pytestmark = pytest.mark.process
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({}, "text", "both are missing"),
+        ({"text": "a", "input_ids": [1]}, "text", "both are given"),
+        ({"text": ""}, "text", "empty"),
+        ({"text": []}, "text", "empty"),
+        ({"input_ids": []}, "input_ids", "empty"),
+        ({"text": ["a", ""]}, "text", "empty"),
+        ({"text": 5}, "text", "string"),
+        ({"input_ids": [1, 257]}, "input_ids", "257; token ids go from 0 to 256"),
+        ({"input_ids": [-1]}, "input_ids", "-1"),
+        ({"input_ids": [10**30]}, "input_ids", "token ids go from 0 to 256"),
+        ({"input_ids": [1.5]}, "input_ids", "whole numbers"),
+        ({"text": "a" * 5000}, "text", "5000 tokens; the context holds 4096"),
+        ({"text": "a" * 4096}, "text", "4096 tokens"),
+        ({"text": "abc", "sampling_params": {"max_new_tokens": 4094}}, "max_new_tokens", "max_new_tokens <= 4093"),
+        ({"text": "a", "sampling_params": {"temperature": -0.5}}, "sampling_params.temperature", "-0.5"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens", "1 or more"),
+        ({"text": "a", "sampling_params": {"top_k": 10**30}}, "top_k", "-1"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": None, "min_new_tokens": 10**9}}, "min_new_tokens", "4095"),
+        ({"text": "a", "sampling_params": {"seed": 10**30}}, "sampling_params.seed", "2**63"),
+        ({"text": "a", "sampling_params": {"stop_token_ids": [300]}}, "stop_token_ids", "300"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"300": 1}}}, "logit_bias", "300"),
+        ({"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex", "not supported"),
+        ({"text": "a", "lora_path": "adapter"}, "lora_path", "not supported"),
+        ({"text": "a", "sampling_parms": {}}, "sampling_parms", "did you mean sampling_params?"),
+        ({"text": "a", "sampling_params": []}, "sampling_params", "single prompt"),
+        ({"text": "a", "sampling_params": "hot"}, "sampling_params", "object"),
+        ({"text": "a", "stream": 1}, "stream", "true or false"),
+        ({"text": "a", "rid": ""}, "rid", "1 to 512"),
+        ({"text": "a", "rid": ["x"]}, "rid", "1 names for 1 prompts"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len", "1 tokens"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num", "257"),
+        ({"text": "a", "rid": "too-large"}, "text", "it can never fit"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_input_names_the_field(server: ServerUnderTest, fields: dict, param: str, words: str, stream: bool) -> None:
+    body = {"stream": stream, **fields}
+    error = error_of(server.client.post("/generate", json=body), 400)
+    assert error["param"] == param and words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+ENDPOINTS = ["/generate", "/v1/completions", "/abort_request", "/release", "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b'"x"',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\xff"}',
+        b"[" * 100_000,
+        b'{"a": NaN}',
+        b"\0" * 99,
+    ],
+)
+def test_garbage_is_400(server: ServerUnderTest, path: str, body: bytes) -> None:
+    response = server.client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert error_of(response, 400)["code"] == "invalid_json"
+
+
+def test_random_bodies_never_break_the_server(server: ServerUnderTest) -> None:
+    seed = 7
+    rng = random.Random(seed)
+    names = [
+        "text",
+        "input_ids",
+        "sampling_params",
+        "rid",
+        "stream",
+        "tokens",
+        "prompt",
+        "abort_all",
+        "cache_salt",
+        "n",
+        "max_tokens",
+        "logprobs",
+        "echo",
+        "stream_options",
+        "stop",
+        "no_stop_trim",
+        "use_beam_search",
+        "beam_width",
+        "best_of",
+        "length_penalty",
+        "early_stopping",
+        "item_trie",
+        *CONTINUATION_FIELDS,
+    ]
+    values: list[Any] = [
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        2**63,
+        "x",
+        "",
+        [],
+        [[]],
+        {},
+        [1, [2]],
+        ["a", 1],
+        {"n": -1},
+        [None],
+        "é",
+    ]
+    for turn in range(500):
+        body = {rng.choice(names): rng.choice(values) for _ in range(rng.randint(0, 4))}
+        path = rng.choice(ENDPOINTS)
+        response = server.client.post(path, json=body)
+        assert response.status_code in (200, 400, 404), (seed, turn, path, body, response.text)
+    assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_other_content_types_are_415(server: ServerUnderTest, kind: str) -> None:
+    response = server.client.post("/generate", content=b'{"text": "a"}', headers={"Content-Type": kind})
+    assert "application/json" in error_of(response, 415)["message"]
+
+
+def test_wrong_methods_and_paths(server: ServerUnderTest) -> None:
+    for method in ("GET", "PUT", "DELETE"):
+        response = server.client.request(method, "/generate")
+        assert "use POST" in error_of(response, 405)["message"] and response.headers["allow"] == "POST"
+    assert server.client.head("/generate").status_code == 405
+    assert error_of(server.client.post("/health"), 405)
+    assert "/v1/nothing" in error_of(server.client.get("/v1/nothing"), 404)["message"]
+    assert server.client.head("/health").status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_too_large_body_is_413(server: ServerUnderTest, chunked: bool) -> None:
+    body = json.dumps({"text": "a" * 10_000_000}).encode()
+    content: Any = (body[i : i + 100_000] for i in range(0, len(body), 100_000)) if chunked else body
+    response = server.client.post("/generate", content=content, headers={"Content-Type": "application/json"})
+    assert "--max-body-mb" in error_of(response, 413)["message"]
+    assert response.headers["connection"] == "close"
+    assert generate(server, text="ab")["text"] == "abab"
+
+
+def test_a_declared_size_is_refused_unread(server: ServerUnderTest) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Expect: 100-continue\r\nContent-Length: 99000000000\r\n\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_large_prompt_is_tokenised_beside_the_loop(server: ServerUnderTest) -> None:
+    error = error_of(server.generate(text="word " * 600_000), 400)
+    assert "3000000 tokens" in error["message"]

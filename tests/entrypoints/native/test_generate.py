@@ -1,0 +1,211 @@
+"""What /generate takes: SGLang's fields, served, refused by name, or accepted at the value that asks for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.fields.sampling import UNSUPPORTED_SAMPLING, parse_sampling_params
+from baton.entrypoints.native.generate import FIELDS, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
+from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.sampling_params import SamplingParams
+
+
+def refusal(**fields: Any) -> RequestRefused:
+    with pytest.raises(RequestRefused) as caught:
+        parse_generate(fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_single_prompt() -> None:
+    call = parse_generate({"text": "hi", "rid": "r", "sampling_params": {"temperature": 0}})
+    (prompt,) = call.prompts
+    assert (prompt.rid, prompt.group, prompt.text, prompt.input_ids) == ("r", "r", "hi", None)
+    assert prompt.sampling == SamplingParams(temperature=0.0)
+    assert (call.stream, call.is_list, call.rid) == (False, False, "r")
+
+
+def test_rids_are_made_where_none_is_given() -> None:
+    rids = {parse_generate({"text": "a"}).prompts[0].rid for _ in range(100)}
+    assert len(rids) == 100
+    assert parse_generate({"text": "a"}, rid="header").rid == "header"
+    assert parse_generate({"text": "a", "rid": "body"}, rid="header").rid == "body"
+
+
+def test_a_batch() -> None:
+    call = parse_generate({"input_ids": [[1], [2, 3]], "rid": "b", "cache_salt": ["s", "t"], "extra_key": "k"})
+    assert call.is_list
+    assert [p.rid for p in call.prompts] == ["b_0", "b_1"]
+    assert {p.group for p in call.prompts} == {"b"}
+    assert [p.input_ids for p in call.prompts] == [[1], [2, 3]]
+    assert len({p.namespace for p in call.prompts}) == 2
+    assert [p.rid for p in parse_generate({"text": ["a", "b"], "rid": ["x", "y"]}).prompts] == ["x", "y"]
+
+
+def test_namespaces() -> None:
+    def namespace(**fields: Any) -> str:
+        return parse_generate({"text": "a", **fields}).prompts[0].namespace
+
+    assert namespace() == namespace(cache_salt="", extra_key=None) == ""
+    assert namespace(cache_salt="s") == "s"
+    assert len({namespace(cache_salt="k"), namespace(extra_key="k"), namespace(cache_salt="k", extra_key="k"), ""}) == 4
+
+
+def test_null_is_the_default() -> None:
+    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    call = parse_generate({**nulls, "text": "a"})
+    assert call.prompts[0].sampling == SamplingParams() and not call.stream
+    params = dict.fromkeys([*SamplingParams.__struct_fields__, *UNSUPPORTED_SAMPLING, "sampling_seed"])
+    del params["max_new_tokens"]
+    assert parse_sampling_params(params) == SamplingParams()
+    assert parse_sampling_params({"max_new_tokens": None}) == SamplingParams(max_new_tokens=None)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_fields_pass_at_neutral_values_only(name: str) -> None:
+    for neutral in (None, *UNSUPPORTED[name]):
+        parse_generate({"text": "a", name: neutral})
+    error = refusal(text="a", **{name: "something"})
+    assert error.param == name and error.code == "unsupported_field"
+    assert f"{name} is not supported" in error.message
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_SAMPLING)
+def test_unsupported_sampling_fields_pass_at_neutral_values_only(name: str) -> None:
+    for neutral in (None, *UNSUPPORTED_SAMPLING[name]):
+        assert parse_sampling_params({name: neutral}) == SamplingParams()
+    error = refusal(text="a", sampling_params={name: "something"})
+    assert error.param == f"sampling_params.{name}" and error.code == "unsupported_field"
+
+
+def test_zero_is_not_false() -> None:
+    assert refusal(text="a", return_hidden_states=0).code == "unsupported_field"
+    assert refusal(text="a", priority=False).code == "unsupported_field"
+
+
+def test_labels_are_without_effect() -> None:
+    call = parse_generate({"text": "a", "routing_key": "k", "conversation_id": "c", "no_logs": True})
+    assert call.prompts[0].sampling == SamplingParams()
+
+
+def test_no_field_is_in_two_tables() -> None:
+    names = [*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT]
+    assert len(names) == len(set(names))
+    assert not set(UNSUPPORTED_SAMPLING) & set(SamplingParams.__struct_fields__)
+
+
+def test_unknown_fields_name_the_nearest() -> None:
+    assert "did you mean input_ids?" in refusal(inputids=[1]).message
+    assert "known fields: text, input_ids" in refusal(qqq=1).message
+    error = refusal(text="a", sampling_params={"top_P": 0.5})
+    assert error.message == "unknown field sampling_params.top_P; did you mean sampling_params.top_p?"
+
+
+def test_sampling_params_in_sglang_names() -> None:
+    params = parse_sampling_params(
+        {"stop": "x", "sampling_seed": 5, "stop_token_ids": [1, 2], "logit_bias": {"7": 1}, "top_p": 1, "n": 2}
+    )
+    assert params == SamplingParams(stop=("x",), seed=5, stop_token_ids=(1, 2), logit_bias={7: 1.0}, top_p=1.0, n=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "param"),
+    [
+        ({"temperature": "1"}, "sampling_params.temperature: expected float, got str", "temperature"),
+        (
+            {"temperature": -1},
+            "sampling_params.temperature is -1.0; use 0 (greedy) or a positive number",
+            "temperature",
+        ),
+        ({"top_k": 2.5}, "sampling_params.top_k: expected int, got float", "top_k"),
+        ({"n": True}, "sampling_params.n: expected int, got bool", "n"),
+        ({"stop": [1]}, "sampling_params.stop: expected str, got int", "stop"),
+        ({"stop": ""}, "an empty stop string", "stop"),
+        ({"stop_token_ids": 5}, "sampling_params.stop_token_ids: expected array, got int", "stop_token_ids"),
+        ({"logit_bias": {"a": 1}}, "its keys must be token ids", "logit_bias"),
+        ({"logit_bias": {"1": "a"}}, "sampling_params.logit_bias: expected float, got str", "logit_bias"),
+        ({"logit_bias": [1]}, "sampling_params.logit_bias: expected object", "logit_bias"),
+        ({"min_new_tokens": 9, "max_new_tokens": 5}, "exceeds max_new_tokens (5)", "min_new_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; use 1 or more", "max_new_tokens"),
+    ],
+)
+def test_wrong_sampling_params(given: dict, message: str, param: str) -> None:
+    error = refusal(text="a", sampling_params=given)
+    assert message in error.message and error.param == f"sampling_params.{param}"
+
+
+def test_a_beam_search() -> None:
+    given = {"beam_width": 4, "n": 3, "length_penalty": 0, "early_stopping": "never", "item_trie": "t"}
+    call = parse_generate({"text": "a", "sampling_params": {**given, "temperature": 0}})
+    assert call.is_list and call.prompts[0].sampling == SamplingParams(
+        beam_width=4, n=3, length_penalty=0.0, early_stopping="never", item_trie="t", temperature=0.0
+    )
+    one = parse_generate({"text": "a", "sampling_params": {"beam_width": 4, "early_stopping": True}})
+    assert not one.is_list and one.prompts[0].sampling == SamplingParams(beam_width=4, early_stopping=True)
+    for none in (None, 0):
+        assert parse_sampling_params({"beam_width": none, "temperature": 0.5}) == SamplingParams(temperature=0.5)
+    neutral = {"length_penalty": 1, "early_stopping": False, "use_beam_search": False}
+    assert parse_sampling_params(neutral) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "param"),
+    [
+        ({"use_beam_search": True}, "use_beam_search is not supported; use sampling_params.beam_width:", None),
+        ({"beam_width": 4.0}, "sampling_params.beam_width: expected int, got float", None),
+        ({"beam_width": "4"}, "sampling_params.beam_width: expected int, got str", None),
+        ({"beam_width": True}, "sampling_params.beam_width: expected int, got bool", None),
+        ({"beam_width": False}, "sampling_params.beam_width: expected int, got bool", None),
+        ({"beam_width": -1}, "beam_width is -1; use 1 to 512", None),
+        ({"beam_width": 513}, "beam_width is 513; use 1 to 512", None),
+        ({"beam_width": 4, "n": 5}, "n is 5; a beam search returns at most beam_width (4)", "n"),
+        ({"beam_width": 4, "length_penalty": "1.0"}, "length_penalty: expected float, got str", "length_penalty"),
+        ({"beam_width": 4, "length_penalty": True}, "length_penalty: expected float, got bool", "length_penalty"),
+        ({"beam_width": 4, "length_penalty": 11}, "length_penalty is 11.0; use a value in", "length_penalty"),
+        ({"length_penalty": 2}, "length_penalty is 2.0; it needs a beam_width", "length_penalty"),
+        ({"early_stopping": True}, "early_stopping is True; it needs a beam_width", "early_stopping"),
+        ({"beam_width": 4, "early_stopping": 1}, 'is 1; it takes true, false or "never"', "early_stopping"),
+        ({"beam_width": 4, "early_stopping": 0.0}, "is 0.0; it takes true, false", "early_stopping"),
+        ({"beam_width": 4, "early_stopping": "True"}, 'is "True"; it takes true, false', "early_stopping"),
+        ({"beam_width": 4, "early_stopping": []}, "is []; it takes true, false", "early_stopping"),
+        ({"beam_width": 4, "temperature": 0.5}, "temperature is 0.5; a beam search does not sample", "temperature"),
+        ({"beam_width": 4, "top_k": 5}, "top_k is 5; a beam search does not sample", "top_k"),
+        ({"beam_width": 4, "seed": 5}, "seed is 5; a beam search draws nothing", "seed"),
+        ({"beam_width": 4, "presence_penalty": 1}, "a beam search compares log-prob", "presence_penalty"),
+        ({"item_trie": 5}, "sampling_params.item_trie: expected str, got int", "item_trie"),
+        ({"item_trie": ""}, "name a loaded trie", "item_trie"),
+    ],
+)
+def test_wrong_beam_searches(given: dict, message: str, param: str | None) -> None:
+    error = refusal(text="a", sampling_params=given)
+    assert message in error.message and error.param == f"sampling_params.{param or next(iter(given))}"
+
+
+def test_wrong_sampling_params_of_one_prompt_name_it() -> None:
+    error = refusal(text=["a", "b"], sampling_params=[{}, {"top_p": 2}])
+    assert error.param == "sampling_params[1].top_p"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": ["a", "b"], "rid": ["x"]}, "rid"),
+        ({"text": "a", "rid": 7}, "rid"),
+        ({"text": "a", "rid": "x" * 513}, "rid"),
+        ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
+        ({"text": "a", "return_logprob": [True]}, "return_logprob"),
+        ({"text": "a", "cache_salt": 5}, "cache_salt"),
+        ({"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
+        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
+        ({"text": ["a", 1]}, "text"),
+        ({"input_ids": [[1], 2]}, "input_ids"),
+        ({"input_ids": [True]}, "input_ids"),
+        ({"input_ids": "abc"}, "input_ids"),
+    ],
+)
+def test_wrong_fields_are_named(fields: dict, param: str) -> None:
+    assert refusal(**fields).param == param

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from baton.runtime.checkpoint.hf_config import load_model_config, parse_model_config
+from baton.runtime.checkpoint.model_files import ModelLoadError
+from baton.runtime.model_config import RopeConfig
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def parse(changes: dict[str, Any] | None = None, generation: dict[str, Any] | None = None, **options: Any):
+    return parse_model_config(LLAMA | (changes or {}), generation, **options)
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in LLAMA.items() if name != key}
+
+
+def test_the_plain_case():
+    config = parse()
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (4, 8, 2, 8)
+    assert (config.context_length, config.eos_token_ids, config.bos_token_id) == (256, (2,), 1)
+    assert config.rope == RopeConfig(theta=10000.0) and not config.tie_word_embeddings and config.dtype == "float32"
+    assert config.traits.layer_windows == (None,) * 4 and not config.traits.qkv_bias
+
+
+def test_old_and_new_spelling_mean_the_same():
+    old = parse({"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}, "torch_dtype": "bfloat16"})
+    new = parse({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, "dtype": "bfloat16"})
+    assert old == new and old.rope.theta == 5e5 and old.rope.factor == 8.0 and old.dtype == "bfloat16"
+
+
+def test_explicit_head_dim_and_missing_kv_heads():
+    assert parse({"head_dim": 20}).head_dim == 20
+    assert parse_model_config(without("num_key_value_heads")).num_kv_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation", "expected"),
+    [(2, None, (2,)), ([2, 3], None, (2, 3)), (2, {"eos_token_id": [5, 6]}, (5, 6)), (None, {}, ()), (2, {}, (2,))],
+)
+def test_eos_comes_from_the_generation_config_first(config_eos, generation, expected):
+    assert parse({"eos_token_id": config_eos}, generation).eos_token_ids == expected
+
+
+def test_traits_of_each_architecture():
+    def traits(name: str, **changes: Any):
+        return parse({"architectures": [f"{name}ForCausalLM"], **changes}).traits
+
+    assert traits("Llama", attention_bias=True).o_bias
+    assert traits("Mistral", sliding_window=40).layer_windows == (40,) * 4
+    assert traits("Mistral", sliding_window=None).layer_windows == (None,) * 4
+    qwen2 = traits("Qwen2", sliding_window=40)  # use_sliding_window is off
+    assert qwen2.qkv_bias and not qwen2.o_bias and qwen2.layer_windows == (None,) * 4
+    older = traits("Qwen2", use_sliding_window=True, sliding_window=40, max_window_layers=3)
+    assert older.layer_windows == (None, None, None, 40)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert traits("Qwen2", use_sliding_window=True, sliding_window=40, layer_types=kinds).layer_windows == (
+        40,
+        None,
+        40,
+        None,
+    )
+    qwen3 = traits("Qwen3")
+    assert qwen3.qk_norm and not qwen3.qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported; supported are Llama.*, .*Qwen3",
+        ),
+        ({"architectures": None}, "missing is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "has no 'low_freq_factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"hidden_act": "gelu"}, "'gelu' is not supported; supported is silu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"num_key_value_heads": 3}, "multiple of KV heads"),
+        ({"head_dim": 7}, "head_dim even"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        ({"vocab_size": None}, "no 'vocab_size'"),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["sliding_attention"],
+            },
+            "1 entries for 4 layers",
+        ),
+    ],
+)
+def test_what_would_compute_nonsense_is_refused(changes, message):
+    with pytest.raises(ModelLoadError, match=message):
+        parse(changes)
+
+
+def test_context_length():
+    assert parse(context_length=100).context_length == 100
+    assert parse(context_length=100).max_position_embeddings == 256
+    for wrong in (257, -1):
+        with pytest.raises(ModelLoadError, match=f"--context-length {wrong} .*256 positions"):
+            parse(context_length=wrong)
+
+
+def test_folders(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(ModelLoadError, match="not valid JSON"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert load_model_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 9}))
+    assert load_model_config(tmp_path).eos_token_ids == (9,)
+
+
+def test_reading_a_config_does_not_import_torch():
+    code = "import sys, baton.runtime.checkpoint.hf_config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

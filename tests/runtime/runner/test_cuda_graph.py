@@ -1,0 +1,191 @@
+"""Steps that run as graphs against the same steps launched one kernel at a time. On a CPU a graph computes again what a
+CUDA graph would replay, and FlashInfer is a double; with a GPU both are real."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpu_graphs import Rerun, count_replays, graph_parts
+from model_driver import ModelDriver
+
+from baton.attention.backend import AttentionBatch, GraphBackend, SharedPrefix
+from baton.attention.flashinfer.backend import backend as flashinfer
+from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
+from baton.attention.graph_shape import GraphKind, GraphShape
+from baton.runtime.config import ModelArgs
+from baton.runtime.runner.cuda_graph import CudaRecorder
+from baton.runtime.runner.device_backends import DeviceParts
+from baton.runtime.runner.model_runner import ModelRunner
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,  # as in other GPU tests, so that no more kernels are compiled
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+@pytest.fixture
+def small_workspaces(monkeypatch):
+    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
+
+
+def make_runner(folder: Path, parts: DeviceParts | None, page_size: int, **changes: Any) -> ModelRunner:
+    args: dict[str, Any] = {"model_path": str(folder), "load_format": "dummy", "cuda_graph_max_tokens": 64}
+    return ModelRunner(
+        ModelArgs(**(args | changes)),
+        context_length=0,
+        num_rows=24,
+        page_size=page_size,
+        max_total_tokens=24 * 512,
+        max_running_requests=16,
+        parts=parts,
+    )
+
+
+def compare(plain: ModelRunner, graphs: ModelRunner, page_size: int, *, steps: int = 40, atol: float) -> Counter:
+    """Random steps on both: prompts, chunks, suffixes and decodes of changing sequences."""
+    rng = np.random.default_rng(page_size)
+    replays = count_replays(graphs)
+    sides = [ModelDriver(runner, page_size=page_size) for runner in (plain, graphs)]
+    open_sequences: list[list] = []
+    for step in range(steps):
+        if len(open_sequences) < 16 and rng.random() < 0.5:
+            ids = rng.integers(0, CONFIG["vocab_size"], int(rng.integers(1, 120)))
+            open_sequences.append([side.open(ids) for side in sides])
+        members = [pair for pair in open_sequences if rng.random() < 0.8] or open_sequences[:1]
+        if not members:
+            continue
+        counts = []
+        for pair in members:
+            left = len(pair[0].ids) - pair[0].computed
+            if left == 0:
+                more = rng.integers(0, CONFIG["vocab_size"], 1 if step % 3 else int(rng.integers(1, 9)))
+                for sequence in pair:
+                    sequence.ids = np.append(sequence.ids, more.astype(np.int32))
+                left = len(more)
+            counts.append(min(left, int(rng.integers(1, 60))))
+        outputs = [side.step([(pair[i], n) for pair, n in zip(members, counts)]) for i, side in enumerate(sides)]
+        torch.testing.assert_close(outputs[1].logits, outputs[0].logits, atol=atol, rtol=0.0)
+        for pair in open_sequences:
+            if len(pair[0].ids) > 250:
+                for sequence, side in zip(pair, sides):
+                    side.close(sequence)
+        open_sequences = [pair for pair in open_sequences if len(pair[0].ids) <= 250]
+    for pool, twin in zip((*plain.kv_pool.k, *plain.kv_pool.v), (*graphs.kv_pool.k, *graphs.kv_pool.v)):
+        assert torch.isfinite(twin).all(), "padding leaves nothing wild behind"
+        torch.testing.assert_close(twin[page_size:], pool[page_size:], atol=atol, rtol=0.0)
+    return replays
+
+
+@pytest.mark.usefixtures("small_workspaces")
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_random_steps(folder, page_size):
+    plain = make_runner(folder, None, page_size, device="cpu")
+    graphs = make_runner(folder, graph_parts(), page_size, device="cpu")
+    assert graphs.has_graphs and not plain.has_graphs
+    replays = compare(plain, graphs, page_size, atol=1e-4)
+    assert {shape.kind for shape in replays} == {GraphKind.DECODE, GraphKind.EXTEND}
+    assert len(replays) >= 4, "of several sizes"
+
+
+@pytest.mark.usefixtures("small_workspaces")
+def test_flags_say_what_is_captured(folder, capsys):
+    none = make_runner(folder, graph_parts(), 1, device="cpu", cuda_graph_max_bs=0)
+    assert not none.has_graphs
+    few = make_runner(folder, graph_parts(), 1, device="cpu", cuda_graph_max_bs=2, cuda_graph_max_tokens=0)
+    assert few._graphs is not None and set(few._graphs._graphs) == {
+        GraphShape(GraphKind.DECODE, 1, 1),
+        GraphShape(GraphKind.DECODE, 2, 2),
+    }
+    replays = count_replays(few)
+    driver = ModelDriver(few)
+    driver.generate([driver.open([1, 2]), driver.open([3]), driver.open([4])], 3)
+    assert not replays, "three sequences are too many"
+    driver.generate([driver.open([1, 2])], 3)
+    assert replays == {GraphShape(GraphKind.DECODE, 1, 1): 2}
+
+
+def test_a_replay_reads_what_the_inputs_hold_then():
+    x = torch.arange(3.0)
+    output, replay = Rerun().record(lambda: x * 2)
+    x += 1
+    assert output.tolist() == [0, 2, 4]
+    replay()
+    assert output.tolist() == [2, 4, 6]
+
+
+@pytest.mark.usefixtures("small_workspaces")
+def test_a_capture_that_fails_costs_speed_only(folder, caplog):
+    class Broken:
+        def record(self, run):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    parts = dataclasses.replace(graph_parts(), recorder=Broken)
+    runner = make_runner(folder, parts, 1, device="cpu")
+    assert not runner.has_graphs and gc.isenabled()
+    assert "no CUDA graphs" in caplog.text and "not permitted when stream is capturing" in caplog.text
+    driver = ModelDriver(runner)
+    driver.generate([driver.open([1, 2])], 3)
+
+
+@pytest.mark.usefixtures("small_workspaces")
+def test_beams_too_narrow_for_their_own_graph_take_that_of_a_decode(folder, monkeypatch):
+    monkeypatch.setattr(flashinfer, "SHARED_KEYS", 1)
+    runner = make_runner(folder, graph_parts(), 1, device="cpu")  # 16 rows: no graph reads prefixes apart
+    table = torch.zeros(25, 512, dtype=torch.int32)
+    rows, ones = np.arange(12, dtype=np.int32), np.ones(12, dtype=np.int32)
+    batch = AttentionBatch(table, rows, 300 * ones, ones, 24, [SharedPrefix(0, 12, 300)])
+    assert isinstance(runner.attention, GraphBackend) and runner._graphs is not None
+    assert runner.attention.graph_kind(batch) is GraphKind.SHARED
+    assert runner._graphs.find(batch) == GraphShape(GraphKind.DECODE, 16, 16)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_reads_what_the_inputs_hold_then():
+    x = torch.arange(3.0, device="cuda")
+    output, replay = CudaRecorder().record(lambda: x * 2)
+    x += 1
+    replay()
+    assert output.tolist() == [2, 4, 6]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_random_steps_on_the_device(folder, page_size):
+    """bfloat16 rounds differently in steps of other shapes; the models are the same."""
+    plain = make_runner(folder, None, page_size, device="cuda", disable_cuda_graph=True)
+    graphs = make_runner(folder, None, page_size, device="cuda")
+    assert graphs.has_graphs and not plain.has_graphs
+    assert graphs.attention_name == plain.attention_name == "flashinfer"
+    replays = compare(plain, graphs, page_size, atol=0.1)
+    assert {shape.kind for shape in replays} == {GraphKind.DECODE, GraphKind.EXTEND}
+
+
+@pytest.mark.gpu
+def test_flashinfer_beside_torch_on_the_device(folder):
+    plain = make_runner(folder, None, 1, device="cuda", attention_backend="torch_native")
+    graphs = make_runner(folder, None, 1, device="cuda")
+    assert not plain.has_graphs
+    compare(plain, graphs, 1, atol=0.1)

@@ -1,0 +1,89 @@
+"""Which implementations a device gets, and what is said where they cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from baton.attention.backend import AttentionSpec
+from baton.attention.flashinfer.backend import library as flashinfer_library
+from baton.attention.flashinfer.backend.library import FlashInferUnavailable
+from baton.runtime.checkpoint.model_files import ModelLoadError
+from baton.runtime.config import ModelArgs
+from baton.runtime.layers import probe
+from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.runner.cuda_graph import CudaRecorder
+from baton.runtime.runner.device_backends import TORCH_PARTS, DeviceParts, choose_parts
+
+SPEC = AttentionSpec(0, 4, 2, 64, 0.125)
+CUDA = torch.device("cuda")
+CONFIG: Any = None  # only layer ops look at it
+
+
+def choose(device: torch.device = CUDA, **flags) -> DeviceParts:
+    args = ModelArgs(model_path="m", **flags)
+    return choose_parts(args, CONFIG, [SPEC], page_size=1, dtype=torch.bfloat16, device=device)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """One on which everything works."""
+    monkeypatch.setattr(probe, "select_ops", lambda *_: TORCH_OPS)
+    monkeypatch.setattr(probe.OpShape, "of", lambda config: None)
+    monkeypatch.setattr(flashinfer_library, "load_attention", lambda specs, **_: lambda pool, layers: "flashinfer")
+
+
+def test_a_cpu_has_torch():
+    assert choose(torch.device("cpu")) is TORCH_PARTS and TORCH_PARTS.recorder is None
+
+
+def test_flashinfer_by_name_on_a_cpu():
+    with pytest.raises(ModelLoadError, match="needs a CUDA device, not cpu; use torch_native"):
+        choose(torch.device("cpu"), attention_backend="flashinfer")
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_gpu_has_all():
+    parts = choose()
+    pool: Any = None
+    assert parts.recorder is CudaRecorder and parts.attention(pool, []) == "flashinfer"
+    assert choose(disable_cuda_graph=True).recorder is None
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_torch_native_by_name():
+    """Its shapes change from step to step: nothing to capture."""
+    parts = choose(attention_backend="torch_native")
+    assert parts.recorder is None and parts.attention is TORCH_PARTS.attention
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_without_flashinfer_one_warning_says_why(monkeypatch, caplog):
+    def fail(specs, **_):
+        raise FlashInferUnavailable("FlashInfer is not there; pip install 'baton[cuda]'")
+
+    monkeypatch.setattr(flashinfer_library, "load_attention", fail)
+    parts = choose()
+    assert parts.recorder is None and parts.attention is TORCH_PARTS.attention
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "pip install 'baton[cuda]'" in record.message
+    with pytest.raises(ModelLoadError, match="--attention-backend flashinfer: FlashInfer is not there"):
+        choose(attention_backend="flashinfer")
+
+
+def test_a_cpu_worker_imports_nothing_of_cuda():
+    code = """
+import sys, baton.runtime.worker, baton.runtime.runner.device_backends
+from baton.runtime.config import ModelArgs
+import torch
+cpu = torch.device("cpu")
+baton.runtime.runner.device_backends.choose_parts(ModelArgs(), None, [], page_size=1, dtype=torch.float32, device=cpu)
+loaded = {"triton", "sgl_kernel", "flashinfer", "tvm_ffi"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

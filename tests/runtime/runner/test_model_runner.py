@@ -1,0 +1,148 @@
+"""The runner around a tiny model with dummy weights; numbers are compared in test_equality.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_driver import ModelDriver
+
+from baton.runtime.checkpoint.model_files import ModelLoadError
+from baton.runtime.config import ModelArgs
+from baton.runtime.runner.model_runner import ModelRunner
+from baton.scheduler.batch import KVCopies
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def make_runner(
+    folder: Path, *, context_length=0, num_rows=4, page_size=1, max_total_tokens=512, **changes: Any
+) -> ModelRunner:
+    args: dict[str, Any] = {"model_path": str(folder), "load_format": "dummy", "device": "cpu"}
+    return ModelRunner(
+        ModelArgs(**(args | changes)),
+        context_length=context_length,
+        num_rows=num_rows,
+        page_size=page_size,
+        max_total_tokens=max_total_tokens,
+    )
+
+
+def test_what_the_worker_reads(folder):
+    runner = make_runner(folder, context_length=100, page_size=16, max_total_tokens=250)
+    assert (runner.max_total_tokens, runner.config.context_length, runner.device.type) == (240, 100, "cpu")
+    assert runner.dtype == torch.float32 and make_runner(folder, dtype="auto").dtype == torch.float32
+    assert runner.req_to_token.shape == (4, 100) and runner.kv_pool.num_slots == 256
+
+
+def test_the_pool_size_is_logged(folder, caplog):
+    with caplog.at_level(logging.INFO):
+        make_runner(folder)
+    assert "attention torch_native; memory: weights" in caplog.text and "KV 512 tokens in" in caplog.text
+
+
+def test_a_pool_sized_from_memory_holds_a_context(folder):
+    runner = make_runner(folder, max_total_tokens=0, mem_fraction_static=0.01)
+    assert runner.max_total_tokens >= runner.config.context_length
+
+
+def test_rows_that_do_not_sample_have_no_logits(folder):
+    driver = ModelDriver(make_runner(folder))
+    a, b = driver.open(range(20)), driver.open(range(9))
+    output = driver.step([(a, 10), (b, 9)], samples=[False, True])
+    assert output.logits.shape == (1, 50) and output.logits.dtype == torch.float32
+    assert output.logprob_hidden is None
+    output = driver.step([(a, 5)], samples=[False])
+    assert output.logits.shape == (0, 50)
+    alone = driver.step([(driver.open(range(9)), 9)])
+    torch.testing.assert_close(alone.logits, driver.step([(driver.open(range(9)), 9)]).logits)
+
+
+def test_logprob_hidden_gives_the_logits_of_the_wanted_tokens(folder):
+    runner = make_runner(folder)
+    driver = ModelDriver(runner)
+    a, b = driver.open(range(8)), driver.open(range(5))
+    output = driver.step([(a, 8), (b, 5)], logprob_starts=[6, 5])
+    assert output.logprob_hidden is not None
+    logits = runner.compute_logits(output.logprob_hidden)
+    assert logits.shape == (2, 50) and logits.dtype == torch.float32
+    torch.testing.assert_close(logits[1], output.logits[0])
+
+
+def test_copies_happen_before_the_step(folder):
+    """A fork: the child's first tokens are copies of the parent's, two of them moved in a circle."""
+    driver = ModelDriver(make_runner(folder), seed=None)
+    ids = np.arange(10, dtype=np.int32)
+    parent, child = driver.open(ids), driver.open(ids)
+    driver.step([(parent, 9)])
+    own = driver.pool.rows[parent.row, :9].copy()
+    targets = own + 100
+    driver.pool.write(child.row, 0, targets)
+    child.computed = 9
+    expected = driver.step([(parent, 1)]).logits
+    found = driver.step([(child, 1)], copies=[KVCopies(source=own, target=targets)]).logits
+    torch.testing.assert_close(found, expected)
+    # Swap two slots in one go: sources are read before targets are written.
+    again = driver.open(ids)
+    swapped = targets.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    driver.pool.write(again.row, 0, swapped)
+    again.computed = 9
+    swap = KVCopies(source=targets[[0, 1]], target=targets[[1, 0]])
+    torch.testing.assert_close(driver.step([(again, 1)], copies=[swap]).logits, expected)
+
+
+def test_slots_of_a_closed_sequence_leave_no_trace(folder):
+    """Rows and slots are used again; what was in them before must not matter."""
+    runner = make_runner(folder, num_rows=1)
+    first = ModelDriver(runner, seed=None)
+    fresh = first.step([(first.open(range(30)), 30)]).logits
+    second = ModelDriver(runner, seed=None)
+    other = second.open(range(40, 49))
+    second.step([(other, 9)])
+    second.close(other)
+    third = ModelDriver(runner, seed=None)
+    torch.testing.assert_close(third.step([(third.open(range(30)), 30)]).logits, fresh)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 129}, "--context-length 129"),
+        ({"max_total_tokens": 2**50}, "--max-total-tokens"),
+        ({"model_path": "/nowhere"}, "no such folder"),
+        ({"load_format": "auto"}, "no .*safetensors"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(folder, options, message):
+    with pytest.raises(ModelLoadError, match=message):
+        make_runner(folder, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_without_a_gpu_is_refused(folder):
+    with pytest.raises(ModelLoadError, match="--device cpu"):
+        make_runner(folder, device="cuda")

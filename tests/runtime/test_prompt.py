@@ -1,0 +1,60 @@
+"""What the model cannot serve: prompts and continuations against its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.runtime.prompt import ContinuationPrompt, ModelLimits, Prompt, check_continuation, check_prompt
+from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.sampling_params import SamplingParams
+
+LIMITS = ModelLimits(context_length=100, vocab_size=50)
+
+
+def child(ids: list[int] | None = None, text: str | None = None, **fields: Any) -> Prompt:
+    continuation = ContinuationPrompt(parent_rid="p", suffix_ids=ids, suffix_text=text)
+    return Prompt(rid="c", continuation=continuation, **fields)
+
+
+def test_the_source_of_a_prompt() -> None:
+    assert Prompt(rid="r", text="a").source == "text"
+    assert Prompt(rid="r", input_ids=[1]).source == "input_ids"
+    assert child(text="a", input_ids=[1]).source == child().source == "continuation_suffix"
+    assert child(ids=[1], text=None).source == "continuation_ids"
+
+
+def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
+    for width in (50, 51):
+        wide = Prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=9, beam_width=width))
+        if width == 50:
+            check_prompt(wide, [1], LIMITS)
+            continue
+        with pytest.raises(RequestRefused, match="beam_width is 51; the vocabulary has 50 tokens: use 50") as caught:
+            check_prompt(wide, [1], LIMITS)
+        assert caught.value.param == "beam_width"
+
+
+def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
+    check_continuation(child(sampling=SamplingParams(max_new_tokens=99)), [], LIMITS)
+    with pytest.raises(RequestRefused, match="empty"):
+        check_prompt(Prompt(rid="r", text=""), [], LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "suffix", "param", "words"),
+    [
+        (child(ids=[50]), [50], "continuation_ids", "50; token ids go from 0 to 49"),
+        (child(ids=[1], input_ids=[-1]), [1], "input_ids", "-1"),
+        (child(ids=[1] * 99), [1] * 99, "continuation_ids", "at least 100 tokens; the context holds 100"),
+        (child(text="x"), [1] * 99, "continuation_suffix", "at least 100"),
+        (child(sampling=SamplingParams(max_new_tokens=100)), [], "max_new_tokens", "max_new_tokens <= 99"),
+        (child(sampling=SamplingParams(max_new_tokens=10, stop_token_ids=(60,))), [], "stop_token_ids", "60"),
+        (child(sampling=SamplingParams(max_new_tokens=10), top_logprobs_num=51), [], "top_logprobs_num", "51"),
+    ],
+)
+def test_refused_continuations(prompt: Prompt, suffix: list[int], param: str, words: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check_continuation(prompt, suffix, LIMITS)
+    assert caught.value.param == param and words in caught.value.message

@@ -1,0 +1,169 @@
+"""Steps of ordinary rows, beams and rows that ask for nothing, mixed. The model is a table of logits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import trained_tokenizers
+from sampling_requests import make_request
+
+from baton.memory_pool.req_to_token import RowUpdates
+from baton.runtime.runner.model_runner import ForwardOutput
+from baton.runtime.runner.step_profile import StepProfiler
+from baton.runtime.sampling.beam_candidates import BeamRanker
+from baton.runtime.sampling.sampler import Sampler
+from baton.runtime.step_runner import Executor
+from baton.runtime.text.token_bytes import TokenBytes
+from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch
+from baton.scheduler.beam.search import BeamGroup
+from baton.scheduler.request import LogprobOptions, Request
+
+BACKEND = trained_tokenizers.byte_level()
+VOCAB_SIZE = BACKEND.get_vocab_size()
+EOS = (2,)
+
+
+class Table:
+    """A model runner whose row i says logits[i]."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+        self.config = SimpleNamespace(vocab_size=logits.shape[1], eos_token_ids=EOS)
+        self.device = logits.device
+
+    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+        return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
+
+
+def make_executor(logits: torch.Tensor) -> Executor:
+    sampler = Sampler(logits.shape[1], EOS, "cpu", num_rows=8)
+    return Executor(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND), StepProfiler(logits.device))
+
+
+def make_batch(requests: list[Request], samples: list[bool] | None = None, **options: Any) -> ScheduleBatch:
+    nothing = np.empty(0, dtype=np.int32)
+    ones = np.ones(len(requests), dtype=np.int32)
+    return ScheduleBatch(
+        step_id=0,
+        mode=ForwardMode.DECODE,
+        requests=requests,
+        input_ids=ones,
+        out_cache_loc=ones,
+        req_pool_indices=ones,
+        prefix_lens=ones,
+        extend_lens=ones,
+        samples=np.array(samples or [True] * len(requests)),
+        logprob_starts=ones,
+        row_updates=RowUpdates(nothing, nothing, nothing, nothing),
+        **options,
+    )
+
+
+def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return 4 * torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def make_search(width: int, **sampling: Any) -> Request:
+    request = make_request(beam_width=width, rid=f"search {width}", **sampling)
+    request.beams = BeamGroup(request.sampling, 100, None, 1)
+    return request
+
+
+def make_step(request: Request, start: int, stop: int, count: int) -> BeamStep:
+    return BeamStep(request, start, stop, count, np.linspace(-1, -2, stop - start, dtype=np.float32))
+
+
+def assert_ranked(found: BeamCandidates | None, logits: torch.Tensor, step: BeamStep) -> None:
+    (expected,) = BeamRanker(VOCAB_SIZE, EOS, "cpu").rank(logits[step.start : step.stop].contiguous(), [step])
+    assert found is not None
+    assert np.array_equal(found.parents, expected.parents) and np.array_equal(found.tokens, expected.tokens)
+    assert np.array_equal(found.scores, expected.scores)
+
+
+def greedy(**options: Any) -> Request:
+    return make_request(temperature=0.0, **options)
+
+
+def test_beams_between_ordinary_rows():
+    """Rows that do not sample have no logits, so that the logits' rows are not the batch's."""
+    logits = random_logits(10)
+    first, second, idle = make_search(3), make_search(2), make_search(4)
+    steps = [make_step(first, 2, 5, 6), make_step(idle, 5, 7, 0), make_step(second, 8, 10, 4)]
+    requests = [greedy(), greedy(), first, first, first, idle, idle, greedy(), second, second]
+    samples = [True, False, True, True, True, False, False, True, True, True]
+    result = make_executor(logits).run(make_batch(requests, samples, beams=steps)).result
+    best = logits.argmax(-1).tolist()
+    assert result.next_ids.tolist() == [best[0], -1, -1, -1, -1, -1, -1, best[7], -1, -1]
+    assert len(result.beams) == 3 and result.beams[1] is None
+    assert_ranked(result.beams[0], logits, steps[0])
+    assert_ranked(result.beams[2], logits, steps[2])
+
+
+def test_beams_alone_and_a_search_that_wants_nothing_though_its_rows_sample():
+    logits = random_logits(5)
+    first, idle = make_search(3), make_search(2)
+    steps = [make_step(idle, 0, 2, 0), make_step(first, 2, 5, 6)]
+    result = make_executor(logits).run(make_batch([idle] * 2 + [first] * 3, beams=steps)).result
+    assert result.next_ids.tolist() == [-1] * 5 and result.beams[0] is None
+    assert_ranked(result.beams[1], logits, steps[1])
+
+
+def test_without_searches_there_are_no_candidates():
+    assert make_executor(random_logits(1)).run(make_batch([greedy()])).result.beams == []
+
+
+def test_allowed_tokens_go_to_their_rows():
+    logits = random_logits(4)
+    allowed = {0: np.array([5, 9], dtype=np.int32), 3: np.array([7], dtype=np.int32)}
+    requests = [greedy(), greedy(), greedy(), greedy()]
+    result = make_executor(logits).run(make_batch(requests, [True, False, True, True], allowed=allowed)).result
+    expected = [5 if logits[0, 5] > logits[0, 9] else 9, -1, int(logits[2].argmax()), 7]
+    assert result.next_ids.tolist() == expected
+
+
+def test_logprobs_of_ordinary_rows_and_of_beams():
+    logits = random_logits(4)
+    search, plain = make_search(3), greedy()
+    search.logprobs, plain.logprobs = LogprobOptions(top_k=2), LogprobOptions(top_k=1)
+    output = make_executor(logits).run(make_batch([search] * 3 + [plain], beams=[make_step(search, 0, 3, 6)]))
+    assert list(output.output_logprobs) == [3]
+    expected = logits.log_softmax(-1)
+    np.testing.assert_allclose(output.output_logprobs[3].values, [expected[3].max()], atol=1e-5)
+    (found,) = output.result.beams
+    assert found is not None and found.top_ids is not None and found.top_logprobs is not None
+    assert np.array_equal(found.top_ids, expected[:3].topk(2).indices)
+    np.testing.assert_allclose(found.top_logprobs, expected[:3].topk(2).values, atol=1e-5)
+
+
+@pytest.mark.parametrize("min_new_tokens", [0, 2])
+def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
+    """The search takes two steps; in the second, what its two beams say completes the stop string in one of them."""
+    he, the, space = (BACKEND.get_vocab()[token] for token in ("he", "the", "Ġ"))
+    search = make_search(2, stop=("xyz", "e the"), min_new_tokens=min_new_tokens)
+    plain = greedy(stop=("he",), output=[space])
+    first = torch.full((2, VOCAB_SIZE), -50.0)
+    first[0, [he, space]] = torch.tensor([5.0, 4.0])
+    first[1, the] = 5.0
+    executor = make_executor(first)
+    result = executor.run(make_batch([search, plain], beams=[make_step(search, 0, 1, 2)])).result
+    assert result.stop_matches == {1: StopMatch(0, 1, "t")}
+    group, candidates = search.beams, result.beams[0]
+    assert group is not None and candidates is not None and candidates.stops == {}
+    group.select(candidates, ())
+    assert group.sequences().tolist() == [[he], [space]]
+
+    second = torch.full((2, VOCAB_SIZE), -50.0)
+    spaced = BACKEND.get_vocab()["Ġthe"]
+    second[:, spaced] = 5.0
+    executor._runner = cast(Any, Table(second))
+    result = executor.run(make_batch([search, search], beams=[make_step(search, 0, 2, 2)])).result
+    (found,) = result.beams
+    assert found is not None
+    assert list(zip(found.parents.tolist(), found.tokens.tolist())) == [(0, spaced), (1, spaced)]
+    assert found.stops == ({} if min_new_tokens else {0: StopMatch(1, 0, "h")})
+    executor.forget(search)
+    assert executor._stop_strings is not None and len(executor._stop_strings) == 1

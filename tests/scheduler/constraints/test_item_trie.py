@@ -1,0 +1,173 @@
+"""Tries are what nested dicts would be, and every table that is none is named with its fix."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
+
+Nested = dict[int, "Nested"]
+"""A trie as nested dicts, the slow twin: token -> what may follow."""
+
+
+def nested_of(items: list[list[int]]) -> Nested:
+    root: Nested = {}
+    for item in items:
+        node = root
+        for token in item:
+            node = node.setdefault(token, {})
+    return root
+
+
+def table(items: list[list[int]], extra: int = 0) -> np.ndarray:
+    """Padded with -1, and with ``extra`` columns that hold nothing."""
+    rows = np.full((len(items), max(map(len, items)) + extra), -1)
+    for row, item in zip(rows, items, strict=True):
+        row[: len(item)] = item
+    return rows
+
+
+def nodes(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def same(got: np.ndarray, wanted: list[int]) -> bool:
+    return got.dtype == np.int32 and got.tolist() == wanted
+
+
+def without_beginnings(items: list[list[int]]) -> list[list[int]]:
+    return [item for item in items if not any(item != other and other[: len(item)] == item for other in items)]
+
+
+def random_items(rng: random.Random) -> list[list[int]]:
+    """Few or many, of one length or several, over a small vocabulary: doubles and common beginnings abound."""
+    shortest, longest = sorted(rng.choices(range(1, 6), k=2))
+    vocabulary = rng.choice([1, 2, 3, 7, 30])
+    lengths = [rng.randint(shortest, longest) for _ in range(rng.choice([1, 2, 5, 40, 200]))]
+    return [rng.choices(range(vocabulary), k=length) for length in lengths]
+
+
+SEEDS = range(100)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equals_the_nested_twin(seed: int) -> None:
+    rng = random.Random(seed)
+    items = without_beginnings(random_items(rng))
+    trie = ItemTrie.build(table(items, extra=rng.randint(0, 2)))
+    order: deque[tuple[int, Nested]] = deque([(0, nested_of(items))])
+    number = 1
+    while order:
+        node, wanted = order.popleft()
+        index, tokens = trie.children(nodes(node))
+        assert same(tokens, sorted(wanted)) and same(index, [0] * len(wanted))
+        assert same(trie.num_children(nodes(node)), [len(wanted)])
+        assert trie.is_leaf(nodes(node)).tolist() == [not wanted]
+        children = trie.advance(np.full(len(tokens), node, dtype=np.int32), tokens)
+        assert same(children, list(range(number, number + len(wanted)))), "breadth first"
+        number += len(wanted)
+        order.extend((child, wanted[token]) for child, token in zip(children.tolist(), tokens.tolist(), strict=True))
+    assert number == trie.num_nodes == len(trie.edges)
+    assert trie.num_items == len({tuple(item) for item in items})
+    assert (trie.min_depth, trie.max_depth) == (min(map(len, items)), max(map(len, items)))
+    assert trie.is_uniform == (trie.min_depth == trie.max_depth)
+    assert trie.max_token == max(max(item) for item in items)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_item_that_begins_another_is_found_wherever_it_is(seed: int) -> None:
+    items = random_items(random.Random(seed))
+    if without_beginnings(items) == items:
+        ItemTrie.build(table(items))
+        return
+    with pytest.raises(ItemTrieError, match="is the beginning of") as error:
+        ItemTrie.build(table(items))
+    short, long = map(int, re.findall(r"item (\d+)", str(error.value)))
+    assert items[short] != items[long] and items[long][: len(items[short])] == items[short]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_many_nodes_at_once(seed: int) -> None:
+    """Like one after the other, for any nodes in any order, several times too."""
+    rng = random.Random(seed)
+    trie = ItemTrie.build(table(without_beginnings(random_items(rng))))
+    asked = np.array(rng.choices(range(trie.num_nodes), k=rng.randint(0, 12)), dtype=np.int32)
+    index, tokens = trie.children(asked)
+    apart = [(i, token) for i, node in enumerate(asked) for token in trie.children(nodes(node))[1].tolist()]
+    assert same(index, [i for i, _ in apart]) and same(tokens, [token for _, token in apart])
+    reached = [int(trie.advance(nodes(asked[i]), nodes(token))[0]) for i, token in apart]
+    assert same(trie.advance(asked[index], tokens), reached)
+    assert (trie.edges[reached] & 0xFFFFFFFF).tolist() == tokens.tolist()
+
+
+def test_a_node_of_many_children_is_searched_to_its_edges() -> None:
+    """Also where a neighbour without children, or the end of the trie, comes next."""
+    rng = np.random.default_rng(1)
+    for count in (1, 2, 3, 127, 128, 129, 8192):
+        tokens = np.sort(rng.choice(100_000, count, replace=False))
+        trie = ItemTrie.build(np.concatenate([np.stack([np.full(count, head), tokens], axis=1) for head in (3, 7)]))
+        for head in (1, 2):
+            reached = trie.advance(np.full(count, head), tokens)
+            assert reached.tolist() == list(range(3 + count * (head - 1), 3 + count * head)), "two nodes before them"
+            assert (trie.edges[reached] & 0xFFFFFFFF == tokens).all()
+
+
+@pytest.mark.parametrize(("node", "token"), [(0, 2), (0, 0), (0, -1), (0, 9), (1, 9), (1, -1), (2, 4)])
+def test_a_step_that_the_trie_does_not_have_is_a_bug(node: int, token: int) -> None:
+    trie = ItemTrie.build(np.array([[1, 4], [3, 5]]))  # nodes: 1 and 2, then the leaves
+    with pytest.raises(AssertionError, match="no such child"):
+        trie.advance(nodes(node), nodes(token))
+
+
+def test_a_leaf_goes_nowhere() -> None:
+    trie = ItemTrie.build(np.array([[1], [2]]))
+    with pytest.raises(AssertionError, match="no such child"):
+        trie.advance(nodes(2), nodes(2))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64, ">i4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_integers_of_every_kind(dtype: str, order: Literal["C", "F"]) -> None:
+    wanted = ItemTrie.build(np.array([[1, 4], [1, 5], [2, 4]], dtype=np.int32))
+    got = ItemTrie.build(np.array([[2, 4], [1, 5], [1, 4], [1, 5]], dtype=dtype, order=order))
+    assert got.edges.dtype == np.int64 and got.edges.tolist() == wanted.edges.tolist()
+    assert (got.num_items, got.max_token) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (np.zeros(3, dtype=int), r"not of 1 dimensions"),
+        (np.zeros((1, 1, 1), dtype=int), r"not of 3 dimensions"),
+        (np.zeros((2, 2)), r"not of float64"),
+        (np.zeros((2, 2), dtype=bool), r"not of bool"),
+        (np.array([["a"]]), r"not of <U1"),
+        (np.zeros((0, 3), dtype=int), r"no items: the shape is \(0, 3\)"),
+        (np.zeros((3, 0), dtype=int), r"no items: the shape is \(3, 0\)"),
+        (table([[1, 2], []]), r"item 1 has no tokens"),
+        (np.array([[1, 2], [-1, 2]]), r"item 1 begins with -1"),
+        (np.array([[1, 2, 3], [1, -1, 2]]), r"item 1 has -1 between its tokens: \[1, -1, 2\]"),
+        (np.array([[1, 2], [3, -2]]), r"item 1 has the token -2"),
+        (np.array([[2**31]]), r"2147483648 is no token id"),
+        (np.array([[2**63]], dtype=np.uint64), r"9223372036854775808 is no token id"),
+        (table([[3, 4, 9], [5], [3, 4]]), r"item 2 \(2 tokens\) is the beginning of item 0"),
+    ],
+)
+def test_what_makes_no_trie(items: np.ndarray, message: str) -> None:
+    with pytest.raises(ItemTrieError, match=message):
+        ItemTrie.build(items)
+
+
+def test_sizes_are_as_promised() -> None:
+    """Eight bytes per node: a million items of three levels are far below 100 MB."""
+    items = np.random.default_rng(0).integers(0, 64, (20_000, 3))
+    trie = ItemTrie.build(items)
+    assert trie.num_items == len(np.unique(items, axis=0))
+    nodes = 1 + sum(len(np.unique(items[:, :depth], axis=0)) for depth in (1, 2, 3))
+    assert trie.num_bytes == 8 * nodes
