@@ -2,8 +2,8 @@
 
     python benchmarks/host_time.py [--batch-sizes 1 16 64 256] [--plain] [--cprofile decode] [--plot]
 
-The event loop, the scheduler, the executor with its sampler, the upload and the channels are the server's own, on one
-thread; only the model is a double that answers every step with the same logits. Three kinds of steps:
+The event loop, the scheduler, the step runner with its sampler, the upload and the channels are the server's own, on
+one thread; only the model is a double that answers every step with the same logits. Three kinds of steps:
 
     decode   every running request gets a token and streams it
     extend   a batch of continuations with 8 ids each goes on from leased requests: messages, handoff, step, outputs
@@ -44,7 +44,7 @@ from baton.runtime.runner.forward_batch import attention_batch, build_forward_ba
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.step_runner import Executor
+from baton.runtime.step_runner import StepRunner
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
@@ -107,7 +107,7 @@ class Rig:
         self.scheduler = Scheduler(config, pool, allocator, RadixCache(pool, allocator, page_size=1), ())
         self.profiler = StepProfiler(torch.device("cpu"))
         runner: Any = FreeRunner(config.num_rows, context, max_running, self.profiler)
-        executor = Executor(runner, Sampler(VOCAB, (), "cpu", config.num_rows), cast(Any, None), self.profiler)
+        step_runner = StepRunner(runner, Sampler(VOCAB, (), "cpu", config.num_rows), cast(Any, None), self.profiler)
         endpoints = Endpoints.for_threads()
         self._inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
         self._client_inbox: Receiver[FromWorker] = Receiver(endpoints.to_detokenizer, FromWorker)
@@ -115,7 +115,7 @@ class Rig:
         suffixes = ContinuationSuffixes(cast(Any, None), config.max_finished_requests)
         self.loop = EventLoop(
             self.scheduler,
-            executor,
+            step_runner,
             self._inbox,
             self._outbox,
             suffixes,

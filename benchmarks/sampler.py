@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from baton.radix.cache import KVSequence
-from baton.runtime.sampling.op_table import select_sampling_ops
+from baton.runtime.sampling.probe import select_sampling_ops
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.text.incremental_decode import IncrementalDecoder
 from baton.runtime.text.stop_strings import StopStringMatcher

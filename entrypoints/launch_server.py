@@ -30,7 +30,7 @@ from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
-from .http.server import HttpApi, ServerState
+from .http.server import HttpApi, Readiness
 from .server_args import ServerArgs, UsageError, parse_command_line
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class _Server:
             endpoints=self._processes.endpoints,
             metrics=ServerMetrics(args.served_model_name),
         )
-        self._state = ServerState()
+        self._state = Readiness()
         self._http = _HttpServer(
             uvicorn.Config(
                 HttpApi(self._manager, args, self._state).build(),

@@ -36,7 +36,7 @@ from .messages import (
 )
 from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
-from .step_runner import Executor, StepInFlight, StepOutput
+from .step_runner import StepInFlight, StepOutput, StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class EventLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
+        step_runner: StepRunner,
         inbox: Receiver[ToWorker],
         outbox: Sender,
         suffixes: ContinuationSuffixes,
@@ -70,7 +70,7 @@ class EventLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._executor = executor
+        self._step_runner = step_runner
         self._inbox = inbox
         self._outbox = outbox
         self._suffixes = suffixes
@@ -103,7 +103,7 @@ class EventLoop:
     def launch(self, batch: ScheduleBatch) -> StepInFlight | None:
         """Begin a step. None if that failed; then the one before it has been completed first."""
         try:
-            return self._executor.launch(batch, self._in_flight)
+            return self._step_runner.launch(batch, self._in_flight)
         except Exception as error:
             if self._in_flight is not None:
                 self.complete(self._in_flight)
@@ -114,7 +114,7 @@ class EventLoop:
         """Wait for the oldest step in flight, commit it and say what came of it."""
         self._in_flight = None
         try:
-            output = self._executor.finish(step)
+            output = self._step_runner.finish(step)
         except Exception as error:
             self.fail_step(error)
             return
@@ -234,7 +234,7 @@ class EventLoop:
             self.refuse(rid, refusal)
         for event in events:
             if event.finish is not None:
-                self._executor.forget(event.request)
+                self._step_runner.forget(event.request)
                 self._suffixes.close(event.request.rid)
 
     def fail_step(self, error: Exception) -> None:
@@ -251,7 +251,7 @@ class EventLoop:
         self._outputs.discard(events)
         refusals = {event.request.rid: event.refusal for event in events}
         for event in events:
-            self._executor.forget(event.request)
+            self._step_runner.forget(event.request)
             self._suffixes.close(event.request.rid)
         for rid, refusal in refusals.items():
             self.refuse(rid, refusal or RequestRefused(reason, status=500, code=code))

@@ -55,7 +55,7 @@ class _InputLogprobs:
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that the device works on, or has done. `Executor.finish` waits for it."""
+    """A step that the device works on, or has done. `StepRunner.finish` waits for it."""
 
     batch: ScheduleBatch
     next_ids: torch.Tensor
@@ -69,7 +69,7 @@ class StepInFlight:
     output: StepOutput
 
 
-class Executor:
+class StepRunner:
     """Runs steps. ``load_token_bytes`` is called once, when the first request brings a stop string."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The scheduler worker: loads a model, builds pools, tree and scheduler around it, and runs the event loop.
 
-The one place where the parts of a worker are put together.
+The one place where the backends of a worker are put together.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .constraints.item_tries import ItemTries
 from .event_loop import EventLoop
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
-from .runner.device_backends import DeviceParts
+from .runner.device_backends import DeviceBackends
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
-from .sampling.op_table import select_sampling_ops
+from .sampling.probe import select_sampling_ops
 from .sampling.sampler import Sampler
-from .step_runner import Executor
+from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
 
@@ -52,10 +52,12 @@ def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> 
 
 
 def build_worker(
-    config: WorkerConfig, parts: DeviceParts | None = None
-) -> tuple[Scheduler, Executor, StepProfiler, dict]:
-    """Load the model and build everything around it; returns also what the worker tells of itself. parts: None chooses
-    what fits the device."""
+    config: WorkerConfig, backends: DeviceBackends | None = None
+) -> tuple[Scheduler, StepRunner, StepProfiler, dict]:
+    """Load the model and build everything around it; the dict is what the worker tells of itself.
+
+    backends: None chooses what fits the device.
+    """
     asked = config.scheduler
     runner = ModelRunner(
         config.model,
@@ -65,7 +67,7 @@ def build_worker(
         max_total_tokens=asked.max_total_tokens,
         max_running_requests=asked.max_running_requests,
         chunked_prefill_size=asked.chunked_prefill_size,
-        parts=parts,
+        backends=backends,
     )
     resolved = dataclasses.replace(
         asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
@@ -73,10 +75,11 @@ def build_worker(
     eos_token_ids = runner.config.eos_token_ids
     scheduler = build_scheduler(resolved, eos_token_ids)
     vocab_size = runner.config.vocab_size
-    draws = select_sampling_ops(runner.device, vocab_size)
-    sampler = Sampler(vocab_size, eos_token_ids, runner.device, resolved.num_rows, draws)
+    sampler = Sampler(
+        vocab_size, eos_token_ids, runner.device, resolved.num_rows, select_sampling_ops(runner.device, vocab_size)
+    )
     tokenizer = load_tokenizer(config)
-    executor = Executor(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
+    step_runner = StepRunner(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
     info = {
         "model_path": config.model.model_path,
         "vocab_size": runner.config.vocab_size,
@@ -89,7 +92,7 @@ def build_worker(
         "scheduler": dataclasses.asdict(resolved),
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return scheduler, executor, runner.profiler, info
+    return scheduler, step_runner, runner.profiler, info
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
@@ -103,14 +106,14 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
     return functools.cache(lambda: Tokenizer.load(resolve_model_folder(folder)))
 
 
-def warm_up(scheduler: Scheduler, executor: Executor) -> None:
+def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
     sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
     scheduler.add(RequestSpec("warm-up", np.zeros(2, dtype=np.int32), sampling), now=0.0)
     while (batch := scheduler.next_batch(0.0)) is not None:
-        for event in scheduler.process_result(executor.run(batch).result, 0.0):
+        for event in scheduler.process_result(step_runner.run(batch).result, 0.0):
             if event.finish is not None:
-                executor.forget(event.request)
+                step_runner.forget(event.request)
     scheduler.forget("warm-up")
     scheduler.flush_cache()
 
@@ -124,18 +127,18 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
-        scheduler, executor, profiler, info = build_worker(config)
+        scheduler, step_runner, profiler, info = build_worker(config)
         item_tries = ItemTries(info["vocab_size"])
         for name, trie in tries.items():
             item_tries.put(name, trie)
-        warm_up(scheduler, executor)
+        warm_up(scheduler, step_runner)
         gc.collect()
         gc.freeze()  # what stands by now lives for ever: later collections need not look at it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
         ttl = config.scheduler.default_retain_ttl
         overlap = info["overlap"]
-        EventLoop(scheduler, executor, inbox, outbox, suffixes, item_tries, info, ttl, profiler, overlap).run(stop)
+        EventLoop(scheduler, step_runner, inbox, outbox, suffixes, item_tries, info, ttl, profiler, overlap).run(stop)
     finally:
         inbox.close()
         outbox.close()

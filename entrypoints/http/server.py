@@ -53,7 +53,7 @@ _PROFILE_SETTINGS: dict[str, tuple] = {
 
 
 @dataclass(slots=True)
-class ServerState:
+class Readiness:
     """What the routes know of the server's life. warmed_up: the first answer has come through all processes."""
 
     warmed_up: bool = False
@@ -62,7 +62,7 @@ class ServerState:
 class HttpApi:
     """The routes of one server."""
 
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, state: ServerState) -> None:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, state: Readiness) -> None:
         self._manager = manager
         self._args = args
         self._state = state

@@ -1,30 +1,10 @@
-"""RMSNorm (Zhang and Sennrich 2019): x / rms(x) * weight over the last dimension; the mean is taken in float32.
-
-The functions are the torch twins of `ops.Ops`.
-"""
+"""RMSNorm (Zhang and Sennrich 2019): x / rms(x) * weight over the last dimension; the mean is taken in float32."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-import torch.nn.functional as F
 
-if TYPE_CHECKING:
-    from .ops import Ops
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See ops.RMSNormOp."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ops.AddRMSNormOp."""
-    total = residual.add_(x)
-    return rms_norm(total, weight, eps), total
+from .ops import Ops
 
 
 class RMSNorm:

@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 
 from ...memory_pool.kv_pool import KVLayers, copy_kv
-from .activation import silu_and_mul
-from .norm import add_rms_norm, rms_norm
 from .rotary import rotate_and_store
+from .torch_ops import add_rms_norm, rms_norm, silu_and_mul
 
 
 class RMSNormOp(Protocol):

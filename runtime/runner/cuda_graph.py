@@ -23,7 +23,7 @@ from ...attention.backend import AttentionBackend, AttentionBatch, GraphAttentio
 from ...attention.graph_shape import GraphKind, GraphShape
 from ..layers.step_inputs import StepInputs
 from .forward_batch import ForwardBatch, padding_only
-from .graph_catalog import GraphShapes
+from .graph_catalog import GraphCatalog
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class GraphRunner:
         self,
         forward: Forward,
         attention: GraphBackend,
-        shapes: GraphShapes,
+        shapes: GraphCatalog,
         recorder: Recorder,
         req_to_token: torch.Tensor,
     ) -> None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
-class DeviceParts:
+class DeviceBackends:
     """Implementations that fit one device."""
 
     ops: Ops
@@ -35,11 +35,11 @@ class DeviceParts:
     """None: no graphs."""
 
 
-TORCH_PARTS = DeviceParts(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
+TORCH_BACKENDS = DeviceBackends(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
 """Run on every device."""
 
 
-def choose_parts(
+def choose_backends(
     args: ModelArgs,
     config: ModelConfig,
     specs: Sequence[AttentionSpec],
@@ -47,16 +47,16 @@ def choose_parts(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> DeviceParts:
+) -> DeviceBackends:
     """specs: the model's attention layers. Raises ModelLoadError where what is asked for by name cannot be had."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use torch_native")
-        return TORCH_PARTS
+        return TORCH_BACKENDS
     from ..layers.probe import OpShape, select_ops
 
     ops = select_ops(device, dtype, OpShape.of(config))
-    attention = TORCH_PARTS.attention
+    attention = TORCH_BACKENDS.attention
     if args.attention_backend != "torch_native":
         from ...attention.flashinfer.library import FlashInferUnavailable, load_attention
 
@@ -66,6 +66,6 @@ def choose_parts(
             if args.attention_backend == "flashinfer":
                 raise ModelLoadError(f"--attention-backend flashinfer: {error}") from error
             logger.warning("attention runs on torch's own kernels, without CUDA graphs: %s", error)
-            return DeviceParts(ops, attention, None)
+            return DeviceBackends(ops, attention, None)
     captures = args.attention_backend != "torch_native" and not args.disable_cuda_graph
-    return DeviceParts(ops, attention, CudaRecorder if captures else None)
+    return DeviceBackends(ops, attention, CudaRecorder if captures else None)

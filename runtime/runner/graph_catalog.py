@@ -32,7 +32,7 @@ def extend_sizes(largest: int) -> list[int]:
     return [*(size for size in sizes if size < largest), largest] if largest else []
 
 
-class GraphShapes:
+class GraphCatalog:
     """All shapes of one model."""
 
     def __init__(self, *, max_sequences: int, max_tokens: int, group: int) -> None:

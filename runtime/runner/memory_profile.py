@@ -12,7 +12,7 @@ from ...attention.graph_shape import GraphShape
 from ...memory_pool.kv_pool import MHAKVPool
 from ..layers.step_inputs import StepInputs
 from ..models.decoder import Decoder
-from .device_backends import DeviceParts
+from .device_backends import DeviceBackends
 from .forward_batch import padding_only
 
 COPIES = 3
@@ -21,7 +21,7 @@ the weights of a nucleus, and which of those it keeps."""
 
 
 def run_largest_step(
-    model: Decoder, parts: DeviceParts, pool: MHAKVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
+    model: Decoder, backends: DeviceBackends, pool: MHAKVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
 ) -> None:
     """Prefill one sequence of ``tokens``, then sample for ``rows`` of them; and plan for graphs of ``shapes``, so that
     workspaces grow to what those need. pool: of so many tokens."""
@@ -30,7 +30,7 @@ def run_largest_step(
     width = max([tokens, *(shape.tokens for shape in shapes)])
     req_to_token = torch.zeros(2, width, dtype=torch.int32, device=device)
     req_to_token[0, :tokens] = torch.from_numpy(slots)
-    attention = parts.attention(pool, [layer.self_attn.spec for layer in model.layers])
+    attention = backends.attention(pool, [layer.self_attn.spec for layer in model.layers])
     attention.plan(
         AttentionBatch(
             req_to_token=req_to_token,

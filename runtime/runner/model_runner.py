@@ -27,9 +27,9 @@ from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import Decoder, attention_specs
 from .cuda_graph import GraphRunner, Recorder
-from .device_backends import DeviceParts, choose_parts
+from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
-from .graph_catalog import GraphShapes
+from .graph_catalog import GraphCatalog
 from .memory_profile import run_largest_step
 from .memory_sizing import (
     MemoryPlan,
@@ -69,11 +69,11 @@ class ModelRunner:
         max_total_tokens: int,
         max_running_requests: int = 0,
         chunked_prefill_size: int = 2048,
-        parts: DeviceParts | None = None,
+        backends: DeviceBackends | None = None,
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
         from memory. max_running_requests, chunked_prefill_size: sequences and new tokens of the largest step; 0: as
-        many as there are rows. parts: None chooses what fits the device.
+        many as there are rows. backends: None chooses what fits the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -94,11 +94,11 @@ class ModelRunner:
         available = available_memory(self.device)
         with torch.inference_mode():
             specs = attention_specs(self.config)
-            parts = parts or choose_parts(
+            backends = backends or choose_backends(
                 args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
             )
-            self._model = self._load(args, folder, parts)
-            shapes = GraphShapes(
+            self._model = self._load(args, folder, backends)
+            shapes = GraphCatalog(
                 max_sequences=min(args.cuda_graph_max_bs, max_running),
                 # A sequence of padding is as long as what it pads.
                 max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
@@ -106,14 +106,14 @@ class ModelRunner:
             )
             # The last row is padding: it names slot 0 throughout.
             self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
-            plan = self._plan_memory(parts, shapes if parts.recorder is not None else None, available)
+            plan = self._plan_memory(backends, shapes if backends.recorder is not None else None, available)
             self.max_total_tokens = plan.kv_tokens
             try:
-                self.kv_pool = self._make_pool(parts, plan.kv_tokens)
+                self.kv_pool = self._make_pool(backends, plan.kv_tokens)
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
-            self.attention: AttentionBackend = parts.attention(self.kv_pool, specs)
-            self._graphs = self._capture(parts.recorder(), shapes) if parts.recorder is not None else None
+            self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
+            self._graphs = self._capture(backends.recorder(), shapes) if backends.recorder is not None else None
         logger.info(
             "%s on %s, %s, attention %s; %s",
             self.config.architecture,
@@ -181,9 +181,9 @@ class ModelRunner:
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def _load(self, args: ModelArgs, folder: Path, parts: DeviceParts) -> Decoder:
+    def _load(self, args: ModelArgs, folder: Path, backends: DeviceBackends) -> Decoder:
         try:
-            model = Decoder(self.config, parts.ops, dtype=self.dtype, device=self.device)
+            model = Decoder(self.config, backends.ops, dtype=self.dtype, device=self.device)
             if args.load_format == "dummy":
                 fill_dummy(model.checkpoint_views())
             else:
@@ -192,7 +192,7 @@ class ModelRunner:
             raise explain_out_of_memory(error, "load", self._settings) from error
         return model
 
-    def _plan_memory(self, parts: DeviceParts, shapes: GraphShapes | None, available: int) -> MemoryPlan:
+    def _plan_memory(self, backends: DeviceBackends, shapes: GraphCatalog | None, available: int) -> MemoryPlan:
         """shapes: of the graphs that will be captured."""
         settings = self._settings
         graphs = shapes.largest_first if shapes is not None else []
@@ -201,10 +201,10 @@ class ModelRunner:
         per_token = kv_bytes_per_token(**self._kv_shape)
 
         def largest_step() -> None:
-            pool = self._make_pool(parts, pool_tokens)
+            pool = self._make_pool(backends, pool_tokens)
             largest = shapes.largest_of_each_kind if shapes is not None else []
             rows = settings.max_running_requests
-            run_largest_step(self._model, parts, pool, tokens=tokens, rows=rows, shapes=largest)
+            run_largest_step(self._model, backends, pool, tokens=tokens, rows=rows, shapes=largest)
 
         try:
             taken = profiled_bytes(self.device, largest_step)
@@ -238,16 +238,16 @@ class ModelRunner:
             "dtype": self.dtype,
         }
 
-    def _make_pool(self, parts: DeviceParts, tokens: int) -> MHAKVPool:
+    def _make_pool(self, backends: DeviceBackends, tokens: int) -> MHAKVPool:
         return MHAKVPool(
             num_tokens=tokens,
             page_size=self._settings.page_size,
             device=self.device,
-            copy_disjoint=parts.ops.copy_kv,
+            copy_disjoint=backends.ops.copy_kv,
             **self._kv_shape,
         )
 
-    def _capture(self, recorder: Recorder, shapes: GraphShapes) -> GraphRunner | None:
+    def _capture(self, recorder: Recorder, shapes: GraphCatalog) -> GraphRunner | None:
         if not isinstance(self.attention, GraphBackend) or not shapes.largest_first:
             return None
         before = available_memory(self.device)

@@ -3,9 +3,9 @@
     host    |receive|schedule|  plan  |launch|        wait        |commit|receive|schedule| …
     device  ······ gap ···············|====== step N ======|······ gap ······
 
-The loop, the executor and the model runner share one `StepProfiler` and call `lap` where a phase ends; while nothing is
-recorded that costs the test of a flag. On one thread laps leave nothing out: the phases of a turn of the loop add up to
-the turn.
+The loop, the step runner and the model runner share one `StepProfiler` and call `lap` where a phase ends. While nothing
+is recorded, that costs the test of a flag. On one thread no time is left out: the phases of a turn of the loop add up
+to the turn.
 
 With overlapped scheduling ``wait`` and ``commit`` of a turn are those of the step before; in numbers per turn nothing
 changes. Where the loop slept because there was no work the time is ``idle``, and no part of any step.

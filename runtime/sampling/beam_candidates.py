@@ -23,7 +23,7 @@ import torch
 
 from ...scheduler.batch import BeamCandidates, BeamStep
 from ..runner.device_copy import to_host, upload
-from .op_table import TORCH_OPS, SamplingOps
+from .ops import TORCH_OPS, SamplingOps
 from .ranking import SLICE_ELEMENTS, chunk_maxima, top_tokens
 
 CHUNK = 128
@@ -87,7 +87,7 @@ class BeamRanker:
         step wants at least one candidate.
         """
         firsts = _starts([step.stop - step.start for step in steps])
-        maxima, *shape = self._ops.survey(logits, CHUNK)
+        maxima, *shape = self._ops.row_statistics(logits, CHUNK)
         softmax = _LogSoftmax(*shape)
         (scores,) = upload([np.concatenate([step.scores for step in steps])], self._device)
         ranked = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from flashinfer.sampling import top_p_renorm_probs  # pyright: ignore[reportMissingImports]
 
-from .op_table import DrawAllOp
+from .ops import DrawAllOp
 from .torch_ops import Filters, draw_nucleus_by_sort, weigh
 
 MIN_VOCAB = 2048
@@ -17,7 +17,7 @@ MIN_VOCAB = 2048
 
 
 def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor, *, draw_all: DrawAllOp) -> torch.Tensor:
-    """See `draws.draw_nucleus_by_sort`. Two differences: of tokens that tie where the nucleus ends, all are kept, and
+    """As `torch_ops.draw_nucleus_by_sort`, but of tokens that tie where the nucleus ends, all are kept, and
     the sum that ends it is rounded to float32."""
     if logits.shape[-1] < MIN_VOCAB:
         return draw_nucleus_by_sort(logits, filters, keys)

@@ -49,7 +49,7 @@ def chunk_maxima(logits: torch.Tensor, chunk: int) -> torch.Tensor:
     return torch.cat([maxima, logits[:, whole:].amax(dim=-1, keepdim=True)], dim=-1)
 
 
-def survey(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def row_statistics(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Chunk maxima [n, chunks], the best logit [n] and log(sum(exp(logit - best))) [n] of each row, float32 all.
 
     What the last two make of a logit, (logit - best) - log_sum, is NaN where the row holds a NaN or nothing but -inf.

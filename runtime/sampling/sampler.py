@@ -7,7 +7,7 @@ Order, as in SGLang and vLLM:
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
-(`draws`, and its faster twins in `sampling_ops`).
+(`torch_ops`, and its faster twins in `ops`).
 
 Nothing here waits for the device: what a step needs goes up by `device_copy.upload`, and the tokens stay there.
 
@@ -29,7 +29,7 @@ from ...scheduler.request import Request
 from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
 from .noise import draw_keys
-from .op_table import TORCH_OPS, SamplingOps
+from .ops import TORCH_OPS, SamplingOps
 from .penalties import Penalties, PendingTokens, uses_penalties
 from .ranking import SLICE_ELEMENTS
 from .torch_ops import Filters

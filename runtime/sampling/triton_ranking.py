@@ -15,8 +15,8 @@ BLOCK = 4096
 """Tokens that a program looks at in one go."""
 
 
-def survey(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `ranking.survey`."""
+def row_statistics(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `ranking.row_statistics`."""
     rows, vocab_size = logits.shape
     chunks = -(-vocab_size // chunk)
     maxima = torch.empty(rows, chunks, device=logits.device)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from fake_flashinfer import FakeFlashInfer
 
-from baton.attention.flashinfer.backend.backend import FlashInferBackend
-from baton.attention.flashinfer.backend.kv_indices import build_kv_indices
+from baton.attention.flashinfer.backend import FlashInferBackend
+from baton.attention.flashinfer.kv_indices import build_kv_indices
 from baton.attention.graph_shape import GraphShape
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.runner.cuda_graph import GraphRunner
-from baton.runtime.runner.device_backends import DeviceParts
+from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.runner.model_runner import ModelRunner
 
 
@@ -31,10 +31,10 @@ class Rerun:
         return output, replay
 
 
-def graph_parts(*, graphs: bool = True) -> DeviceParts:
+def graph_backends(*, graphs: bool = True) -> DeviceBackends:
     """Without ``graphs``: FlashInfer's backend alone."""
     library = FakeFlashInfer().library
-    return DeviceParts(
+    return DeviceBackends(
         ops=TORCH_OPS,
         attention=lambda pool, specs: FlashInferBackend(pool, specs, library, build_kv_indices),
         recorder=Rerun if graphs else None,

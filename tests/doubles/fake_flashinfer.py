@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from baton.attention.flashinfer.backend.kernel import FlashInferLibrary
+from baton.attention.flashinfer.kernel import FlashInferLibrary
 
 plan_numbers = itertools.count(1)
 

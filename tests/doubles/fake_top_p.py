@@ -29,6 +29,6 @@ def install(patch: pytest.MonkeyPatch, function=top_p_renorm_probs) -> None:
     patch.setitem(sys.modules, "flashinfer", package)
     patch.setitem(sys.modules, "flashinfer.sampling", sampling)
     patch.delitem(sys.modules, "baton.runtime.sampling.flashinfer_ops", raising=False)
-    import baton.runtime
+    import baton.runtime.sampling
 
-    patch.delattr(baton.runtime, "sampling_flashinfer", raising=False)
+    patch.delattr(baton.runtime.sampling, "flashinfer_ops", raising=False)

@@ -1,4 +1,4 @@
-"""A real worker without processes: model, scheduler and executor, driven to the end by one call."""
+"""A real worker without processes: model, scheduler and step runner, driven to the end by one call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from baton.runtime.config import ModelArgs, WorkerConfig
-from baton.runtime.runner.device_backends import DeviceParts
+from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepInFlight
 from baton.runtime.worker import build_worker
@@ -34,7 +34,7 @@ class Answer:
 
 
 class LocalWorker:
-    """``overlap``: with a step in flight, as the event loop does it. ``parts``: None for those of a CPU. ``options``:
+    """``overlap``: with a step in flight, as in the event loop. ``backends``: None for those of a CPU. ``options``:
     fields of SchedulerConfig; ``model_options``: of ModelArgs."""
 
     def __init__(
@@ -42,7 +42,7 @@ class LocalWorker:
         model_path: Path | str,
         *,
         overlap: bool = False,
-        parts: DeviceParts | None = None,
+        backends: DeviceBackends | None = None,
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -50,7 +50,7 @@ class LocalWorker:
         defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
         model = ModelArgs(model_path=str(model_path), **(defaults | (model_options or {})))
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
-        self.scheduler, self.executor, _, self.info = build_worker(config, parts)
+        self.scheduler, self.step_runner, _, self.info = build_worker(config, backends)
         self.overlap = overlap
         self._count = 0
 
@@ -77,12 +77,12 @@ class LocalWorker:
         while True:
             batch = self.scheduler.next_batch(0.0)
             if batch is not None:
-                in_flight.append(self.executor.launch(batch, in_flight[-1] if in_flight else None))
+                in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:
                     continue
             if not in_flight:
                 break
-            output = self.executor.finish(in_flight.popleft())
+            output = self.step_runner.finish(in_flight.popleft())
             for request, chunk in output.input_logprobs:
                 answers[request.rid].input_logprobs.append(chunk)
             for event in self.scheduler.process_result(output.result, 0.0):
@@ -96,7 +96,7 @@ class LocalWorker:
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])
                 if event.finish is not None:
-                    self.executor.forget(event.request)
+                    self.step_runner.forget(event.request)
             after_step()
         assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
         return list(answers.values())

@@ -1,7 +1,7 @@
 """Finds, on a CPU, what would make the host wait for a GPU.
 
     with no_waits():
-        executor.launch(batch, previous)
+        step_runner.launch(batch, previous)
 
 raises WouldWait where a tensor's value is read on the host (`item`, `bool(t)`, `nonzero`, boolean masks as indices, …),
 and where data crosses between host and device other than through `runtime/runner/device_copy.py` (`torch.tensor`,

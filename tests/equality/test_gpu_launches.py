@@ -40,7 +40,7 @@ def test_no_launch_of_a_worker_waits(monkeypatch, model, device, disable_cuda_gr
     worker = LocalWorker(model, overlap=True, model_options=kind, disable_radix_cache=True, chunked_prefill_size=64)
     worker.run(mixed_requests(some_items(SEED), SEED))
 
-    launch, watched = worker.executor.launch, []
+    launch, watched = worker.step_runner.launch, []
 
     def watching(batch: ScheduleBatch, previous: StepInFlight | None) -> StepInFlight:
         if batch.beams or device == "cpu":
@@ -52,7 +52,7 @@ def test_no_launch_of_a_worker_waits(monkeypatch, model, device, disable_cuda_gr
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(worker.executor, "launch", watching)
+    monkeypatch.setattr(worker.step_runner, "launch", watching)
     answers = worker.run(mixed_requests(some_items(SEED), SEED))
     assert all(answer.finish is not None for answer in answers)
     assert device == "cpu" or len(set(watched)) == 2

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_graphs import count_replays, graph_parts
+from cpu_graphs import count_replays, graph_backends
 from local_worker import LocalWorker
 from mixed_requests import assert_same_answers, mixed_requests, some_items
 
-from baton.attention.flashinfer.backend import backend as flashinfer
-from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
+from baton.attention.flashinfer import backend as flashinfer
+from baton.attention.flashinfer import kernel
 from baton.attention.graph_shape import GraphKind
 from baton.scheduler.request import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
@@ -31,7 +31,7 @@ GRAPHS = {"cuda_graph_max_tokens": 96}
 def small_scale(monkeypatch):
     """Two beams over a page are worth reading their prefix apart, so that all three kinds of graphs occur."""
     monkeypatch.setattr(flashinfer, "SHARED_KEYS", 16)
-    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def small_scale(monkeypatch):
 def test_graphs_say_what_plain_steps_say(overlap: bool, options: dict[str, Any]) -> None:
     items = some_items(SEED)
     plain = LocalWorker(TOY, **options)
-    worker = LocalWorker(TOY, overlap=overlap, parts=graph_parts(), model_options=GRAPHS, **options)
+    worker = LocalWorker(TOY, overlap=overlap, backends=graph_backends(), model_options=GRAPHS, **options)
     assert worker.info["cuda_graphs"] and worker.info["attention_backend"] == "flashinfer"
-    replays = count_replays(worker.executor._runner)
+    replays = count_replays(worker.step_runner._runner)
     for each in (plain, worker):
         each.scheduler._reserve._ratio = 0.0  # so that a small pool is over-committed
     expected, found = plain.run(mixed_requests(items, SEED)), worker.run(mixed_requests(items, SEED))
@@ -65,7 +65,7 @@ def test_without_graphs(page_size: int) -> None:
     """FlashInfer's backend, every step launched by itself."""
     items = some_items(SEED)
     plain = LocalWorker(TOY, page_size=page_size)
-    worker = LocalWorker(TOY, parts=graph_parts(graphs=False), page_size=page_size)
+    worker = LocalWorker(TOY, backends=graph_backends(graphs=False), page_size=page_size)
     expected, found = plain.run(mixed_requests(items, SEED)), worker.run(mixed_requests(items, SEED))
     assert_same_answers(mixed_requests(items, SEED), expected, found)
 
@@ -79,11 +79,11 @@ def test_a_continuations_suffix_runs_as_a_graph(page_size: int) -> None:
     search = SamplingParams(beam_width=8, n=8, max_new_tokens=3)
     second = RequestSpec("second", suffix, search, continuation=ContinuationSpec("first", 0, "finish", False, None))
     answers = []
-    for parts in (None, graph_parts()):
-        worker = LocalWorker(TOY, parts=parts, model_options=GRAPHS, page_size=page_size)
-        replays = count_replays(worker.executor._runner) if parts else {}
+    for backends in (None, graph_backends()):
+        worker = LocalWorker(TOY, backends=backends, model_options=GRAPHS, page_size=page_size)
+        replays = count_replays(worker.step_runner._runner) if backends else {}
         answers.append(worker.run([first]) + worker.run([second]))
-        if parts:
+        if backends:
             extends = [shape.tokens for shape in replays if shape.kind is GraphKind.EXTEND]
             assert extends == [64, 8], "the prompt, then the suffix and the last sampled token"
             assert answers[-1][1].inheritance is not None

@@ -43,14 +43,14 @@ def test_nothing_is_computed_in_vain_where_nothing_stops_early() -> None:
     """Each sequence costs prompt + output - 1 tokens: the step in flight is counted when the next one is formed."""
     worker = LocalWorker(TOY, overlap=True, disable_radix_cache=True)
     scheduled = 0
-    launch = worker.executor.launch
+    launch = worker.step_runner.launch
 
     def count(batch, previous):
         nonlocal scheduled
         scheduled += int(batch.extend_lens.sum())
         return launch(batch, previous)
 
-    worker.executor.launch = count
+    worker.step_runner.launch = count
     lengths = [(3, 1), (20, 2), (70, 30), (41, 17)]
     prompts = [list(range(100, 100 + length)) for length, _ in lengths]
     worker.generate(

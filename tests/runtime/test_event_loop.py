@@ -88,7 +88,7 @@ class Rig:
         pool, allocator = ReqToTokenPool(config.num_rows, CONTEXT), Allocator(TOKENS, 1, check=True)
         cache = RadixCache(pool, allocator, page_size=1)
         self.scheduler = Scheduler(config, pool, allocator, cache, ())
-        self.executor: Any = EchoExecutor(KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT))
+        self.step_runner: Any = EchoExecutor(KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT))
         self.inbox: deque[list[Message]] = deque()
         self.sent: list[Any] = []
         self.stop = threading.Event()
@@ -97,7 +97,7 @@ class Rig:
         self.profiler = StepProfiler(torch.device("cpu"))
         self.loop = EventLoop(
             self.scheduler,
-            self.executor,
+            self.step_runner,
             inbox,
             inbox,
             suffixes,
@@ -150,7 +150,7 @@ def test_requests_are_answered(overlap: bool) -> None:
     for rid, prompt in prompts.items():
         assert rig.said(rid) == expected_output(prompt, 9) and rig.finishes(rid) == ["length"]
     assert rig.said("one") == expected_output([1, 2, 3], 1)
-    assert rig.executor.most_in_flight == (2 if overlap else 1)
+    assert rig.step_runner.most_in_flight == (2 if overlap else 1)
     assert isinstance(rig.sent[0], WorkerStats)
 
 
@@ -185,7 +185,7 @@ def test_an_abort_while_a_step_is_in_flight(overlap: bool) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_failed_step_ends_its_requests_and_no_others(overlap: bool, kind: str, number: int) -> None:
     rig = Rig(overlap=overlap)
-    (rig.executor.failing_launches if kind == "launch" else rig.executor.failing_waits).add(number)
+    (rig.step_runner.failing_launches if kind == "launch" else rig.step_runner.failing_waits).add(number)
     rig.inbox.append([ask("a", list(range(20))), ask("b", list(range(50, 90)))])
     rig.inbox.extend([[], [], [], [], [ask("late", [7, 8], 4)]])
     rig.run()
@@ -203,7 +203,7 @@ def test_a_failed_step_ends_its_requests_and_no_others(overlap: bool, kind: str,
 @LOOPS
 def test_a_broken_device_ends_the_worker(overlap: bool) -> None:
     rig = Rig(overlap=overlap)
-    rig.executor.failing_launches |= set(range(1, 20))
+    rig.step_runner.failing_launches |= set(range(1, 20))
     rig.inbox.extend([ask(f"r{n}", [n, 1])] for n in range(MAX_FAILED_STEPS))
     with pytest.raises(RuntimeError, match="on fire"):
         rig.run()
@@ -231,7 +231,7 @@ def test_steps_are_profiled_between_start_and_stop(overlap: bool) -> None:
     replies = {message.call_id: message for message in rig.sent if isinstance(message, ControlReply)}
     assert [replies[i].ok for i in (1, 2, 3, 4)] == [False, True, False, True]
     profile = msgspec.json.decode(replies[4].payload)
-    assert profile["steps"] == rig.executor.launches and profile["kinds"]["extend"]["steps"] == 1
+    assert profile["steps"] == rig.step_runner.launches and profile["kinds"]["extend"]["steps"] == 1
     decode = profile["kinds"]["decode"]
     assert decode["rows"] == {"min": 2, "median": 2.0, "max": 2}
     laps = [times["total"] for times in decode["phases_ms"].values()]

@@ -16,7 +16,7 @@ from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.step_runner import Executor
+from baton.runtime.step_runner import StepRunner
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch
 from baton.scheduler.beam.search import BeamGroup
@@ -39,9 +39,9 @@ class Table:
         return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
 
 
-def make_executor(logits: torch.Tensor) -> Executor:
+def make_executor(logits: torch.Tensor) -> StepRunner:
     sampler = Sampler(logits.shape[1], EOS, "cpu", num_rows=8)
-    return Executor(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND), StepProfiler(logits.device))
+    return StepRunner(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND), StepProfiler(logits.device))
 
 
 def make_batch(requests: list[Request], samples: list[bool] | None = None, **options: Any) -> ScheduleBatch:
@@ -148,8 +148,8 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     first = torch.full((2, VOCAB_SIZE), -50.0)
     first[0, [he, space]] = torch.tensor([5.0, 4.0])
     first[1, the] = 5.0
-    executor = make_executor(first)
-    result = executor.run(make_batch([search, plain], beams=[make_step(search, 0, 1, 2)])).result
+    step_runner = make_executor(first)
+    result = step_runner.run(make_batch([search, plain], beams=[make_step(search, 0, 1, 2)])).result
     assert result.stop_matches == {1: StopMatch(0, 1, "t")}
     group, candidates = search.beams, result.beams[0]
     assert group is not None and candidates is not None and candidates.stops == {}
@@ -159,11 +159,11 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     second = torch.full((2, VOCAB_SIZE), -50.0)
     spaced = BACKEND.get_vocab()["Ġthe"]
     second[:, spaced] = 5.0
-    executor._runner = cast(Any, Table(second))
-    result = executor.run(make_batch([search, search], beams=[make_step(search, 0, 2, 2)])).result
+    step_runner._runner = cast(Any, Table(second))
+    result = step_runner.run(make_batch([search, search], beams=[make_step(search, 0, 2, 2)])).result
     (found,) = result.beams
     assert found is not None
     assert list(zip(found.parents.tolist(), found.tokens.tolist())) == [(0, spaced), (1, spaced)]
     assert found.stops == ({} if min_new_tokens else {0: StopMatch(1, 0, "h")})
-    executor.forget(search)
-    assert executor._stop_strings is not None and len(executor._stop_strings) == 1
+    step_runner.forget(search)
+    assert step_runner._stop_strings is not None and len(step_runner._stop_strings) == 1

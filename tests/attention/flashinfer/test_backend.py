@@ -12,10 +12,10 @@ from attention_scene import Scene
 from fake_flashinfer import FakeFlashInfer
 
 from baton.attention.backend import AttentionBatch, SharedPrefix
-from baton.attention.flashinfer.backend import backend as flashinfer
-from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
-from baton.attention.flashinfer.backend.backend import FlashInferBackend
-from baton.attention.flashinfer.backend.kv_indices import build_kv_indices
+from baton.attention.flashinfer import backend as flashinfer
+from baton.attention.flashinfer import kernel
+from baton.attention.flashinfer.backend import FlashInferBackend
+from baton.attention.flashinfer.kv_indices import build_kv_indices
 from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.attention.torch_native import TorchNativeBackend
 
@@ -35,8 +35,8 @@ def groups(page_size: int) -> tuple[SharedPrefix, ...]:
 
 @pytest.fixture(autouse=True)
 def small_workspaces(monkeypatch):
-    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
-    monkeypatch.setattr(flashinfer_kernel, "INT_WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "INT_WORKSPACE_BYTES", 1 << 10)
 
 
 def make_backend(scene: Scene, fake: FakeFlashInfer | None = None, **options) -> FlashInferBackend:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.attention.flashinfer.backend.kv_indices import build_kv_indices
+from baton.attention.flashinfer.kv_indices import build_kv_indices
 
 
 def case(page_size: int, device: str = "cpu") -> tuple[dict, np.ndarray]:
@@ -33,7 +33,7 @@ def test_torch(page_size):
 
 
 def check_triton(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from baton.attention.flashinfer.backend import triton_kv_indices
+    from baton.attention.flashinfer import triton_kv_indices
 
     monkeypatch.setattr(triton_kv_indices, "BLOCK", 16)  # several programs for a sequence
     for page_size in (1, 16, 64):

@@ -11,10 +11,8 @@ import torch
 from fake_flashinfer import FakeFlashInfer
 
 from baton.attention.backend import AttentionSpec
-from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
-from baton.attention.flashinfer.backend import kv_indices
-from baton.attention.flashinfer.backend import library as flashinfer_library
-from baton.attention.flashinfer.backend.library import (
+from baton.attention.flashinfer import kernel, kv_indices, library
+from baton.attention.flashinfer.library import (
     FlashInferUnavailable,
     check_compiler,
     check_supported,
@@ -37,7 +35,7 @@ def fake(monkeypatch) -> FakeFlashInfer:
     fake = FakeFlashInfer()
     package, decode = types.ModuleType("flashinfer"), types.ModuleType("flashinfer.decode")
     attributes = {
-        "__version__": flashinfer_library.VERSION,
+        "__version__": library.VERSION,
         "BatchPrefillWithPagedKVCacheWrapper": fake.library.prefill,
         "BatchDecodeWithPagedKVCacheWrapper": fake.library.decode,
         "merge_state_in_place": fake.library.merge_state_in_place,
@@ -46,9 +44,9 @@ def fake(monkeypatch) -> FakeFlashInfer:
     decode.__dict__["fast_decode_plan"] = fake.library.fast_decode_plan
     monkeypatch.setitem(sys.modules, "flashinfer", package)
     monkeypatch.setitem(sys.modules, "flashinfer.decode", decode)
-    monkeypatch.setattr(flashinfer_library.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(library.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
     return fake
 
 
@@ -149,19 +147,19 @@ def test_it_lacks_something(fake, monkeypatch, caplog):
 
 
 def test_there_is_no_compiler(monkeypatch, tmp_path):
-    monkeypatch.setattr(flashinfer_library.Path, "exists", lambda self: False)
-    monkeypatch.setattr(flashinfer_library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(library.Path, "exists", lambda self: False)
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
     with pytest.raises(FlashInferUnavailable, match="there is no nvcc; install the CUDA toolkit"):
         check_compiler()
-    monkeypatch.setattr(flashinfer_library.shutil, "which", lambda name: "/bin/nvcc" if name == "nvcc" else None)
-    monkeypatch.setattr(flashinfer_library.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(library.shutil, "which", lambda name: "/bin/nvcc" if name == "nvcc" else None)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FlashInferUnavailable, match="there is no ninja; pip install ninja"):
         check_compiler()
 
 
 def test_kernels_compiled_ahead_need_no_compiler(monkeypatch):
-    monkeypatch.setattr(flashinfer_library.shutil, "which", lambda name: None)
-    monkeypatch.setattr(flashinfer_library.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: object())
     check_compiler()
 
 

@@ -18,7 +18,7 @@ from baton.memory_pool.kv_pool import KVLayers
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers.ops import TORCH_OPS, Ops
 from baton.runtime.layers.probe import LIBRARIES
-from baton.runtime.runner.device_backends import TORCH_PARTS
+from baton.runtime.runner.device_backends import TORCH_BACKENDS
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
 
@@ -38,8 +38,8 @@ def library(request, monkeypatch, interpreter):
 def generate(folder: Path, ops: Ops, steps: int = 4) -> tuple[list[list[int]], torch.Tensor]:
     """Prompts in one step, then greedily; a fork by copied slots at the end. -> ids and the last logits."""
     args = ModelArgs(model_path=str(folder), dtype="float32", device="cpu")
-    parts = replace(TORCH_PARTS, ops=ops)
-    runner = ModelRunner(args, context_length=64, num_rows=4, page_size=4, max_total_tokens=256, parts=parts)
+    backends = replace(TORCH_BACKENDS, ops=ops)
+    runner = ModelRunner(args, context_length=64, num_rows=4, page_size=4, max_total_tokens=256, backends=backends)
     driver = ModelDriver(runner, page_size=4)
     sequences = [driver.open(prompt) for prompt in PROMPTS]
     driver.generate(sequences, steps)

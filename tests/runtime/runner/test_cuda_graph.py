@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpu_graphs import Rerun, count_replays, graph_parts
+from cpu_graphs import Rerun, count_replays, graph_backends
 from model_driver import ModelDriver
 
 from baton.attention.backend import AttentionBatch, GraphBackend, SharedPrefix
-from baton.attention.flashinfer.backend import backend as flashinfer
-from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
+from baton.attention.flashinfer import backend as flashinfer
+from baton.attention.flashinfer import kernel
 from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.cuda_graph import CudaRecorder
-from baton.runtime.runner.device_backends import DeviceParts
+from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.runner.model_runner import ModelRunner
 
 CONFIG: dict[str, Any] = {
@@ -48,10 +48,10 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def small_workspaces(monkeypatch):
-    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
 
 
-def make_runner(folder: Path, parts: DeviceParts | None, page_size: int, **changes: Any) -> ModelRunner:
+def make_runner(folder: Path, backends: DeviceBackends | None, page_size: int, **changes: Any) -> ModelRunner:
     args: dict[str, Any] = {"model_path": str(folder), "load_format": "dummy", "cuda_graph_max_tokens": 64}
     return ModelRunner(
         ModelArgs(**(args | changes)),
@@ -60,7 +60,7 @@ def make_runner(folder: Path, parts: DeviceParts | None, page_size: int, **chang
         page_size=page_size,
         max_total_tokens=24 * 512,
         max_running_requests=16,
-        parts=parts,
+        backends=backends,
     )
 
 
@@ -103,7 +103,7 @@ def compare(plain: ModelRunner, graphs: ModelRunner, page_size: int, *, steps: i
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_random_steps(folder, page_size):
     plain = make_runner(folder, None, page_size, device="cpu")
-    graphs = make_runner(folder, graph_parts(), page_size, device="cpu")
+    graphs = make_runner(folder, graph_backends(), page_size, device="cpu")
     assert graphs.has_graphs and not plain.has_graphs
     replays = compare(plain, graphs, page_size, atol=1e-4)
     assert {shape.kind for shape in replays} == {GraphKind.DECODE, GraphKind.EXTEND}
@@ -112,9 +112,9 @@ def test_random_steps(folder, page_size):
 
 @pytest.mark.usefixtures("small_workspaces")
 def test_flags_say_what_is_captured(folder, capsys):
-    none = make_runner(folder, graph_parts(), 1, device="cpu", cuda_graph_max_bs=0)
+    none = make_runner(folder, graph_backends(), 1, device="cpu", cuda_graph_max_bs=0)
     assert not none.has_graphs
-    few = make_runner(folder, graph_parts(), 1, device="cpu", cuda_graph_max_bs=2, cuda_graph_max_tokens=0)
+    few = make_runner(folder, graph_backends(), 1, device="cpu", cuda_graph_max_bs=2, cuda_graph_max_tokens=0)
     assert few._graphs is not None and set(few._graphs._graphs) == {
         GraphShape(GraphKind.DECODE, 1, 1),
         GraphShape(GraphKind.DECODE, 2, 2),
@@ -142,8 +142,8 @@ def test_a_capture_that_fails_costs_speed_only(folder, caplog):
         def record(self, run):
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    parts = dataclasses.replace(graph_parts(), recorder=Broken)
-    runner = make_runner(folder, parts, 1, device="cpu")
+    backends = dataclasses.replace(graph_backends(), recorder=Broken)
+    runner = make_runner(folder, backends, 1, device="cpu")
     assert not runner.has_graphs and gc.isenabled()
     assert "no CUDA graphs" in caplog.text and "not permitted when stream is capturing" in caplog.text
     driver = ModelDriver(runner)
@@ -153,7 +153,7 @@ def test_a_capture_that_fails_costs_speed_only(folder, caplog):
 @pytest.mark.usefixtures("small_workspaces")
 def test_beams_too_narrow_for_their_own_graph_take_that_of_a_decode(folder, monkeypatch):
     monkeypatch.setattr(flashinfer, "SHARED_KEYS", 1)
-    runner = make_runner(folder, graph_parts(), 1, device="cpu")  # 16 rows: no graph reads prefixes apart
+    runner = make_runner(folder, graph_backends(), 1, device="cpu")  # 16 rows: no graph reads prefixes apart
     table = torch.zeros(25, 512, dtype=torch.int32)
     rows, ones = np.arange(12, dtype=np.int32), np.ones(12, dtype=np.int32)
     batch = AttentionBatch(table, rows, 300 * ones, ones, 24, [SharedPrefix(0, 12, 300)])

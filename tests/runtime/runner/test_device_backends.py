@@ -10,23 +10,23 @@ import pytest
 import torch
 
 from baton.attention.backend import AttentionSpec
-from baton.attention.flashinfer.backend import library as flashinfer_library
-from baton.attention.flashinfer.backend.library import FlashInferUnavailable
+from baton.attention.flashinfer import library
+from baton.attention.flashinfer.library import FlashInferUnavailable
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers import probe
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.runner.cuda_graph import CudaRecorder
-from baton.runtime.runner.device_backends import TORCH_PARTS, DeviceParts, choose_parts
+from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends, choose_backends
 
 SPEC = AttentionSpec(0, 4, 2, 64, 0.125)
 CUDA = torch.device("cuda")
 CONFIG: Any = None  # only layer ops look at it
 
 
-def choose(device: torch.device = CUDA, **flags) -> DeviceParts:
+def choose(device: torch.device = CUDA, **flags) -> DeviceBackends:
     args = ModelArgs(model_path="m", **flags)
-    return choose_parts(args, CONFIG, [SPEC], page_size=1, dtype=torch.bfloat16, device=device)
+    return choose_backends(args, CONFIG, [SPEC], page_size=1, dtype=torch.bfloat16, device=device)
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def a_gpu(monkeypatch):
     """One on which everything works."""
     monkeypatch.setattr(probe, "select_ops", lambda *_: TORCH_OPS)
     monkeypatch.setattr(probe.OpShape, "of", lambda config: None)
-    monkeypatch.setattr(flashinfer_library, "load_attention", lambda specs, **_: lambda pool, layers: "flashinfer")
+    monkeypatch.setattr(library, "load_attention", lambda specs, **_: lambda pool, layers: "flashinfer")
 
 
 def test_a_cpu_has_torch():
-    assert choose(torch.device("cpu")) is TORCH_PARTS and TORCH_PARTS.recorder is None
+    assert choose(torch.device("cpu")) is TORCH_BACKENDS and TORCH_BACKENDS.recorder is None
 
 
 def test_flashinfer_by_name_on_a_cpu():
@@ -48,17 +48,17 @@ def test_flashinfer_by_name_on_a_cpu():
 
 @pytest.mark.usefixtures("a_gpu")
 def test_a_gpu_has_all():
-    parts = choose()
+    backends = choose()
     pool: Any = None
-    assert parts.recorder is CudaRecorder and parts.attention(pool, []) == "flashinfer"
+    assert backends.recorder is CudaRecorder and backends.attention(pool, []) == "flashinfer"
     assert choose(disable_cuda_graph=True).recorder is None
 
 
 @pytest.mark.usefixtures("a_gpu")
 def test_torch_native_by_name():
     """Its shapes change from step to step: nothing to capture."""
-    parts = choose(attention_backend="torch_native")
-    assert parts.recorder is None and parts.attention is TORCH_PARTS.attention
+    backends = choose(attention_backend="torch_native")
+    assert backends.recorder is None and backends.attention is TORCH_BACKENDS.attention
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -66,9 +66,9 @@ def test_without_flashinfer_one_warning_says_why(monkeypatch, caplog):
     def fail(specs, **_):
         raise FlashInferUnavailable("FlashInfer is not there; pip install 'baton[cuda]'")
 
-    monkeypatch.setattr(flashinfer_library, "load_attention", fail)
-    parts = choose()
-    assert parts.recorder is None and parts.attention is TORCH_PARTS.attention
+    monkeypatch.setattr(library, "load_attention", fail)
+    backends = choose()
+    assert backends.recorder is None and backends.attention is TORCH_BACKENDS.attention
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "pip install 'baton[cuda]'" in record.message
     with pytest.raises(ModelLoadError, match="--attention-backend flashinfer: FlashInfer is not there"):
@@ -77,11 +77,12 @@ def test_without_flashinfer_one_warning_says_why(monkeypatch, caplog):
 
 def test_a_cpu_worker_imports_nothing_of_cuda():
     code = """
-import sys, baton.runtime.worker, baton.runtime.runner.device_backends
+import sys, baton.runtime.worker
+from baton.runtime.runner.device_backends import choose_backends
 from baton.runtime.config import ModelArgs
 import torch
 cpu = torch.device("cpu")
-baton.runtime.runner.device_backends.choose_parts(ModelArgs(), None, [], page_size=1, dtype=torch.float32, device=cpu)
+choose_backends(ModelArgs(), None, [], page_size=1, dtype=torch.float32, device=cpu)
 loaded = {"triton", "sgl_kernel", "flashinfer", "tvm_ffi"} & set(sys.modules)
 assert not loaded, loaded
 """

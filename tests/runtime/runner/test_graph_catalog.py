@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from baton.attention.graph_shape import GraphKind
-from baton.runtime.runner.graph_catalog import GraphShapes, decode_sizes, extend_sizes
+from baton.runtime.runner.graph_catalog import GraphCatalog, decode_sizes, extend_sizes
 
 
 @pytest.mark.parametrize("sizes", [decode_sizes, extend_sizes])
@@ -23,7 +23,7 @@ def test_sizes_rise_to_the_largest(sizes, largest):
 @pytest.mark.parametrize("group", [1, 4, 8, 128])
 @pytest.mark.parametrize("max_sequences, max_tokens", [(64, 512), (1, 8), (512, 512), (3, 100)])
 def test_the_smallest_shape_that_holds_a_step(max_sequences, max_tokens, group):
-    shapes = GraphShapes(max_sequences=max_sequences, max_tokens=max_tokens, group=group)
+    shapes = GraphCatalog(max_sequences=max_sequences, max_tokens=max_tokens, group=group)
     for rows in range(1, max_sequences + 1):
         shape = shapes.find(GraphKind.DECODE, rows, rows)
         assert shape is not None and shape.tokens == shape.sequences >= rows
@@ -39,7 +39,7 @@ def test_the_smallest_shape_that_holds_a_step(max_sequences, max_tokens, group):
 
 def test_suffixes_of_continuations_find_a_graph():
     """8B shape, four heads per KV head: from one request to 64, with 2 to 8 tokens each."""
-    shapes = GraphShapes(max_sequences=64, max_tokens=512, group=4)
+    shapes = GraphCatalog(max_sequences=64, max_tokens=512, group=4)
     for sequences in (1, 2, 16, 63, 64):
         for each in (2, 3, 4, 5, 8):
             shape = shapes.find(GraphKind.EXTEND, sequences * each, sequences)
@@ -48,30 +48,30 @@ def test_suffixes_of_continuations_find_a_graph():
 
 def test_a_short_extend_leaves_a_small_tile():
     """What a shape leaves for its longest sequence, in query rows, decides about the kernel's tile."""
-    shapes = GraphShapes(max_sequences=512, max_tokens=512, group=4)
+    shapes = GraphCatalog(max_sequences=512, max_tokens=512, group=4)
     for shape in shapes.largest_first:
         if shape.kind is GraphKind.EXTEND and shape.tokens >= 24:
             assert (shape.tokens - shape.sequences + 1) * 4 <= 64
-    few = GraphShapes(max_sequences=16, max_tokens=512, group=4)
+    few = GraphCatalog(max_sequences=16, max_tokens=512, group=4)
     shape = few.find(GraphKind.EXTEND, 128, 16)
     assert shape is not None and shape.sequences == 113, "more than can run: padding is free"
 
 
 def test_graphs_for_beams():
-    shapes = GraphShapes(max_sequences=512, max_tokens=512, group=4)
+    shapes = GraphCatalog(max_sequences=512, max_tokens=512, group=4)
     sizes = [shape.tokens for shape in shapes.largest_first if shape.kind is GraphKind.SHARED]
     assert sizes == [512, 448, 384, 320, 256, 192, 128, 64]
-    few = GraphShapes(max_sequences=48, max_tokens=512, group=4)
+    few = GraphCatalog(max_sequences=48, max_tokens=512, group=4)
     assert few.find(GraphKind.SHARED, 32, 32) is None
 
 
 def test_the_largest_is_captured_first():
-    shapes = GraphShapes(max_sequences=64, max_tokens=256, group=4).largest_first
+    shapes = GraphCatalog(max_sequences=64, max_tokens=256, group=4).largest_first
     assert [shape.tokens for shape in shapes] == sorted((shape.tokens for shape in shapes), reverse=True)
 
 
 def test_the_largest_of_each_kind():
-    largest = GraphShapes(max_sequences=512, max_tokens=512, group=4).largest_of_each_kind
+    largest = GraphCatalog(max_sequences=512, max_tokens=512, group=4).largest_of_each_kind
     assert [(shape.kind, shape.tokens) for shape in largest] == [
         (GraphKind.EXTEND, 512),
         (GraphKind.DECODE, 512),
@@ -80,6 +80,6 @@ def test_the_largest_of_each_kind():
 
 
 def test_no_graphs():
-    assert GraphShapes(max_sequences=0, max_tokens=512, group=1).largest_first == []
-    only_decode = GraphShapes(max_sequences=8, max_tokens=0, group=1).largest_first
+    assert GraphCatalog(max_sequences=0, max_tokens=512, group=1).largest_first == []
+    only_decode = GraphCatalog(max_sequences=8, max_tokens=0, group=1).largest_first
     assert {shape.kind for shape in only_decode} == {GraphKind.DECODE}

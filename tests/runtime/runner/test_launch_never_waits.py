@@ -1,4 +1,4 @@
-"""`Executor.launch` never waits for a GPU, whatever requests ask for: checked on a CPU by what torch is asked to do,
+"""`StepRunner.launch` never waits for a GPU, whatever requests ask for: checked on a CPU by what torch is asked to do,
 and on a GPU by torch's own check. (Beam searches are waited for by design, in one place.)"""
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from baton.memory_pool.req_to_token import RowUpdates
 from baton.runtime.runner.device_copy import to_host, upload
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
-from baton.runtime.sampling import torch_ops as draws
+from baton.runtime.sampling import torch_ops
 from baton.runtime.sampling.beam_candidates import BeamRanker
-from baton.runtime.sampling.op_table import TORCH_GPU_OPS, TORCH_OPS, SamplingOps, select_sampling_ops
+from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from baton.runtime.sampling.probe import select_sampling_ops
 from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.step_runner import Executor, StepInFlight
+from baton.runtime.step_runner import StepInFlight, StepRunner
 from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch
 from baton.scheduler.request import LogprobOptions
 
@@ -108,13 +109,13 @@ def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, i
 
 def set_up(
     device: torch.device, ops: SamplingOps, vocab_size: int, batch: ScheduleBatch
-) -> tuple[Executor, StepInFlight]:
-    """An executor, and the step before, whose tokens the batch's placeholders stand for."""
+) -> tuple[StepRunner, StepInFlight]:
+    """An step_runner, and the step before, whose tokens the batch's placeholders stand for."""
     runner = Device(device, int(batch.samples.sum()), vocab_size, 3)
     sampler = Sampler(vocab_size, EOS, device, num_rows=64, ops=ops)
-    executor = Executor(cast(Any, runner), sampler, cast(Any, None), StepProfiler(device))
+    step_runner = StepRunner(cast(Any, runner), sampler, cast(Any, None), StepProfiler(device))
     previous = torch.arange(20, 20 + len(batch), device=device)
-    return executor, StepInFlight(
+    return step_runner, StepInFlight(
         batch, previous, np.empty(0, dtype=np.int64), None, None, to_host([]), cast(Any, None)
     )
 
@@ -123,9 +124,9 @@ def operations() -> Iterator[tuple[str, SamplingOps]]:
     yield "torch", TORCH_GPU_OPS
     with pytest.MonkeyPatch.context() as patch:
         fake_top_p.install(patch)
-        from baton.runtime.sampling import flashinfer_ops as sampling_flashinfer
+        from baton.runtime.sampling import flashinfer_ops
 
-        nucleus = partial(sampling_flashinfer.draw_nucleus, draw_all=draws.draw_all)
+        nucleus = partial(flashinfer_ops.draw_nucleus, draw_all=torch_ops.draw_all)
         yield "cut", replace(TORCH_GPU_OPS, draw_nucleus=nucleus)
 
 
@@ -140,10 +141,10 @@ def test_no_operation_of_a_launch_waits(wish, ops):
         for logprobs, allowed, idle_row in np.ndindex(2, 2, 2):
             wishes = WISHES[wish] * 2
             batch = make_batch(wishes, logprobs=bool(logprobs), allowed=bool(allowed), idle_row=bool(idle_row))
-            executor, before = set_up(CPU, OPERATIONS[ops], vocab_size, batch)
+            step_runner, before = set_up(CPU, OPERATIONS[ops], vocab_size, batch)
             with no_waits():
-                steps = [executor.launch(batch, before) for _ in range(2)]
-            outputs = [executor.finish(step) for step in steps]
+                steps = [step_runner.launch(batch, before) for _ in range(2)]
+            outputs = [step_runner.finish(step) for step in steps]
             assert np.array_equal(outputs[0].result.next_ids, outputs[1].result.next_ids)
             assert len(outputs[0].output_logprobs) == (len(wishes) // 2 if logprobs else 0)
             assert len(outputs[0].input_logprobs) == (1 if logprobs and idle_row else 0)
@@ -152,9 +153,9 @@ def test_no_operation_of_a_launch_waits(wish, ops):
 def test_a_second_look_is_found():
     """The check sees what the operations for CPUs do."""
     batch = make_batch(WISHES["top_p"], logprobs=False, allowed=False, idle_row=False)
-    executor, before = set_up(CPU, TORCH_OPS, 5000, batch)
+    step_runner, before = set_up(CPU, TORCH_OPS, 5000, batch)
     with no_waits(), pytest.raises(WouldWait):
-        executor.launch(batch, before)
+        step_runner.launch(batch, before)
 
 
 TENSOR = torch.arange(6.0)
@@ -234,15 +235,15 @@ def test_no_launch_waits_on_a_gpu(wish, kind):
     for logprobs, allowed, idle_row in np.ndindex(2, 2, 2):
         wishes = WISHES[wish] * 2
         batch = make_batch(wishes, logprobs=bool(logprobs), allowed=bool(allowed), idle_row=bool(idle_row))
-        executor, before = set_up(device, ops, 5000, batch)
-        executor.finish(executor.launch(batch, before))
+        step_runner, before = set_up(device, ops, 5000, batch)
+        step_runner.finish(step_runner.launch(batch, before))
         torch.cuda.set_sync_debug_mode("error")
         try:
-            step = executor.launch(batch, before)
+            step = step_runner.launch(batch, before)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        found = executor.finish(step).result.next_ids
-        executor, before = set_up(CPU, TORCH_GPU_OPS, 5000, batch)
-        expected = executor.finish(executor.launch(batch, before)).result.next_ids
+        found = step_runner.finish(step).result.next_ids
+        step_runner, before = set_up(CPU, TORCH_GPU_OPS, 5000, batch)
+        expected = step_runner.finish(step_runner.launch(batch, before)).result.next_ids
         # An exponential may differ in its last bit, and decide a race about once in a million.
         assert (found != expected).sum() <= 1

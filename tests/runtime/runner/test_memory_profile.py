@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_graphs import graph_parts
+from cpu_graphs import graph_backends
 from fake_flashinfer import FakeFlashInfer
 
-from baton.attention.flashinfer.backend import kernel as flashinfer_kernel
-from baton.attention.flashinfer.backend.backend import FlashInferBackend
-from baton.attention.flashinfer.backend.kv_indices import build_kv_indices
+from baton.attention.flashinfer import kernel
+from baton.attention.flashinfer.backend import FlashInferBackend
+from baton.attention.flashinfer.kv_indices import build_kv_indices
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.checkpoint.hf_config import load_model_config
 from baton.runtime.checkpoint.weights import fill_dummy
@@ -20,8 +20,8 @@ from baton.runtime.config import ModelArgs
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner import model_runner
-from baton.runtime.runner.device_backends import TORCH_PARTS, DeviceParts
-from baton.runtime.runner.graph_catalog import GraphShapes
+from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends
+from baton.runtime.runner.graph_catalog import GraphCatalog
 from baton.runtime.runner.memory_profile import run_largest_step
 from baton.runtime.runner.model_runner import ModelRunner
 
@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
 }
-SHAPES = GraphShapes(max_sequences=100, max_tokens=128, group=2)
+SHAPES = GraphCatalog(max_sequences=100, max_tokens=128, group=2)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("tokens, rows", [(100, 7), (20, 90)], ids=str)
 def test_the_largest_step(folder, monkeypatch, page_size, tokens, rows):
     """A prefill may be shorter than the largest graph, and than the rows that are sampled."""
-    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
     config = load_model_config(folder, context_length=0)
     model = Decoder(config, TORCH_OPS, dtype=torch.float32, device=CPU)
     fill_dummy(model.checkpoint_views())
@@ -61,9 +61,9 @@ def test_the_largest_step(folder, monkeypatch, page_size, tokens, rows):
         made.append(FlashInferBackend(pool, specs, library, build_kv_indices, max_graph_pages=4096))
         return made[0]
 
-    for parts, shapes in (
-        (TORCH_PARTS, []),
-        (DeviceParts(TORCH_OPS, attention, None), SHAPES.largest_of_each_kind),
+    for backends, shapes in (
+        (TORCH_BACKENDS, []),
+        (DeviceBackends(TORCH_OPS, attention, None), SHAPES.largest_of_each_kind),
     ):
         pool = MHAKVPool(
             num_tokens=-(-tokens // page_size) * page_size,
@@ -74,14 +74,14 @@ def test_the_largest_step(folder, monkeypatch, page_size, tokens, rows):
             dtype=torch.float32,
             device=CPU,
         )
-        run_largest_step(model, parts, pool, tokens=tokens, rows=rows, shapes=shapes)
+        run_largest_step(model, backends, pool, tokens=tokens, rows=rows, shapes=shapes)
         assert all(k[page_size : page_size + tokens].any(dim=(1, 2)).all() for k in pool.k), "every token has its slot"
     assert len(made[0]._arena.workspace) >= 128 * 20, "as the largest graph needs it"
 
 
 def test_what_it_takes_goes_off_the_pool(folder, monkeypatch):
     """As on a GPU: the step is really run, and its pool is not counted."""
-    monkeypatch.setattr(flashinfer_kernel, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
     taken = 5_000_000
 
     def profiled(device, run) -> int:
@@ -105,7 +105,7 @@ def test_what_it_takes_goes_off_the_pool(folder, monkeypatch):
         page_size=16,
         max_total_tokens=512,
         chunked_prefill_size=100,
-        parts=graph_parts(),
+        backends=graph_backends(),
     )
     (plan_of,) = plans
     per_token = 2 * 2 * 2 * 8 * 4

@@ -11,7 +11,7 @@ import torch
 from sampling_requests import make_request
 
 from baton.runtime.sampling.noise import draw_keys, exponential_noise
-from baton.runtime.sampling.op_table import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.sampling.torch_ops import NUCLEUS_WIDTH
 from baton.scheduler.request import Request
@@ -119,7 +119,7 @@ def test_triton_says_what_the_slow_twin_says(interpreter, seed, vocab_size):
     from baton.runtime.sampling import triton_ops as triton
 
     rng = np.random.default_rng(seed)
-    ops = SamplingOps(triton.draw_top_k, triton.draw_all, triton.draw_nucleus, TORCH_OPS.survey)
+    ops = SamplingOps(triton.draw_top_k, triton.draw_all, triton.draw_nucleus, TORCH_OPS.row_statistics)
     requests = [random_request(rng, vocab_size, row) for row in range(24)]
     logits = random_logits(rng, len(requests), vocab_size)
     allowed = {row: np.array([3, 9, 11, 30], dtype=np.int32) for row in range(0, 24, 3)}

@@ -8,9 +8,10 @@ import pytest
 import torch
 from draw_cases import DrawCase, random_case
 
-from baton.runtime.sampling import torch_ops as draws
-from baton.runtime.sampling.op_table import TORCH_GPU_OPS, SamplingOps, select_sampling_ops
-from baton.runtime.sampling.ranking import survey, top_tokens
+from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling.ops import TORCH_GPU_OPS, SamplingOps
+from baton.runtime.sampling.probe import select_sampling_ops
+from baton.runtime.sampling.ranking import row_statistics, top_tokens
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +28,7 @@ def ops_for(vocab_size: int) -> SamplingOps:
 
 def on_cpu(case: DrawCase) -> DrawCase:
     fields = (case.filters.temperature, case.filters.top_k, case.filters.top_p, case.filters.log_min_p)
-    return DrawCase(case.logits.cpu(), draws.Filters(*(field.cpu() for field in fields)), case.keys.cpu())
+    return DrawCase(case.logits.cpu(), torch_ops.Filters(*(field.cpu() for field in fields)), case.keys.cpu())
 
 
 def draw(ops: SamplingOps, name: str, case: DrawCase, width: int) -> torch.Tensor:
@@ -92,19 +93,16 @@ def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
     """Both that a GPU may have, whichever it prefers."""
     if cut == "flashinfer":
         pytest.importorskip("flashinfer")
-        from baton.runtime.sampling import flashinfer_ops as sampling_flashinfer
-        from baton.runtime.sampling import triton_ops as sampling_triton
+        from baton.runtime.sampling import flashinfer_ops, triton_ops
 
         case = make_case("draw_nucleus", vocab_size, 1, 0)
-        found = sampling_flashinfer.draw_nucleus(
-            case.logits, case.filters, case.keys, draw_all=sampling_triton.draw_all
-        )
+        found = flashinfer_ops.draw_nucleus(case.logits, case.filters, case.keys, draw_all=triton_ops.draw_all)
     else:
-        from baton.runtime.sampling import triton_ops as sampling_triton
+        from baton.runtime.sampling import triton_ops
 
         case = make_case("draw_nucleus", vocab_size, 1, 0)
-        found = sampling_triton.draw_nucleus(case.logits, case.filters, case.keys)
-    others = (found != draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)).double().mean()
+        found = triton_ops.draw_nucleus(case.logits, case.filters, case.keys)
+    others = (found != torch_ops.draw_nucleus_by_sort(case.logits, case.filters, case.keys)).double().mean()
     parity(f"nucleus by {cut}: share of other tokens", others, torch.zeros(()), atol=OTHER_TOKENS, rtol=0)
 
 
@@ -112,8 +110,10 @@ def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
 def test_the_survey_of_beams(parity, vocab_size):
     ops = ops_for(vocab_size)
     logits = random_case(0, 512, vocab_size, device="cuda").logits
-    for name, found, expected in zip(("maxima", "best", "log_sum"), ops.survey(logits, 128), survey(logits, 128)):
-        parity(f"survey of beams: {name}", found, expected, atol=1e-5 if name == "log_sum" else 0, rtol=0)
+    for name, found, expected in zip(
+        ("maxima", "best", "log_sum"), ops.row_statistics(logits, 128), row_statistics(logits, 128)
+    ):
+        parity(f"row_statistics of beams: {name}", found, expected, atol=1e-5 if name == "log_sum" else 0, rtol=0)
 
 
 @pytest.mark.parametrize("k", [1, 50, 1000])

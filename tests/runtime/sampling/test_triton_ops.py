@@ -8,7 +8,7 @@ import torch
 from compile_apart import compile_apart
 from draw_cases import random_case
 
-from baton.runtime.sampling import torch_ops as draws
+from baton.runtime.sampling import torch_ops
 from baton.runtime.sampling.noise import exponential_noise
 from baton.runtime.sampling.ranking import top_tokens
 from baton.runtime.sampling.torch_ops import Filters
@@ -52,12 +52,12 @@ def test_the_noise_has_the_same_bits_and_nearly_the_same_value(interpreter, seed
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 40), (30, 700), (5, 9000)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, seed):
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(seed, rows, vocab_size)
     ranked = top_tokens(case.logits, 60)
-    expected = draws.draw_ranked(*ranked, case.filters, case.keys)
-    assert torch.equal(sampling_triton.draw_ranked(*ranked, case.filters, case.keys), expected)
+    expected = torch_ops.draw_ranked(*ranked, case.filters, case.keys)
+    assert torch.equal(triton_ops.draw_ranked(*ranked, case.filters, case.keys), expected)
 
 
 @pytest.mark.parametrize(
@@ -66,52 +66,52 @@ def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, see
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_the_top_k(interpreter, vocab_size, width, seed):
     """The last two are for the kernel that draws among ranked tokens. bf16 logits: top_k and top_p cut through ties."""
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(seed, 6, vocab_size, most_top_k=width)
-    expected = draws.draw_top_k(case.logits, width, case.filters, case.keys)
-    assert torch.equal(sampling_triton.draw_top_k(case.logits, width, case.filters, case.keys), expected)
+    expected = torch_ops.draw_top_k(case.logits, width, case.filters, case.keys)
+    assert torch.equal(triton_ops.draw_top_k(case.logits, width, case.filters, case.keys), expected)
 
 
 @pytest.mark.parametrize("levels", [1, 2, 30])
 def test_a_top_k_of_nothing_but_ties(interpreter, levels):
     """The lowest ids are kept, of zeros of both signs too."""
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(0, 8, 4000, most_top_k=50)
     case.logits.copy_((case.logits * 100).round().remainder(levels) * torch.tensor([1.0, -1.0]).repeat(2000))
     case.filters.top_p.clamp_(max=0.9)
     for width in (50, 200):
-        expected = draws.draw_top_k(case.logits, width, case.filters, case.keys)
-        assert torch.equal(sampling_triton.draw_top_k(case.logits, width, case.filters, case.keys), expected)
+        expected = torch_ops.draw_top_k(case.logits, width, case.filters, case.keys)
+        assert torch.equal(triton_ops.draw_top_k(case.logits, width, case.filters, case.keys), expected)
 
 
 @pytest.mark.parametrize("vocab_size", [40, 700, 4096, 9001])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_in_the_nucleus(interpreter, vocab_size, seed):
     """With ties where the nucleus ends."""
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(seed, 6, vocab_size)
     case.filters.top_k.fill_(vocab_size)
-    expected = draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
-    assert torch.equal(sampling_triton.draw_nucleus(case.logits, case.filters, case.keys), expected)
+    expected = torch_ops.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
+    assert torch.equal(triton_ops.draw_nucleus(case.logits, case.filters, case.keys), expected)
 
 
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 700), (5, 4096), (5, 9001)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(seed, rows, vocab_size)
     for kept in (None, (case.logits > case.logits.mean()).float()):
-        expected = draws.draw_all(case.logits, case.filters, case.keys, kept)
-        assert torch.equal(sampling_triton.draw_all(case.logits, case.filters, case.keys, kept), expected)
+        expected = torch_ops.draw_all(case.logits, case.filters, case.keys, kept)
+        assert torch.equal(triton_ops.draw_all(case.logits, case.filters, case.keys, kept), expected)
 
 
 def test_ties_go_to_the_first_of_the_ranking(interpreter):
     """Without noise there would be nothing but ties; so one token of each row is as likely as can be."""
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(0, 4, 300)
     certain = torch.full((4, 300), -torch.inf)
@@ -119,18 +119,18 @@ def test_ties_go_to_the_first_of_the_ranking(interpreter):
     filters = Filters(
         case.filters.temperature, torch.full((4,), 300), torch.full((4,), torch.inf).double(), certain[0, :4]
     )
-    assert sampling_triton.draw_all(certain, filters, case.keys).tolist() == [7] * 4
-    assert sampling_triton.draw_ranked(*top_tokens(certain, 5), filters, case.keys).tolist() == [7] * 4
+    assert triton_ops.draw_all(certain, filters, case.keys).tolist() == [7] * 4
+    assert triton_ops.draw_ranked(*top_tokens(certain, 5), filters, case.keys).tolist() == [7] * 4
     # All weights are zero but for tokens that are not kept.
     kept = torch.ones(4, 300)
     kept[:, 7] = 0
-    assert sampling_triton.draw_all(certain, filters, case.keys, kept).tolist() == [0] * 4
+    assert triton_ops.draw_all(certain, filters, case.keys, kept).tolist() == [0] * 4
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter is numpy
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(1, 3, 5000)
 
@@ -139,10 +139,10 @@ def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
         ranked = top_tokens(case.logits, 60)
         return torch.stack(
             [
-                sampling_triton.draw_all(case.logits, case.filters, case.keys),
-                sampling_triton.draw_ranked(*ranked, case.filters, case.keys),
-                sampling_triton.draw_top_k(case.logits, 60, case.filters, case.keys),
-                sampling_triton.draw_nucleus(case.logits, case.filters, case.keys),
+                triton_ops.draw_all(case.logits, case.filters, case.keys),
+                triton_ops.draw_ranked(*ranked, case.filters, case.keys),
+                triton_ops.draw_top_k(case.logits, 60, case.filters, case.keys),
+                triton_ops.draw_nucleus(case.logits, case.filters, case.keys),
             ]
         )
 
@@ -153,38 +153,38 @@ def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
     assert drawn[:, 1].min() >= 0 and drawn[:, 1].max() < 5000
     case.logits[1] = 0.0
     case.logits[1, 4321] = torch.inf
-    assert sampling_triton.draw_all(case.logits, case.filters, case.keys)[1] == 4321
+    assert triton_ops.draw_all(case.logits, case.filters, case.keys)[1] == 4321
 
 
 def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
-    from baton.runtime.sampling import triton_ops as sampling_triton
+    from baton.runtime.sampling import triton_ops
 
     case = random_case(2, 2, 5000, most_top_k=5000)
     none = torch.empty(0, dtype=torch.int64)
     filters = case.filters.take(none)
-    assert sampling_triton.draw_all(case.logits[:0], filters, case.keys[:0]).tolist() == []
-    assert sampling_triton.draw_ranked(case.logits[:0], case.logits[:0].long(), filters, case.keys[:0]).tolist() == []
-    assert sampling_triton.draw_top_k(case.logits[:0], 50, filters, case.keys[:0]).tolist() == []
-    assert sampling_triton.draw_nucleus(case.logits[:0], filters, case.keys[:0]).tolist() == []
-    ranked = top_tokens(case.logits, sampling_triton.MAX_WIDTH + 1)
-    expected = draws.draw_ranked(*ranked, case.filters, case.keys)
-    assert torch.equal(sampling_triton.draw_ranked(*ranked, case.filters, case.keys), expected)
+    assert triton_ops.draw_all(case.logits[:0], filters, case.keys[:0]).tolist() == []
+    assert triton_ops.draw_ranked(case.logits[:0], case.logits[:0].long(), filters, case.keys[:0]).tolist() == []
+    assert triton_ops.draw_top_k(case.logits[:0], 50, filters, case.keys[:0]).tolist() == []
+    assert triton_ops.draw_nucleus(case.logits[:0], filters, case.keys[:0]).tolist() == []
+    ranked = top_tokens(case.logits, triton_ops.MAX_WIDTH + 1)
+    expected = torch_ops.draw_ranked(*ranked, case.filters, case.keys)
+    assert torch.equal(triton_ops.draw_ranked(*ranked, case.filters, case.keys), expected)
 
 
 COMPILE = """
 import sys
 from draw_cases import random_case
 from triton_compile import compiling_for
-from baton.runtime import ranking_triton, sampling_triton
+from baton.runtime.sampling import triton_ops, triton_ranking
 
 with compiling_for(int(sys.argv[1])) as compiled:
     for vocab_size in (32000, 151936):
         case = random_case(0, 2, vocab_size)
         for width in (50, 256, 4096):
-            sampling_triton.draw_top_k(case.logits, width, case.filters, case.keys)
-        sampling_triton.draw_all(case.logits, case.filters, case.keys)
-        sampling_triton.draw_nucleus(case.logits, case.filters, case.keys)
-        ranking_triton.survey(case.logits, 128)
+            triton_ops.draw_top_k(case.logits, width, case.filters, case.keys)
+        triton_ops.draw_all(case.logits, case.filters, case.keys)
+        triton_ops.draw_nucleus(case.logits, case.filters, case.keys)
+        triton_ranking.row_statistics(case.logits, 128)
 names = ["_choose_chunks", "_draw_top_k", "_draw_ranked", "_draw_all", "_cut_nucleus", "_survey"]
 print([compiled.count(name) for name in names])
 """

@@ -1,4 +1,4 @@
-"""The survey of a beam search's logits, in Triton's interpreter, against its torch twin."""
+"""The row_statistics of a beam search's logits, in Triton's interpreter, against its torch twin."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from draw_cases import random_case
 from sampling_requests import make_request
 
 from baton.runtime.sampling.beam_candidates import BeamRanker
-from baton.runtime.sampling.op_table import TORCH_OPS
-from baton.runtime.sampling.ranking import survey
+from baton.runtime.sampling.ops import TORCH_OPS
+from baton.runtime.sampling.ranking import row_statistics
 from baton.scheduler.batch import BeamStep
 
 
 @pytest.mark.parametrize("chunk", [32, 128])
 @pytest.mark.parametrize("vocab_size", [5, 128, 4096, 4097, 9001])
 def test_maxima_best_and_sums(interpreter, vocab_size, chunk):
-    from baton.runtime.sampling import triton_ranking as ranking_triton
+    from baton.runtime.sampling import triton_ranking
 
     logits = random_case(vocab_size, 6, vocab_size).logits
     logits[1, : vocab_size // 2] = -torch.inf
     logits[2, 1:] = -torch.inf
     logits[3] = logits[3].sort().values  # a likelier one turns up all the time
-    maxima, best, log_sum = ranking_triton.survey(logits, chunk)
-    expected = survey(logits, chunk)
+    maxima, best, log_sum = triton_ranking.row_statistics(logits, chunk)
+    expected = row_statistics(logits, chunk)
     assert torch.equal(maxima, expected[0]) and torch.equal(best, expected[1])
     torch.testing.assert_close(log_sum, expected[2], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy
 def test_a_broken_row_is_nan_and_hurts_no_other(interpreter):
-    from baton.runtime.sampling import triton_ranking as ranking_triton
+    from baton.runtime.sampling import triton_ranking
 
     logits = random_case(0, 5, 5000).logits
     logits[0], logits[1, 4500], logits[2, 3] = -torch.inf, torch.nan, torch.inf
-    for take_survey in (survey, ranking_triton.survey):
-        _, best, log_sum = take_survey(logits, 128)
+    for take_statistics in (row_statistics, triton_ranking.row_statistics):
+        _, best, log_sum = take_statistics(logits, 128)
         logprobs = (logits - best[:, None]) - log_sum[:, None]
-        assert logprobs[:3].isnan().all(), take_survey
+        assert logprobs[:3].isnan().all(), take_statistics
         torch.testing.assert_close(logprobs[3:], logits[3:].log_softmax(-1), atol=1e-4, rtol=1e-5)
-    assert len(ranking_triton.survey(logits[:0], 128)[0]) == 0
+    assert len(triton_ranking.row_statistics(logits[:0], 128)[0]) == 0
 
 
 def test_beams_ranked_by_either_survey_are_the_same(interpreter):
-    from baton.runtime.sampling import triton_ranking as ranking_triton
+    from baton.runtime.sampling import triton_ranking
 
     logits = random_case(1, 8, 5000, ties=False).logits
     step = BeamStep(make_request(beam_width=8), 0, 8, 16, np.linspace(-1, -2, 8, dtype=np.float32))
     (expected,) = BeamRanker(5000, (2,), "cpu").rank(logits, [step])
-    ops = replace(TORCH_OPS, survey=ranking_triton.survey)
+    ops = replace(TORCH_OPS, row_statistics=triton_ranking.row_statistics)
     (found,) = BeamRanker(5000, (2,), "cpu", ops).rank(logits, [step])
     assert np.array_equal(found.tokens, expected.tokens) and np.array_equal(found.parents, expected.parents)
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)

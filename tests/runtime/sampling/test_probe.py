@@ -13,9 +13,9 @@ import pytest
 import torch
 from draw_cases import random_case
 
-from baton.runtime.sampling import op_table as sampling_ops
-from baton.runtime.sampling import torch_ops as draws
-from baton.runtime.sampling.op_table import PROVIDERS, TORCH_GPU_OPS, TORCH_OPS, Provider, probe, select_sampling_ops
+from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from baton.runtime.sampling.probe import PROVIDERS, Provider, probe, select_sampling_ops
 from baton.runtime.sampling.torch_ops import Filters
 
 CPU = torch.device("cpu")
@@ -25,9 +25,9 @@ def providing(**functions: Callable[..., Any]) -> Provider:
     return lambda ops: functions
 
 
-def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> tuple[sampling_ops.SamplingOps, str]:
+def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> tuple[SamplingOps, str]:
     """The operations, and the warnings."""
-    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_table"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.probe"):
         ops = probe(CPU, 3000, providers)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) <= 1 and len(caplog.records) == 1 + len(warnings)
@@ -37,8 +37,9 @@ def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> 
 def test_a_cpu_imports_nothing_of_a_gpu():
     code = """
 import sys, torch
-from baton.runtime.step_runner import Executor
-from baton.runtime.sampling.op_table import TORCH_OPS, select_sampling_ops
+from baton.runtime.step_runner import StepRunner
+from baton.runtime.sampling.ops import TORCH_OPS
+from baton.runtime.sampling.probe import select_sampling_ops
 assert select_sampling_ops(torch.device("cpu"), 100) is TORCH_OPS
 print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashinfer", "sgl_kernel")])
 """
@@ -48,23 +49,23 @@ print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashin
 
 def test_good_operations_are_taken_and_the_log_says_so(caplog):
     def draw_all(*args: Any) -> torch.Tensor:
-        return draws.draw_all(*args)
+        return torch_ops.draw_all(*args)
 
     ops, warning = select(caplog, {"fast": providing(draw_all=draw_all)})
     assert ops.draw_all is draw_all and ops.draw_top_k is TORCH_GPU_OPS.draw_top_k
     assert warning == ""
     assert caplog.messages == [
-        "sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch, survey by torch"
+        "sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch, row_statistics by torch"
     ]
 
 
 def test_a_provider_that_is_not_installed(caplog):
-    def load(ops: sampling_ops.SamplingOps) -> dict[str, Callable[..., Any]]:
+    def load(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
         raise ImportError("No module named 'triton'\nmore")
 
     ops, warning = select(caplog, {"triton": load})
     assert ops == TORCH_GPU_OPS
-    assert warning.startswith("slower draws in use: triton: ImportError: No module named 'triton';")
+    assert warning.startswith("slower sampling in use: triton: ImportError: No module named 'triton';")
     assert "pip install 'baton[cuda]'" in warning
 
 
@@ -90,7 +91,7 @@ def test_draws_that_depend_on_the_batch_are_refused(caplog):
     """What a row gets must not change with the rows beside it."""
 
     def shifty(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-        drawn = draws.draw_nucleus_by_sort(logits, filters, keys)
+        drawn = torch_ops.draw_nucleus_by_sort(logits, filters, keys)
         return drawn if len(logits) > 1 else (drawn + 1) % logits.shape[1]
 
     ops, warning = select(caplog, {"fast": providing(draw_nucleus=shifty)})
@@ -102,13 +103,15 @@ def test_the_kernels_pass_where_they_are_there(caplog, monkeypatch, interpreter)
     fake_top_p.install(monkeypatch)
     ops, warning = select(caplog, PROVIDERS)
     assert warning == ""
-    expected = "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, survey by triton"
+    expected = (
+        "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton"
+    )
     assert caplog.messages[0] == expected
     assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
 
 
-def _functions(ops: sampling_ops.SamplingOps) -> list[Callable[..., Any]]:
-    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.survey]
+def _functions(ops: SamplingOps) -> list[Callable[..., Any]]:
+    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.row_statistics]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 40, 131, 2500])
@@ -125,7 +128,7 @@ def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monke
     fake_top_p.install(monkeypatch, fails)
     ops, warning = select(caplog, PROVIDERS)
     assert (
-        caplog.messages[0].endswith("draw_nucleus by triton, survey by triton")
+        caplog.messages[0].endswith("draw_nucleus by triton, row_statistics by triton")
         and "draw_nucleus of flashinfer" in warning
     )
     assert ops.draw_nucleus is not TORCH_GPU_OPS.draw_nucleus
@@ -136,17 +139,17 @@ def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monke
 def test_the_nucleus_by_a_cut(monkeypatch, seed, vocab_size):
     """Equal to the sorted one where nothing ties; where tokens tie, what is drawn is as likely as the last kept."""
     fake_top_p.install(monkeypatch)
-    from baton.runtime.sampling import flashinfer_ops as sampling_flashinfer
+    from baton.runtime.sampling import flashinfer_ops
 
     def draw(case) -> torch.Tensor:
-        return sampling_flashinfer.draw_nucleus(case.logits, case.filters, case.keys, draw_all=draws.draw_all)
+        return flashinfer_ops.draw_nucleus(case.logits, case.filters, case.keys, draw_all=torch_ops.draw_all)
 
     case = random_case(seed, 30, vocab_size, most_top_k=vocab_size, ties=False)
     case.filters.top_k.fill_(vocab_size)
-    assert torch.equal(draw(case), draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys))
+    assert torch.equal(draw(case), torch_ops.draw_nucleus_by_sort(case.logits, case.filters, case.keys))
     case = random_case(seed, 200, vocab_size, most_top_k=vocab_size)
     case.filters.top_k.fill_(vocab_size)
-    drawn, expected = draw(case), draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
+    drawn, expected = draw(case), torch_ops.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
     assert (drawn == expected).float().mean() > 0.9
 
 
@@ -156,15 +159,17 @@ def test_both_nuclei_of_torch_agree(seed, vocab_size):
     case = random_case(seed, 60, vocab_size, most_top_k=vocab_size)
     case.filters.top_k.fill_(vocab_size)
     case.filters.top_p.clamp_(max=0.999)
-    expected = draws.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
-    assert torch.equal(draws.draw_nucleus_at_second_look(case.logits, case.filters, case.keys), expected)
+    expected = torch_ops.draw_nucleus_by_sort(case.logits, case.filters, case.keys)
+    assert torch.equal(torch_ops.draw_nucleus_at_second_look(case.logits, case.filters, case.keys), expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab_size", [128_256, 151_936])
 def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
     """Selection compares each with torch; here nothing may have fallen back."""
-    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_table"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.probe"):
         select_sampling_ops(torch.device("cuda"), vocab_size)
-    expected = "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, survey by triton"
+    expected = (
+        "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton"
+    )
     assert caplog.messages[1:] == [expected]

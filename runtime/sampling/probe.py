@@ -1,9 +1,8 @@
-"""How tokens are drawn and ranked on a device, as a table of functions; and which table a device gets.
+"""Which table of sampling operations a device gets, decided once, at start-up.
 
-`TORCH_OPS` is for CPUs and is the oracle. On a GPU no operation may wait for the device, and the vocabulary should not
-be read a dozen times: there each operation has a kernel that replaces it, if that is installed and, on small inputs,
-says what torch says. `select_sampling_ops` decides once, at start-up. CPU-only machines import none of it.
-(`ranking.top_tokens` is the same everywhere: it never waits, and reads the vocabulary once.)
+On a GPU no operation may wait for the device, and the vocabulary should not be read a dozen times. There each operation
+has a kernel that replaces it, if that is installed and computes on small inputs what torch computes. CPU-only machines
+import none of it.
 """
 
 from __future__ import annotations
@@ -11,60 +10,17 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from .ranking import survey
-from .torch_ops import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_top_k
+from .ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from .ranking import row_statistics
+from .torch_ops import Filters, draw_all, draw_nucleus_by_sort, draw_top_k
 
 logger = logging.getLogger(__name__)
-
-
-class DrawTopKOp(Protocol):
-    def __call__(self, logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor, /) -> torch.Tensor:
-        """See `draws.draw_top_k`."""
-        ...
-
-
-class DrawAllOp(Protocol):
-    def __call__(
-        self, logits: torch.Tensor, filters: Filters, keys: torch.Tensor, kept: torch.Tensor | None = None, /
-    ) -> torch.Tensor:
-        """See `draws.draw_all`."""
-        ...
-
-
-class DrawNucleusOp(Protocol):
-    def __call__(self, logits: torch.Tensor, filters: Filters, keys: torch.Tensor, /) -> torch.Tensor:
-        """Drawn token ids, int64 [m], where top_p and min_p filter. What a row gets depends on nothing but the row."""
-        ...
-
-
-class SurveyOp(Protocol):
-    def __call__(self, logits: torch.Tensor, chunk: int, /) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `ranking.survey`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOps:
-    """One implementation for each operation; all are functions without state."""
-
-    draw_top_k: DrawTopKOp
-    draw_all: DrawAllOp
-    draw_nucleus: DrawNucleusOp
-    survey: SurveyOp
-    """For beam searches."""
-
-
-TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look, survey)
-"""For CPUs."""
-
-TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort, survey)
-"""The same without a wait for the device, at the price of a full sort for rows with top_p alone."""
 
 
 def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
@@ -80,17 +36,16 @@ Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
 
 
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
-    from . import triton_ops as sampling_triton
-    from . import triton_ranking as ranking_triton
+    from . import triton_ops, triton_ranking
 
-    draws = {name: getattr(sampling_triton, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
-    return {**draws, "survey": ranking_triton.survey}
+    operations = {name: getattr(triton_ops, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
+    return {**operations, "row_statistics": triton_ranking.row_statistics}
 
 
 def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
-    from . import flashinfer_ops as sampling_flashinfer
+    from . import flashinfer_ops
 
-    return {"draw_nucleus": partial(sampling_flashinfer.draw_nucleus, draw_all=ops.draw_all)}
+    return {"draw_nucleus": partial(flashinfer_ops.draw_nucleus, draw_all=ops.draw_all)}
 
 
 PROVIDERS: dict[str, Provider] = {"triton": _triton_ops, "flashinfer": _flashinfer_ops}
@@ -116,7 +71,7 @@ def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider])
     logger.info("sampling: %s", ", ".join(f"{name} by {who}" for name, who in chosen.items()))
     if troubles:
         advice = "pip install 'baton[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
-        logger.warning("slower draws in use: %s; %s", "; ".join(troubles), advice)
+        logger.warning("slower sampling in use: %s; %s", "; ".join(troubles), advice)
     return ops
 
 
@@ -205,8 +160,8 @@ def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int)
 def _probe_survey(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
     for rows in _ROWS:
         logits = _probe_logits(device, rows, vocab_size)
-        maxima, best, log_sum = ops.survey(logits, 128)
-        expected_maxima, expected_best, expected_log_sum = survey(logits, 128)
+        maxima, best, log_sum = ops.row_statistics(logits, 128)
+        expected_maxima, expected_best, expected_log_sum = row_statistics(logits, 128)
         _same(maxima, expected_maxima, "maxima of chunks")
         _same(best, expected_best, "best logits")
         if not torch.allclose(log_sum, expected_log_sum, atol=1e-5, rtol=1e-5):
@@ -217,5 +172,5 @@ _PROBES: dict[str, Callable[[SamplingOps, torch.device, int], None]] = {
     "draw_top_k": _probe_draw_top_k,
     "draw_all": _probe_draw_all,
     "draw_nucleus": _probe_draw_nucleus,
-    "survey": _probe_survey,
+    "row_statistics": _probe_survey,
 }

@@ -1,0 +1,25 @@
+"""Torch's twins of the operations in `ops.Ops`; the rotation is in rotary.py, copies of KV in the pool."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See ops.RMSNormOp."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ops.AddRMSNormOp."""
+    total = residual.add_(x)
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU's gate (Shazeer 2020). See ops.SiluAndMulOp."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
