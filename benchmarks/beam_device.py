@@ -20,7 +20,8 @@ from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.scheduler.batch import BeamStep
-from baton.scheduler.request import Request, RequestSpec
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 RANKED = [(1, 4, 32_000), (1, 32, 32_000), (1, 32, 152_000), (16, 32, 32_000), (1, 512, 32_000)]

@@ -24,7 +24,7 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.scheduler.batch import StepResult
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.request import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 

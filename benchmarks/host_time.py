@@ -39,7 +39,8 @@ from baton.radix.cache import RadixCache
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
-from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, ToWorker, pack_ids
+from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, ToWorker
+from baton.scheduler.token_buffer import pack_ids
 from baton.runtime.runner.forward_batch import attention_batch, build_forward_batch
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler

@@ -22,7 +22,8 @@ from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.text.incremental_decode import IncrementalDecoder
 from baton.runtime.text.stop_strings import StopStringMatcher
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.request import Request, RequestSpec
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 500

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ..scheduler.outcome import FinishReason
 from ..scheduler.refusal import RequestRefused
-from ..scheduler.request import FinishReason
-from .messages import BeamOutput, LogprobChunk, RetainedOutput, TextOutput, unpack_ids
+from ..scheduler.token_buffer import unpack_ids
+from .messages import BeamOutput, LogprobChunk, RetainedOutput, TextOutput
 from .prompt import Prompt
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
+from ..scheduler.token_buffer import unpack_ids
 from .channels import Endpoints, Receiver, Sender
 from .launcher.child_process import DetokenizerProcess, run_child
 from .messages import (
@@ -25,7 +26,6 @@ from .messages import (
     TokenOutput,
     TokenOutputs,
     ToManager,
-    unpack_ids,
 )
 from .text.output_text import OutputText
 from .text.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """Everything that crosses a socket: frozen, tagged msgspec structs, encoded as msgpack. Token ids are packed int32.
 
-    TokenizerManager ──GenerateRequest, AbortRequest, ControlRequest──▶ worker
+    TokenizerManager ──RequestSpec, AbortRequest, ControlRequest──▶ worker
     worker ──TokenOutputs, RequestError, ControlReply, WorkerStats──▶ detokenizer
     detokenizer ──the same, with text──▶ TokenizerManager
 
@@ -10,65 +10,14 @@ RequestError.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
-import numpy as np
 
-from ..scheduler.request import FinishReason
-from ..scheduler.sampling_params import SamplingParams
-
-_INT32 = np.dtype("<i4")
-
-
-def pack_ids(ids) -> bytes:
-    """Token ids (any int sequence) -> little-endian int32 bytes."""
-    return np.asarray(ids, dtype=_INT32).tobytes()
-
-
-def unpack_ids(data: bytes) -> np.ndarray:
-    """bytes -> int32 [len // 4], read-only view."""
-    return np.frombuffer(data, dtype="<i4")
+from ..scheduler.outcome import FinishReason
+from ..scheduler.request_spec import RequestSpec
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Base of all messages; the tag is the class name."""
-
-
-class Continuation(Message, frozen=True):
-    """Which request is continued; GenerateRequest.input_ids then holds only the suffix.
-
-    suffix_text: the text the suffix was tokenised from, None if it came as ids. fallback_ids: the whole prompt, for the
-    case that the parent has been forgotten.
-    """
-
-    parent_rid: str
-    index: int = 0
-    at: Literal["finish", "now"] = "finish"
-    keep_parent: bool = False
-    suffix_text: str | None = None
-    fallback_ids: bytes | None = None
-
-
-class GenerateRequest(Message, frozen=True):
-    """One prompt to continue, ``sampling.n`` times. ``stream``: send tokens as they come, not only at the end.
-
-    retain_ttl: seconds for which the finished sequences stay leased; None takes the server's default.
-    retain_n: how many of the n, the first or best; None for all.
-    """
-
-    rid: str
-    input_ids: bytes
-    sampling: SamplingParams
-    stream: bool = False
-    namespace: str = ""
-    return_logprob: bool = False
-    logprob_start_len: int = -1
-    """First prompt position whose logprob is returned; -1: only output tokens."""
-    top_logprobs_num: int = 0
-    continuation: Continuation | None = None
-    retain_ttl: float | None = None
-    retain_n: int | None = None
 
 
 class ReleaseRequest(Message, frozen=True):
@@ -254,6 +203,6 @@ class WorkerStats(Message, frozen=True):
     leaked_tokens: int = 0
 
 
-ToWorker = GenerateRequest | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie
+ToWorker = RequestSpec | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie
 FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
 ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from ..scheduler.batch import RequestEvent
 from ..scheduler.beam.search import Hypothesis
-from ..scheduler.request import FinishReason, Inheritance, Request, Retained
+from ..scheduler.outcome import FinishReason, Retained
+from ..scheduler.request import Inheritance, Request, RequestEvent
+from ..scheduler.token_buffer import pack_ids
 from .messages import (
     BeamOutput,
     ContinuationOutput,
     DetokenizeParams,
-    GenerateRequest,
     LogprobChunk,
     RetainedOutput,
     TokenOutput,
     TokenOutputs,
-    pack_ids,
 )
-from .step_runner import StepOutput, TokenLogprobs
+from .sampling.logprobs import TokenLogprobs
+from .step_runner import StepOutput
 
 
 @dataclass(slots=True)
@@ -43,18 +43,19 @@ class OutputBuilder:
     """Owns the unsent tokens of every open sample."""
 
     def __init__(self) -> None:
-        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._pending: dict[int, _Pending] = {}
+        """By serial."""
 
-    def open(self, request: Request, message: GenerateRequest) -> None:
-        sampling = message.sampling
-        self._pending[request.key] = _Pending(
-            stream=message.stream,
+    def open(self, request: Request) -> None:
+        sampling, stream = request.sampling, request.spec.stream
+        self._pending[request.serial] = _Pending(
+            stream=stream,
             params=DetokenizeParams(
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
                 stop=sampling.stop,
                 no_stop_trim=sampling.no_stop_trim,
-                stream=message.stream,
+                stream=stream,
             ),
         )
 
@@ -62,27 +63,27 @@ class OutputBuilder:
         """One message for all that is due, or None. ``output``: the step the events came from; ``now``: the
         scheduler's clock."""
         if output is not None:
-            for request, chunk in output.input_logprobs:
-                self._pending[request.key].input_logprobs.append(chunk)
+            for serial, chunk in output.input_logprobs:
+                if (pending := self._pending.get(serial)) is not None:  # else it has ended since: nobody asked for them
+                    pending.input_logprobs.append(chunk)
         items = []
         for event in events:
-            pending = self._pending[event.request.key]
-            if event.token_id >= 0:
-                pending.ids.append(event.token_id)
+            pending = self._pending[event.request.serial]
+            if event.token_ids:
+                pending.ids.extend(event.token_ids)
                 if output is not None and event.request.logprobs is not None:
-                    pending.output_logprobs.append(output.output_logprobs[event.row])
+                    pending.output_logprobs.append(output.output_logprobs[event.row].first(len(event.token_ids)))
             if event.finish is not None:
-                del self._pending[event.request.key]
+                self.close(event.request)
             if event.finish is not None and event.request.sampling.beam_width is not None:
                 items += _search_outputs(event.request, event.finish, pending, now)
             elif pending.stream or event.finish is not None:
                 items.append(_flush(event, pending, now))
         return TokenOutputs(items=items) if items else None
 
-    def discard(self, events: list[RequestEvent]) -> None:
-        """Forget ended samples whose client is told otherwise (by a RequestError)."""
-        for event in events:
-            del self._pending[event.request.key]
+    def close(self, request: Request) -> None:
+        """Forget a sample that has ended; one that is forgotten already is fine."""
+        self._pending.pop(request.serial, None)
 
 
 def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:

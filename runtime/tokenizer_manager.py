@@ -19,16 +19,16 @@ import msgspec
 
 from ..scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.refusal import RequestRefused
+from ..scheduler.request_spec import ContinuationSpec, LogprobOptions, RequestSpec
+from ..scheduler.token_buffer import pack_ids
 from .answer import Call
 from .channels import AsyncReceiver, Endpoints, Sender
 from .constraints.item_tries import check_name, pack_trie
 from .messages import (
     AbortRequest,
-    Continuation,
     ControlReply,
     ControlRequest,
     DeleteItemTrie,
-    GenerateRequest,
     LoadItemTrie,
     ReleaseRequest,
     RequestError,
@@ -37,7 +37,6 @@ from .messages import (
     ToManager,
     WorkerReady,
     WorkerStats,
-    pack_ids,
 )
 from .metrics import ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
@@ -457,10 +456,10 @@ def _check(prompt: Prompt, tokens: _TokenizedPrompt, limits: ModelLimits) -> Non
         check_continuation(prompt, tokens.suffix_ids, limits)
 
 
-def _message(prompt: Prompt, tokens: _TokenizedPrompt, stream: bool) -> GenerateRequest:
+def _message(prompt: Prompt, tokens: _TokenizedPrompt, stream: bool) -> RequestSpec:
     continuation = None
     if (asked := prompt.continuation) is not None:
-        continuation = Continuation(
+        continuation = ContinuationSpec(
             parent_rid=asked.parent_rid,
             index=asked.index,
             at=asked.at,
@@ -468,15 +467,13 @@ def _message(prompt: Prompt, tokens: _TokenizedPrompt, stream: bool) -> Generate
             suffix_text=asked.suffix_text,
             fallback_ids=None if tokens.ids is None else pack_ids(tokens.ids),
         )
-    return GenerateRequest(
+    return RequestSpec(
         rid=prompt.rid,
-        input_ids=pack_ids(tokens.suffix_ids if continuation is not None else tokens.ids),
+        input_ids=pack_ids((tokens.suffix_ids if continuation is not None else tokens.ids) or []),
         sampling=prompt.sampling,
         stream=stream,
         namespace=prompt.namespace,
-        return_logprob=prompt.return_logprob,
-        logprob_start_len=prompt.logprob_start_len,
-        top_logprobs_num=prompt.top_logprobs_num,
+        logprobs=LogprobOptions(prompt.logprob_start_len, prompt.top_logprobs_num) if prompt.return_logprob else None,
         continuation=continuation,
         retain_ttl=prompt.retain_ttl,
         retain_n=prompt.retain_n,

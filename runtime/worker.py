@@ -14,15 +14,15 @@ import threading
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..scheduler.config import SchedulerConfig
-from ..scheduler.request import RequestSpec
+from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.token_buffer import pack_ids
 from .channels import Endpoints, Receiver, Sender
 from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
@@ -75,9 +75,7 @@ def build_worker(
     eos_token_ids = runner.config.eos_token_ids
     scheduler = build_scheduler(resolved, eos_token_ids)
     vocab_size = runner.config.vocab_size
-    sampler = Sampler(
-        vocab_size, eos_token_ids, runner.device, resolved.num_rows, select_sampling_ops(runner.device, vocab_size)
-    )
+    sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
     step_runner = StepRunner(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
     info = {
@@ -109,11 +107,9 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
 def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
     sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
-    scheduler.add(RequestSpec("warm-up", np.zeros(2, dtype=np.int32), sampling), now=0.0)
+    scheduler.add(RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling), now=0.0)
     while (batch := scheduler.next_batch(0.0)) is not None:
-        for event in scheduler.process_result(step_runner.run(batch).result, 0.0):
-            if event.finish is not None:
-                step_runner.forget(event.request)
+        scheduler.process_result(step_runner.run(batch).result, 0.0)
     scheduler.forget("warm-up")
     scheduler.flush_cache()
 
@@ -136,9 +132,18 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         gc.freeze()  # what stands by now lives for ever: later collections need not look at it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
-        ttl = config.scheduler.default_retain_ttl
-        overlap = info["overlap"]
-        EventLoop(scheduler, step_runner, inbox, outbox, suffixes, item_tries, info, ttl, profiler, overlap).run(stop)
+        loop = EventLoop(
+            scheduler=scheduler,
+            step_runner=step_runner,
+            inbox=inbox,
+            outbox=outbox,
+            suffixes=suffixes,
+            item_tries=item_tries,
+            info=info,
+            profiler=profiler,
+            overlap=info["overlap"],
+        )
+        loop.run(stop)
     finally:
         inbox.close()
         outbox.close()

@@ -1,18 +1,22 @@
 """Plain data between the scheduler and whatever computes a step.
 
-The scheduler hands out a `ScheduleBatch`, the runtime answers with a `StepResult`; neither knows more of the other.
+The scheduler hands out a `ScheduleBatch`, the runtime answers with a `StepResult`; neither knows more of the other. An
+order holds arrays and numbers, no live objects: it can be logged, replayed, compared, and sent to another rank. What
+does not change while a sequence lives is told once (`SequenceInfo`), before its first step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
 from ..memory_pool.req_to_token import RowUpdates
-from .refusal import RequestRefused
-from .request import FinishReason, Request
+from .constraints.constraint import AllowedTokens
+from .request_spec import LogprobOptions
+from .sampling_params import SamplingParams
 
 
 class ForwardMode(Enum):
@@ -20,6 +24,21 @@ class ForwardMode(Enum):
     """Several new tokens per request over a cached prefix: prefill, chunks, continuations."""
     DECODE = "decode"
     """Exactly one new token per request."""
+
+
+@dataclass(slots=True, frozen=True)
+class SequenceInfo:
+    """What computing a sequence takes beside its tokens and slots."""
+
+    serial: int
+    """Names the sequence in all its steps; never used again."""
+    sampling: SamplingParams
+    seed: int
+    logprobs: LogprobOptions | None
+    eos_ends: bool
+    """An eos token ends it, and is banned until min_new_tokens are generated."""
+    prompt_ids: np.ndarray
+    """int32: the prompt, where a repetition penalty counts its tokens; else empty: a long prompt must cost nothing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,7 +51,7 @@ class KVCopies:
     """int32 [n]: slots."""
 
     @classmethod
-    def join(cls, parts: list[KVCopies]) -> KVCopies:
+    def join(cls, parts: Sequence[KVCopies]) -> KVCopies:
         nothing = np.empty(0, dtype=np.int32)
         sources, targets = [part.source for part in parts], [part.target for part in parts]
         return cls(np.concatenate([nothing, *sources]), np.concatenate([nothing, *targets]))
@@ -49,7 +68,7 @@ class BeamStep:
     none of them (None) where ``num_candidates`` is 0: a retracted search computes again what it knows.
     """
 
-    request: Request
+    serial: int
     start: int
     stop: int
     num_candidates: int
@@ -59,8 +78,24 @@ class BeamStep:
     """Tokens at the start of every beam whose K and V are in the same slots."""
     bans_ends: bool = False
     """min_new_tokens is not reached: eos and stop ids are no candidates."""
-    allowed: tuple[np.ndarray, np.ndarray] | None = None
-    """int32 [m] each, (row counted from ``start``, token id): the only candidates, where an item trie says so."""
+    allowed: AllowedTokens | None = None
+    """The only candidates, where a constraint says so; its rows count from ``start``."""
+    sequences: np.ndarray | None = None
+    """int32 [stop - start, generated tokens]: what the beams have so far, where stop strings are looked for in it."""
+
+
+@dataclass(slots=True, frozen=True)
+class StopMatch:
+    """A stop string was found in a sequence's text."""
+
+    stop_index: int
+    """Which of sampling.stop."""
+    kept_tokens: int
+    """Output tokens that lie wholly before the match and end with a whole character; a continuation inherits them."""
+    visible_tail: str = ""
+    """The text between those tokens and the match, which the client sees."""
+    token: int = 0
+    """Which of the row's new tokens completes it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,12 +122,17 @@ class BeamCandidates:
 class ScheduleBatch:
     """One forward step of ``bs`` rows, ``tokens`` = sum(extend_lens) new tokens, concatenated in row order.
 
-    A row is one sequence of a request: its only one, or one of its beams; then several rows have the same request.
+    A row is one sequence: a sample of a request, or one of a search's beams; then several rows have the same serial.
     """
 
     step_id: int
     mode: ForwardMode
-    requests: list[Request]
+    opened: list[SequenceInfo]
+    """Sequences that no step had before."""
+    closed: list[int]
+    """Serials that no step will have again."""
+    serials: np.ndarray
+    """int64 [bs]: which sequence each row is."""
     input_ids: np.ndarray
     """int32 [tokens]. A negative value -(i + 1) stands for the token that row i of the previous step samples."""
     out_cache_loc: np.ndarray
@@ -105,16 +145,21 @@ class ScheduleBatch:
     """int32 [bs]: new tokens."""
     samples: np.ndarray
     """bool [bs]: the row's last new token ends the known sequence, so a next token is sampled from it."""
+    output_positions: np.ndarray
+    """int32 [bs]: output tokens before the one that is sampled, those of a step in flight included."""
     logprob_starts: np.ndarray
     """int32 [bs]: first of the row's new tokens whose input logprob is wanted; extend_len for none. New token j
     predicts the token at position prefix_len + j + 1."""
+    logprob_targets: list[np.ndarray]
+    """int32 [n] for each row that wants some: the prompt tokens that its new tokens from logprob_start on predict. The
+    row's last new token may predict a token that is none of the prompt's: then there is one target less."""
     row_updates: RowUpdates
     """What changed in req_to_token since the previous batch; apply before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
     beams: list[BeamStep] = field(default_factory=list)
     """The searches among the rows, in row order."""
-    allowed: dict[int, np.ndarray] = field(default_factory=dict)
-    """Row -> int32 [m], the only tokens that may be sampled; of requests with an item trie, searches excluded."""
+    allowed: AllowedTokens | None = None
+    """The only tokens that may be sampled in rows with a constraint, searches excluded; None where no row has one."""
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -126,136 +171,34 @@ class ScheduleBatch:
         return self.mode is ForwardMode.EXTEND
 
     def __len__(self) -> int:
-        return len(self.requests)
-
-
-@dataclass(slots=True, frozen=True)
-class StopMatch:
-    """A stop string was found. ``stop_index``: which of sampling.stop; ``kept_tokens``: how many output tokens lie
-    wholly before the match (a continuation inherits just these); ``rest``: what the client sees between them and the
-    match. The scheduler only hands it on."""
-
-    stop_index: int
-    kept_tokens: int
-    rest: str = ""
+        return len(self.serials)
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed. next_ids: int32 [bs], -1 where the row does not sample, or is one of a search's."""
+    """What a step computed: for each row the tokens that follow it, 0 to k of them, row after row.
 
-    next_ids: np.ndarray
+    A row brings none where it does not sample, or is one of a search's.
+    """
+
+    token_ids: np.ndarray
+    """int32 [sum(counts)]"""
+    counts: np.ndarray
+    """int32 [bs]"""
     stop_matches: dict[int, StopMatch] = field(default_factory=dict)
-    """Batch row -> match, found in the text up to and including the new token."""
+    """Batch row -> match, found in the text up to and including one of its new tokens."""
     beams: list[BeamCandidates | None] = field(default_factory=list)
     """Parallel to ScheduleBatch.beams."""
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]], beams: list[BeamCandidates | None] | None = None) -> StepResult:
+        """From the tokens of each row."""
+        counts = np.array([len(row) for row in rows], dtype=np.int32)
+        token_ids = np.array([token for row in rows for token in row], dtype=np.int32)
+        return cls(token_ids, counts, beams=beams or [])
 
-@dataclass(slots=True)
-class RequestEvent:
-    """What a processed step means for one request: a new token, an end, or both.
-
-    row: row of the batch the token came from, -1 when there is none (abort). token_id: -1 when there is none.
-    refusal: the request ended before it began, because of what became of its parent; ``finish`` is set too.
-    """
-
-    request: Request
-    row: int
-    token_id: int
-    finish: FinishReason | None = None
-    refusal: RequestRefused | None = None
-
-
-def build_batch(
-    step_id: int,
-    mode: ForwardMode,
-    requests: list[Request],
-    new_lens: np.ndarray,
-    slots: np.ndarray,
-    row_updates: RowUpdates,
-    copies: list[KVCopies],
-    input_ids: np.ndarray | None = None,
-) -> ScheduleBatch:
-    """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
-
-    ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests. A search is
-    a row like any other while its prompt is computed.
-    """
-    bs = len(requests)
-    prefix_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
-    if input_ids is None:
-        spans = zip(requests, prefix_lens.tolist(), new_lens.tolist())
-        input_ids = np.concatenate([r.token_ids.view(old, new) for r, old, new in spans])
-    samples = np.empty(bs, dtype=bool)
-    logprob_starts = new_lens - prefix_lens
-    beams: list[BeamStep] = []
-    allowed: dict[int, np.ndarray] = {}
-    for i, (request, new) in enumerate(zip(requests, new_lens.tolist())):
-        samples[i] = new == len(request.token_ids) + request.num_output_placeholders
-        if request.logprob_next < request.prompt_len and prefix_lens[i] < request.prompt_len - 1:
-            logprob_starts[i] = max(0, request.logprob_next - 1 - int(prefix_lens[i]))
-        if samples[i] and request.beams is not None:
-            beams.append(_beam_step(request, i, i + 1))
-        elif samples[i] and request.item_trie is not None:
-            allowed[i] = request.item_trie.children(np.array([request.trie_node], dtype=np.int32))[1]
-        request.scheduled_len = new
-        request.num_output_placeholders += int(samples[i])
-    return ScheduleBatch(
-        step_id=step_id,
-        mode=mode,
-        requests=requests,
-        input_ids=input_ids,
-        out_cache_loc=slots,
-        req_pool_indices=np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=bs),
-        prefix_lens=prefix_lens,
-        extend_lens=new_lens - prefix_lens,
-        samples=samples,
-        logprob_starts=np.minimum(logprob_starts, new_lens - prefix_lens),
-        row_updates=row_updates,
-        copies=KVCopies.join(copies),
-        beams=beams,
-        allowed=allowed,
-    )
-
-
-def add_searches(batch: ScheduleBatch, searches: list[Request], input_ids: np.ndarray, slots: np.ndarray) -> None:
-    """Append one row for each beam of each search to a decode batch. input_ids, slots: int32 [rows added]."""
-    requests: list[Request] = []
-    prefix_lens: list[np.ndarray] = []
-    samples: list[np.ndarray] = []
-    for search in searches:
-        kv, start = search.held_beams, len(batch) + len(requests)
-        count = len(kv.rows)
-        requests += [search] * count
-        step = _beam_step(search, start, start + count)
-        batch.beams.append(step)
-        prefix_lens.append(np.full(count, kv.length - 1, dtype=np.int32))
-        samples.append(np.full(count, step.num_candidates > 0))
-        search.num_output_placeholders += 1
-    added = np.ones(len(requests), dtype=np.int32)
-    batch.requests = batch.requests + requests
-    batch.input_ids = np.concatenate([batch.input_ids, input_ids])
-    batch.out_cache_loc = np.concatenate([batch.out_cache_loc, slots])
-    batch.req_pool_indices = np.concatenate([batch.req_pool_indices, *(s.held_beams.rows for s in searches)])
-    batch.prefix_lens = np.concatenate([batch.prefix_lens, *prefix_lens])
-    batch.extend_lens = np.concatenate([batch.extend_lens, added])
-    batch.samples = np.concatenate([batch.samples, *samples])
-    batch.logprob_starts = np.concatenate([batch.logprob_starts, added])
-
-
-def _beam_step(search: Request, start: int, stop: int) -> BeamStep:
-    """What the rows of a search have to answer. A retracted one that computes its known tokens again: nothing."""
-    group, kv = search.beams, search.beam_kv
-    assert group is not None
-    if search.num_computed_beam_tokens < group.num_tokens:
-        return BeamStep(search, start, stop, 0, group.scores, shared_len=kv.start if kv is not None else 0)
-    return BeamStep(
-        search,
-        start,
-        stop,
-        group.num_candidates,
-        group.scores,
-        shared_len=kv.start if kv is not None else 0,
-        bans_ends=group.bans_ends,
-        allowed=group.allowed(),
-    )
+    def rows(self) -> list[list[int]]:
+        """The tokens of each row."""
+        tokens = self.token_ids.tolist()
+        ends = self.counts.cumsum().tolist()
+        return [tokens[end - count : end] for end, count in zip(ends, self.counts.tolist())]

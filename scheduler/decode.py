@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .batch import ForwardMode, ScheduleBatch, add_searches, build_batch
+from .batch import ForwardMode, KVCopies, ScheduleBatch
+from .batch_builder import PlannedStep, add_searches, plan_step
 from .kv_memory import KVMemory
 from .request import Request
 
@@ -26,7 +27,7 @@ class DecodeScheduler:
         self._memory = memory
         self.running: list[Request] = []
 
-    def next_batch(self, step_id: int, previous: ScheduleBatch | None) -> ScheduleBatch | None:
+    def next_batch(self, step_id: int, previous: ScheduleBatch | None) -> PlannedStep | None:
         """The next decode step; None if no request can take one. Raises OutOfMemory.
 
         previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
@@ -41,34 +42,34 @@ class DecodeScheduler:
         if slots is None:
             raise OutOfMemory
         new_lens = np.fromiter((r.scheduled_len + 1 for r in requests), dtype=np.int32, count=len(requests))
-        rows = {r: i for i, r in enumerate(previous.requests)} if previous is not None else {}
+        rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
         input_ids = np.empty(len(requests), dtype=np.int32)
         for i, request in enumerate(requests):
             position = request.scheduled_len
             known = position < len(request.token_ids)
-            input_ids[i] = request.token_ids[position] if known else -(rows[request] + 1)
-        batch = build_batch(
-            step_id,
+            input_ids[i] = request.token_ids[position] if known else -(rows[request.serial] + 1)
+        step = plan_step(
             ForwardMode.DECODE,
             requests,
             new_lens,
             slots[: len(requests)],
-            self._memory.req_to_token.take_updates(),
-            self._memory.take_copies(searches),
-            input_ids,
+            step_id=step_id,
+            row_updates=self._memory.req_to_token.take_updates(),
+            copies=KVCopies.join(self._memory.take_copies(searches)),
+            input_ids=input_ids,
         )
         if searches:
-            add_searches(batch, searches, np.concatenate(list(map(_input_ids, searches))), slots[len(requests) :])
-        return batch
+            add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), slots[len(requests) :])
+        return step
 
     def pick_victim(self) -> Request:
         """The running request that loses least by starting over: the one that arrived last."""
-        return max(self.running, key=lambda r: (r.arrival, r.sequence_number))
+        return max(self.running, key=lambda r: (r.arrival, r.serial))
 
 
 def _wants_token(request: Request) -> bool:
-    """Not all tokens are generated or in flight; with an item trie, which says what may follow, none is in flight."""
-    if request.item_trie is not None and request.num_output_placeholders:
+    """Not all tokens are generated or in flight. With a constraint none is in flight: it must know the last token."""
+    if request.constraint is not None and request.num_output_placeholders:
         return False
     return request.num_output_tokens + request.num_output_placeholders < request.max_new_tokens
 

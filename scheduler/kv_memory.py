@@ -262,7 +262,7 @@ class KVMemory:
         assert search.beams is not None
         kept: list[np.ndarray] = []
         for rank, hypothesis in enumerate(search.beams.finished):
-            if rank >= search.spec.num_retained:
+            if rank >= search.num_retained:
                 hypothesis.slots = None  # a rank only ever gets worse
             elif hypothesis.slots is not None:
                 kept.append(hypothesis.slots)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from ..memory_pool.allocator import Allocator
 from .refusal import RequestRefused
-from .request import LogprobOptions, RequestSpec
+from .request import Request
+from .request_spec import LogprobOptions
 from .sampling_params import SamplingParams
 
 
-def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: Allocator) -> int:
+def check_lengths(request: Request, prompt_len: int, context: int, allocator: Allocator) -> int:
     """How many tokens a request may generate: max_new_tokens, or what context and pool leave if that is None; not more
-    than the longest item of its trie has.
+    than the longest output that its constraint allows.
 
-    Raises RequestRefused if the prompt, or prompt and output, can never fit, or if no item is short enough.
+    Raises RequestRefused if the prompt, or prompt and output, can never fit, or if no such output is short enough.
     """
-    wanted, trie, pool = spec.sampling.max_new_tokens, spec.item_trie, allocator.total_tokens
+    wanted, constraint, pool = request.sampling.max_new_tokens, request.constraint, allocator.total_tokens
     if prompt_len == 0:
         raise RequestRefused("the prompt is empty; send at least one token", param="input_ids")
     if prompt_len >= context:
@@ -24,14 +25,14 @@ def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: A
             code="context_length_exceeded",
             param="input_ids",
         )
-    if trie is not None:
-        if wanted is not None and wanted < trie.min_depth:
+    if constraint is not None:
+        if wanted is not None and wanted < constraint.min_tokens:
             raise RequestRefused(
-                f"max_new_tokens is {wanted}, but the shortest item of {spec.sampling.item_trie!r} has "
-                f"{trie.min_depth} tokens",
+                f"max_new_tokens is {wanted}, but the shortest {constraint.output_name} has "
+                f"{constraint.min_tokens} tokens",
                 param="max_new_tokens",
             )
-        wanted = trie.max_depth if wanted is None else min(wanted, trie.max_depth)
+        wanted = constraint.max_tokens if wanted is None else min(wanted, constraint.max_tokens)
     if wanted is not None and prompt_len + wanted > context:
         raise RequestRefused(
             f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) = {prompt_len + wanted} exceeds the context "
@@ -39,38 +40,42 @@ def check_lengths(spec: RequestSpec, prompt_len: int, context: int, allocator: A
             code="context_length_exceeded",
             param="max_new_tokens",
         )
-    most = min(context - prompt_len, _room(spec, prompt_len, allocator) + 1)  # the last token's KV is never computed
+    most = min(context - prompt_len, _room(request, prompt_len, allocator) + 1)  # the last token's KV is never computed
     if most < 1 or (wanted is not None and wanted > most):
         raise RequestRefused(
-            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){_beams(spec, allocator)} can never fit the KV "
-            f"pool of {pool} tokens; shorten the request or start the server with a larger --max-total-tokens",
+            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){_beams(request, allocator)} can never fit the "
+            f"KV pool of {pool} tokens; shorten the request or start the server with a larger --max-total-tokens",
             code="kv_pool_exceeded",
             param="max_new_tokens",
         )
     return most if wanted is None else wanted
 
 
-def _room(spec: RequestSpec, prompt_len: int, allocator: Allocator) -> int:
+def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:
     """Generated tokens whose KV fits the pool beside the prompt, in each beam where there are some; -1 if the prompt
     does not fit. Beams share the whole pages of the prompt. Finished ones that are to be leased are kept beside them,
     and copied in the end."""
-    pool, page, width = allocator.total_tokens, allocator.page_size, spec.sampling.beam_width
+    pool, page, width = allocator.total_tokens, allocator.page_size, request.sampling.beam_width
     if width is None:
         return pool - prompt_len
     partial = prompt_len % page
-    sequences = width + 2 * spec.num_retained
+    sequences = width + 2 * request.num_retained
     pages = (pool - (prompt_len - partial)) // page // sequences
     alone = 0 if prompt_len <= pool else -1  # the first token of all beams needs the prompt only
     return max(alone, pages * page - partial)
 
 
-def _beams(spec: RequestSpec, allocator: Allocator) -> str:
+def _beams(request: Request, allocator: Allocator) -> str:
     """The rest of what a search needs, in words."""
-    if spec.sampling.beam_width is None:
+    if request.sampling.beam_width is None:
         return ""
     pages = f" in pages of {allocator.page_size} tokens" if allocator.page_size > 1 else ""
-    leases = f", and twice more for each of the {spec.num_retained} that retain_ttl keeps," if spec.num_retained else ""
-    return f" × beam_width ({spec.sampling.beam_width}){pages}{leases}"
+    leases = (
+        f", and twice more for each of the {request.num_retained} that retain_ttl keeps,"
+        if request.num_retained
+        else ""
+    )
+    return f" × beam_width ({request.sampling.beam_width}){pages}{leases}"
 
 
 def check_logprob_start(options: LogprobOptions | None, prompt_len: int) -> None:

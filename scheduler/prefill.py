@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .batch import ForwardMode, ScheduleBatch, build_batch
+from .batch import ForwardMode, KVCopies
+from .batch_builder import PlannedStep, plan_step
 from .kv_memory import KVMemory
 from .policies.policy import SchedulePolicy
 from .request import Request, RequestStatus
@@ -109,7 +110,7 @@ class PrefillScheduler:
 
     def next_batch(
         self, waiting: list[Request], running: list[Request], computing: list[Request], step_id: int, now: float
-    ) -> ScheduleBatch | None:
+    ) -> PlannedStep | None:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
         computes join ``running``. ``computing``: requests of an extend step in flight."""
         step = ExtendStep(self._chunk_size)
@@ -119,20 +120,20 @@ class PrefillScheduler:
             self._admit(waiting, running, computing, step, now)
         if not step.requests:
             return None
-        batch = build_batch(
-            step_id,
+        planned = plan_step(
             ForwardMode.EXTEND,
             step.requests,
             np.array(step.new_lens, dtype=np.int32),
             np.concatenate(step.slots),
-            self._memory.req_to_token.take_updates(),
-            self._memory.take_copies(),
+            step_id=step_id,
+            row_updates=self._memory.req_to_token.take_updates(),
+            copies=KVCopies.join(self._memory.take_copies()),
         )
-        for request, samples in zip(step.requests, batch.samples.tolist()):
+        for request, samples in zip(step.requests, planned.batch.samples.tolist()):
             if samples:
                 request.status = RequestStatus.RUNNING
                 running.append(request)
-        return batch
+        return planned
 
     def _admit(
         self, waiting: list[Request], running: list[Request], computing: list[Request], step: ExtendStep, now: float
@@ -189,7 +190,7 @@ class PrefillScheduler:
 
     def _count_pass(self, admitted: Request) -> None:
         if self._head is not None and admitted.inheritance is not None:
-            self._passes += admitted.sequence_number > self._head.sequence_number
+            self._passes += admitted.serial > self._head.serial
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if a prompt in this very step computes what this request could then find in the cache."""

@@ -19,27 +19,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import msgspec
 import numpy as np
 
 from ..radix.cache import KVSequence
 from ..radix.lease import Lease
-from .sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from .beam.memory import BeamKV
-    from .beam.search import BeamGroup
-    from .constraints.item_trie import ItemTrie
-
-
-class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a sequence ended. ``matched`` is the stop token id or stop string, ``message`` explains an abort."""
-
-    type: Literal["stop", "length", "abort"]
-    matched: int | str | None = None
-    message: str | None = None
+from .beam.memory import BeamKV
+from .beam.search import BeamGroup
+from .constraints.constraint import Constraint, ConstraintState
+from .outcome import FinishReason, Retained
+from .refusal import RequestRefused
+from .request_spec import RequestSpec
+from .token_buffer import TokenBuffer
 
 
 class RequestStatus(Enum):
@@ -50,140 +42,12 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-class TokenBuffer:
-    """Token ids that only grow: amortised O(1) append, zero-copy int32 view.
-
-    Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
-    any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt. The ids
-    that a buffer begins with are the caller's, who must not change them; the first append copies them.
-    """
-
-    __slots__ = ("_length", "_memory")
-
-    def __init__(self, ids: np.ndarray) -> None:
-        self._length = len(ids)
-        self._memory = _Memory(ids, self._length, writable=0)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, position: int) -> int:
-        return int(self._memory.data[position])
-
-    def append(self, token_id: int) -> None:
-        self._make_room(1)
-        self._memory.data[self._length] = token_id
-        self._length += 1
-        self._memory.used = self._length
-
-    def extend(self, ids: np.ndarray) -> None:
-        """Append int32 [n]."""
-        if not len(ids):
-            return
-        self._make_room(len(ids))
-        self._memory.data[self._length : self._length + len(ids)] = ids
-        self._length += len(ids)
-        self._memory.used = self._length
-
-    def view(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """int32 view of ids[start:stop]; valid until the next append."""
-        return self._memory.data[start : self._length if stop is None else min(stop, self._length)]
-
-    def share(self) -> TokenBuffer:
-        """Another buffer of the same ids in the same memory."""
-        other = TokenBuffer.__new__(TokenBuffer)
-        other._length, other._memory = self._length, self._memory
-        return other
-
-    def cut(self, length: int) -> TokenBuffer:
-        """A buffer of the first ``length`` ids. If this one ends the used memory, the ids behind are given up with it
-        and must not be read again."""
-        if self._memory.used == self._length:
-            self._memory.used = length
-        other = self.share()
-        other._length = length
-        return other
-
-    def _make_room(self, count: int) -> None:
-        memory = self._memory
-        if memory.used == self._length and self._length + count <= memory.writable:
-            return
-        capacity = self._length + self._length // 4 + 64 + count
-        data = np.empty(capacity, dtype=np.int32)
-        data[: self._length] = self.view()
-        self._memory = _Memory(data, self._length, writable=capacity)
-
-
-class _Memory:
-    """What token buffers share. data: int32, up to ``writable`` ids of it ours to write; those behind ``used`` belong
-    to nobody."""
-
-    __slots__ = ("data", "used", "writable")
-
-    def __init__(self, data: np.ndarray, used: int, *, writable: int) -> None:
-        self.data = data
-        self.used = used
-        self.writable = writable
-
-
-@dataclass(slots=True, frozen=True)
-class LogprobOptions:
-    """Which logprobs a request wants: of every output token, of the prompt from position ``start_len`` on (-1: none),
-    and with each of them those of the ``top_k`` most likely tokens."""
-
-    start_len: int = -1
-    top_k: int = 0
-
-
-@dataclass(slots=True, frozen=True)
-class ContinuationSpec:
-    """Which request is continued. ``index``: which of its samples. ``at``: wait for its end, or fork what it has now.
-
-    keep_parent: leave the parent's lease as it is, for more children. fallback_ids: int32 [n], the whole prompt, for
-    the case that the parent has been forgotten.
-    """
-
-    parent_rid: str
-    index: int = 0
-    at: Literal["finish", "now"] = "finish"
-    keep_parent: bool = False
-    fallback_ids: np.ndarray | None = None
-
-
-@dataclass(slots=True, frozen=True)
-class RequestSpec:
-    """What arrives: one prompt, ``sampling.num_requests`` sequences.
-
-    prompt_ids: int32 [prompt_len]; for a continuation only what follows the parent's tokens, and may be empty.
-    retain_ttl: seconds for which the finished sequences stay leased, for continuations; 0 for not at all.
-    retain_n: how many of the n sequences, the first or best ones, that is for; None for all.
-    item_trie: the items that outputs are limited to, what sampling.item_trie names.
-    """
-
-    rid: str
-    prompt_ids: np.ndarray
-    sampling: SamplingParams
-    namespace: str = ""
-    logprobs: LogprobOptions | None = None
-    continuation: ContinuationSpec | None = None
-    retain_ttl: float = 0.0
-    retain_n: int | None = None
-    item_trie: ItemTrie | None = None
-
-    @property
-    def num_retained(self) -> int:
-        """How many sequences stay leased at their end."""
-        if self.retain_ttl <= 0:
-            return 0
-        return self.sampling.n if self.retain_n is None else min(self.retain_n, self.sampling.n)
-
-
 ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
 
 
 @dataclass(slots=True)
 class Inheritance:
-    """What a continuation got from its parent. ``path``: how (DESIGN: continuation); the counts are in tokens."""
+    """What a continuation got from its parent. path: see docs/design/continuation.md. Counts are in tokens."""
 
     path: ContinuationPath
     inherited_tokens: int = 0
@@ -204,15 +68,6 @@ class Inheritance:
                 self.path = "match"
 
 
-@dataclass(slots=True, frozen=True)
-class Retained:
-    """What became of ``retain_ttl``: so many tokens until ``deadline`` (scheduler clock), or ``refused`` and why."""
-
-    tokens: int = 0
-    deadline: float = 0.0
-    refused: str | None = None
-
-
 class Request:
     """One sequence. ``index`` numbers the samples of a request with n > 1."""
 
@@ -223,31 +78,47 @@ class Request:
         "cached_tokens",
         "committed_len",
         "finish",
+        "constraint",
+        "constraint_state",
         "index",
         "inheritance",
-        "item_trie",
+        "is_open",
         "kv",
         "logprob_next",
         "logprobs",
         "max_new_tokens",
         "namespace",
         "num_output_placeholders",
+        "own_ids",
         "prompt_len",
         "queried",
+        "retain_ttl",
         "retained",
         "retractions",
         "rid",
         "sampling",
         "scheduled_len",
         "seed",
-        "sequence_number",
+        "serial",
         "spec",
         "status",
         "token_ids",
-        "trie_node",
     )
 
-    def __init__(self, spec: RequestSpec, *, index: int, seed: int, arrival: float, sequence_number: int) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        *,
+        index: int,
+        seed: int,
+        arrival: float,
+        serial: int,
+        own_ids: np.ndarray | None = None,
+        constraint: Constraint | None = None,
+        default_retain_ttl: float = 0.0,
+    ) -> None:
+        """own_ids: int32 [n], what it brings itself; None for spec.token_ids. constraint: what the spec's names of it
+        stand for."""
         self.spec = spec
         self.rid = spec.rid
         self.index = index
@@ -255,11 +126,14 @@ class Request:
         self.sampling = spec.sampling
         self.seed = seed
         self.arrival = arrival
-        self.sequence_number = sequence_number
-        """Order of arrival among all requests; breaks ties of ``arrival``."""
+        self.serial = serial
+        """Order of arrival among all requests, which breaks ties of ``arrival``; names the sequence in steps."""
         self.logprobs = spec.logprobs
-        self.token_ids = TokenBuffer(spec.prompt_ids)
-        self.prompt_len = len(spec.prompt_ids)
+        self.retain_ttl = spec.retain_ttl if spec.retain_ttl is not None else default_retain_ttl
+        self.own_ids = spec.token_ids if own_ids is None else own_ids
+        """int32: the prompt, or what follows the parent's tokens."""
+        self.token_ids = TokenBuffer(self.own_ids)
+        self.prompt_len = len(self.own_ids)
         self.max_new_tokens = 0
         """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprob_next = 0
@@ -269,6 +143,8 @@ class Request:
         """Set for a continuation once its parent's tokens are known."""
         self.retained: Retained | None = None
         """Set at the end if the spec asked for it."""
+        self.is_open = False
+        """Some step has computed it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
         self.committed_len = 0
         self.scheduled_len = 0
@@ -281,9 +157,9 @@ class Request:
         """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
         self.beam_kv: BeamKV | None = None
         """What the beams hold, once the prompt is computed; ``kv`` then is the prompt's whole pages."""
-        self.item_trie = spec.item_trie
-        self.trie_node = 0
-        """Where in the item trie the generated tokens are; a beam search keeps one for each beam instead."""
+        self.constraint = constraint
+        self.constraint_state: ConstraintState | None = constraint.start() if constraint is not None else None
+        """Where in the constraint the generated tokens are; a beam search keeps one for its beams instead."""
         self.retractions = 0
         self.finish: FinishReason | None = None
 
@@ -335,8 +211,16 @@ class Request:
 
     @property
     def ends_at_eos(self) -> bool:
-        """An eos token ends it. Not where an item trie says what an output is: there the end of an item does."""
-        return not self.sampling.ignore_eos and self.item_trie is None
+        """An eos token ends it. Not where a constraint says that it is a token like any other."""
+        return not self.sampling.ignore_eos and (self.constraint is None or self.constraint.eos_ends)
+
+    @property
+    def num_retained(self) -> int:
+        """How many of its sequences stay leased at their end: the first ones, or the best of a search."""
+        if self.retain_ttl <= 0:
+            return 0
+        n, retain_n = self.sampling.n, self.spec.retain_n
+        return n if retain_n is None else min(retain_n, n)
 
     @property
     def num_rows(self) -> int:
@@ -358,3 +242,19 @@ class Request:
             f"Request({self.rid}#{self.index} {self.status.value} prompt={self.prompt_len} "
             f"out={self.num_output_tokens} committed={self.committed_len})"
         )
+
+
+@dataclass(slots=True)
+class RequestEvent:
+    """What a processed step means for one request: new tokens, an end, or both.
+
+    row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: those of the row's tokens
+    that count; what a step computed behind an end does not.
+    refusal: the request ended before it began, because of what became of its parent; ``finish`` is set too.
+    """
+
+    request: Request
+    row: int = -1
+    token_ids: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    refusal: RequestRefused | None = None

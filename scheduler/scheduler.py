@@ -18,20 +18,25 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
-from .batch import BeamCandidates, RequestEvent, ScheduleBatch, StepResult, StopMatch
-from .beam.search import ITEM, BeamGroup
+from .batch import BeamCandidates, ScheduleBatch, StepResult, StopMatch
+from .batch_builder import PlannedStep
+from .beam.search import BeamGroup
 from .config import SchedulerConfig
-from .continuation.continuations import Continuations, Legacy
+from .constraints.constraint import Constraint
+from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
 from .limits import check_beam_limits, check_lengths, check_logprob_start
+from .outcome import FinishReason
 from .policies.policy import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
-from .request import FinishReason, Request, RequestSpec, RequestStatus, TokenBuffer
+from .request import Request, RequestEvent, RequestStatus
+from .request_spec import RequestSpec
 from .self_check import audit_pages, unaccounted_tokens
 from .stats import SchedulerCounters, SchedulerStats, take_stats
+from .token_buffer import TokenBuffer
 
 
 class Scheduler:
@@ -66,7 +71,9 @@ class Scheduler:
         self._continuations = Continuations(config, self._memory, self.leases)
         self._waiting: list[Request] = []
         self._live: dict[str, list[Request]] = {}
-        self._in_flight: list[ScheduleBatch] = []
+        self._in_flight: list[PlannedStep] = []
+        self._closed: list[int] = []
+        """Serials of ended sequences that the step runner must still be told of."""
         self._seeds = np.random.default_rng(config.random_seed)
         self._num_requests = 0
         self._counters = SchedulerCounters()
@@ -74,8 +81,19 @@ class Scheduler:
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
-    def add(self, spec: RequestSpec, now: float) -> list[Request]:
-        """Take ``spec.sampling.num_requests`` sequences. Raises RequestRefused for what can never be served."""
+    def add(
+        self,
+        spec: RequestSpec,
+        now: float,
+        *,
+        own_ids: np.ndarray | None = None,
+        constraint: Constraint | None = None,
+    ) -> list[Request]:
+        """Take ``spec.sampling.num_requests`` sequences. Raises RequestRefused for what can never be served.
+
+        own_ids: int32 [n], what the request brings itself, where that is not what the spec says (see `RequestSpec`).
+        constraint: what the spec's names of it stand for.
+        """
         if spec.rid in self._live:
             raise RequestRefused(
                 f"rid {spec.rid!r} is still running; use another rid or abort it first",
@@ -85,64 +103,76 @@ class Scheduler:
             )
         config = self._config
         check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
-        requests = self._make_requests(spec, now)
+        requests = self._make_requests(spec, now, own_ids, constraint)
         if spec.continuation is None:
-            self._begin(requests, TokenBuffer(spec.prompt_ids))
+            self._begin(requests, TokenBuffer(requests[0].own_ids))
         else:
             siblings = self._live.get(spec.continuation.parent_rid)
-            legacy = self._continuations.find_parent(requests, siblings)
-            if legacy is not None:
-                self._inherit(requests, legacy, now)
+            handover = self._continuations.find_parent(requests, siblings)
+            if handover is not None:
+                self._inherit(requests, handover, now)
         self._continuations.forget(spec.rid)
         self._live[spec.rid] = requests
         return list(requests)
 
-    def _make_requests(self, spec: RequestSpec, now: float) -> list[Request]:
+    def _make_requests(
+        self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
+    ) -> list[Request]:
         seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))
         first = self._num_requests
         self._num_requests += spec.sampling.num_requests
         return [
-            Request(spec, index=index, seed=seed + index, arrival=now, sequence_number=first + index)
+            Request(
+                spec,
+                index=index,
+                seed=seed + index,
+                arrival=now,
+                serial=first + index,
+                own_ids=own_ids,
+                constraint=constraint,
+                default_retain_ttl=self._config.default_retain_ttl,
+            )
             for index in range(spec.sampling.num_requests)
         ]
 
     def _begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
         """Queue sequences whose prompt is known. Raises RequestRefused if they can never fit."""
-        spec = requests[0].spec
-        max_new_tokens = check_lengths(spec, len(prompt), self._config.context_length, self._memory.allocator)
-        check_logprob_start(spec.logprobs, len(prompt))
+        first = requests[0]
+        max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._memory.allocator)
+        check_logprob_start(first.logprobs, len(prompt))
         for request in requests:
             request.begin(prompt.share(), max_new_tokens)
-            if spec.sampling.beam_width is not None:
-                request.beams = BeamGroup(spec.sampling, max_new_tokens, spec.item_trie, len(self._end_ids(request)))
+            if request.is_search:
+                num_end_ids = len(self._end_ids(request))
+                request.beams = BeamGroup(request.sampling, max_new_tokens, request.constraint, num_end_ids)
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
         """Into the waiting queue, which is in order of arrival."""
-        insort(self._waiting, request, key=lambda r: r.sequence_number)
+        insort(self._waiting, request, key=lambda r: r.serial)
 
     # -- continuations ------------------------------------------------------------------------------------------------
 
-    def _inherit(self, children: list[Request], legacy: Legacy, now: float) -> None:
-        self._begin(children, legacy.prompt)
-        self._continuations.hand_over(children, legacy, now)
+    def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
+        self._begin(children, handover.prompt)
+        self._continuations.hand_over(children, handover, now)
 
     def _wake_children(
         self, parent: Request, samples: dict[int, SampleRecord], now: float
     ) -> list[tuple[Request, RequestRefused]]:
         """A parent ended: its parked children inherit. Returns those that cannot, and why."""
         refused: list[tuple[Request, RequestRefused]] = []
-        for children, legacy in self._continuations.take_children(parent, samples):
+        for children, handover in self._continuations.take_children(parent, samples):
             try:
-                if isinstance(legacy, RequestRefused):
-                    raise legacy
-                self._inherit(children, legacy, now)
+                if isinstance(handover, RequestRefused):
+                    raise handover
+                self._inherit(children, handover, now)
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
         return refused
 
     def children_waiting_for(self, rid: str, index: int) -> list[Request]:
-        """Children that are parked until this sequence ends; their spec may still be replaced."""
+        """Children that are parked until this sequence ends; their ``own_ids`` may still be replaced."""
         return self._continuations.waiting_for(rid, index)
 
     def is_on_record(self, rid: str) -> bool:
@@ -164,7 +194,7 @@ class Scheduler:
         reason = FinishReason(type="abort", message=message)
         events: list[RequestEvent] = []
         while rid in self._live:
-            events += self._end(RequestEvent(self._live[rid][0], -1, -1, reason), now)
+            events += self._end(RequestEvent(self._live[rid][0], finish=reason), now)
         return events
 
     def abort_all(self, now: float, message: str) -> list[RequestEvent]:
@@ -193,13 +223,15 @@ class Scheduler:
             if request.kv is not None:  # what has been retained is in a lease by now
                 self._memory.close(request, self._newest_step)
             request.status = RequestStatus.FINISHED
+            if request.is_open:
+                self._closed.append(request.serial)
             siblings = self._live[request.rid]
             siblings.remove(request)
             if not siblings:
                 del self._live[request.rid]
             for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
-                ended.append(RequestEvent(child, -1, -1, gone, refusal))
+                ended.append(RequestEvent(child, finish=gone, refusal=refusal))
         return ended
 
     def _leave(self, request: Request, now: float) -> None:
@@ -223,7 +255,7 @@ class Scheduler:
     @property
     def _newest_step(self) -> int | None:
         """The step in flight that was formed last."""
-        return self._in_flight[-1].step_id if self._in_flight else None
+        return self._in_flight[-1].batch.step_id if self._in_flight else None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -231,26 +263,28 @@ class Scheduler:
         """The next step, prompts before decodes. None: nothing to do, or nothing until the step in flight is
         processed."""
         self.leases.expire(now)
-        batch = None
+        step = None
         if not self._decode_is_due():
-            computing = [r for step in self._in_flight if step.is_extend for r in step.requests]
-            batch = self._prefill.next_batch(self._waiting, self._decode.running, computing, self._counters.steps, now)
-        if batch is not None:
-            self._count_admissions(batch)
+            computing = [r for step in self._in_flight if step.batch.is_extend for r in step.requests]
+            step = self._prefill.next_batch(self._waiting, self._decode.running, computing, self._counters.steps, now)
+        if step is not None:
+            self._count_admissions(step)
         elif self._decode.running:
-            batch = self._next_decode_batch()
-        if batch is not None:
-            self._counters.steps += 1
-            self._in_flight.append(batch)
-            self._last_was_extend = batch.is_extend
-        return batch
+            step = self._next_decode_step()
+        if step is None:
+            return None
+        step.batch.closed, self._closed = self._closed, []
+        self._counters.steps += 1
+        self._in_flight.append(step)
+        self._last_was_extend = step.batch.is_extend
+        return step.batch
 
     def _decode_is_due(self) -> bool:
         """Between the chunks of a long prompt the running requests get a token, so that none stalls for long."""
         return self._last_was_extend and self._prefill.prefilling is not None and bool(self._decode.running)
 
-    def _next_decode_batch(self) -> ScheduleBatch | None:
-        previous = self._in_flight[-1] if self._in_flight else None
+    def _next_decode_step(self) -> PlannedStep | None:
+        previous = self._in_flight[-1].batch if self._in_flight else None
         while True:
             try:
                 return self._decode.next_batch(self._counters.steps, previous)
@@ -268,8 +302,8 @@ class Scheduler:
         self._reserve.retracted()
         self._queue(request)
 
-    def _count_admissions(self, batch: ScheduleBatch) -> None:
-        for request, prefix_len in zip(batch.requests, batch.prefix_lens.tolist()):
+    def _count_admissions(self, step: PlannedStep) -> None:
+        for request, prefix_len in zip(step.requests, step.batch.prefix_lens.tolist()):
             if request.queried:
                 continue
             request.queried = True
@@ -280,22 +314,37 @@ class Scheduler:
             self._counters.prefix_cache_queries += request.prompt_len
             self._counters.prefix_cache_hits += prefix_len
 
+    def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
+        """The requests that a stop string will end when ``result`` is processed, and that leave text between their last
+        kept token and the match: what their children inherit has to begin with it."""
+        step = self._in_flight[0]
+        found: list[tuple[Request, StopMatch]] = []
+        for row, match in result.stop_matches.items():
+            request = step.requests[row]
+            if not match.visible_tail or request.finish is not None or request.sampling.no_stop_trim:
+                continue
+            tokens = result.rows()[row][: match.token + 1]
+            if not any(self._ends_by_id(request, token_id) for token_id in tokens):  # an id goes first, and cuts none
+                found.append((request, match))
+        return found
+
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the oldest step in flight; returns what clients must hear of: requests, then searches."""
-        batch = self._in_flight.pop(0)
+        step = self._in_flight.pop(0)
+        batch = step.batch
         events: list[RequestEvent] = []
-        for row, request in enumerate(batch.requests):
+        lengths, tokens_of = batch.seq_lens.tolist(), result.rows()
+        for row, request in enumerate(step.requests):
             if request.finish is not None or request.beam_kv is not None:
                 continue  # ended while this step was in flight, so that its token was never asked for; or a beam
-            self._commit(request, int(batch.prefix_lens[row] + batch.extend_lens[row]))
+            self._commit(request, lengths[row])
             if batch.samples[row] and request.beams is None:
-                token_id = int(result.next_ids[row])
-                events += self._take_token(request, row, token_id, result.stop_matches.get(row), now)
+                events += self._take_tokens(request, row, tokens_of[row], result.stop_matches.get(row), now)
             if request.kv is not None and batch.is_extend:
                 self._memory.publish(request)
-        for step, candidates in zip(batch.beams, result.beams, strict=True):
-            if step.request.finish is None:
-                events += self._take_candidates(step.request, candidates, now)
+        for search, candidates in zip(step.searches, result.beams, strict=True):
+            if search.finish is None:
+                events += self._take_candidates(search, candidates, now)
         self._memory.allocator.release_quarantine(batch.step_id)
         self.leases.step_done(batch.step_id)
         if not batch.is_extend:
@@ -304,11 +353,12 @@ class Scheduler:
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
         """The oldest step in flight could not be computed: end its requests, siblings included, and keep the rest."""
-        batch = self._in_flight.pop(0)
+        step = self._in_flight.pop(0)
+        batch = step.batch
         self._memory.req_to_token.put_back(batch.row_updates)
         if len(batch.copies):
             self.leases.break_all()  # one of them may hold a copy that was never made
-        rids = dict.fromkeys(request.rid for request in batch.requests if request.finish is None)
+        rids = dict.fromkeys(request.rid for request in step.requests if request.finish is None)
         events = [event for rid in rids for event in self.abort(rid, now, message)]
         self._memory.allocator.release_quarantine(batch.step_id)
         return events
@@ -318,31 +368,38 @@ class Scheduler:
         if request.logprob_next < request.prompt_len:
             request.logprob_next = max(request.logprob_next, min(length + 1, request.prompt_len))
 
-    def _take_token(
-        self, request: Request, row: int, token_id: int, stop_match: StopMatch | None, now: float
+    def _take_tokens(
+        self, request: Request, row: int, token_ids: list[int], stop_match: StopMatch | None, now: float
     ) -> list[RequestEvent]:
+        """The tokens that a step found for a request, in order, up to the one that ends it."""
         request.num_output_placeholders -= 1
+        for place, token_id in enumerate(token_ids):
+            match = stop_match if stop_match is not None and stop_match.token == place else None
+            end = self._take_token(request, token_id, match)
+            if end is not None:
+                reason, kept = end
+                event = RequestEvent(request, row, tuple(token_ids[: place + 1]), reason)
+                return self._end(event, now, None if request.sampling.no_stop_trim else kept)
+        return [RequestEvent(request, row, tuple(token_ids))]
+
+    def _take_token(
+        self, request: Request, token_id: int, stop_match: StopMatch | None
+    ) -> tuple[FinishReason, int | None] | None:
+        """Append a token. If it ends the request: why, and how many output tokens a child inherits (None: all)."""
         request.token_ids.append(token_id)
-        sampling = request.sampling
+        sampling, constraint, state = request.sampling, request.constraint, request.constraint_state
+        if state is not None:
+            state = request.constraint_state = state.advance(np.array([token_id], dtype=np.int32))
         may_stop = request.num_output_tokens > sampling.min_new_tokens
-        trie = request.item_trie
-        if trie is not None:
-            request.trie_node = int(trie.advance(np.array([request.trie_node]), np.array([token_id]))[0])
-        if may_stop and self.ends_by_id(request, token_id):
-            reason = FinishReason(type="stop", matched=token_id)
-            kept = request.num_output_tokens - 1
-        elif may_stop and stop_match is not None:
-            reason = FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index])
-            kept = stop_match.kept_tokens
-        elif trie is not None and trie.is_leaf(np.array([request.trie_node]))[0]:
-            reason, kept = FinishReason(type="stop", matched=ITEM), None
-        elif request.num_output_tokens >= request.max_new_tokens:
-            reason, kept = FinishReason(type="length"), None
-        else:
-            return [RequestEvent(request, row, token_id)]
-        if sampling.no_stop_trim:
-            kept = None
-        return self._end(RequestEvent(request, row, token_id, reason), now, kept)
+        if may_stop and self._ends_by_id(request, token_id):
+            return FinishReason(type="stop", matched=token_id), request.num_output_tokens - 1
+        if may_stop and stop_match is not None:
+            return FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index]), stop_match.kept_tokens
+        if constraint is not None and state is not None and state.at_end()[0]:
+            return FinishReason(type="stop", matched=constraint.matched), None
+        if request.num_output_tokens >= request.max_new_tokens:
+            return FinishReason(type="length"), None
+        return None
 
     def _take_candidates(self, search: Request, candidates: BeamCandidates | None, now: float) -> list[RequestEvent]:
         """A step of a beam search: select, give up the beams that lost, keep what a lease will want."""
@@ -362,13 +419,13 @@ class Scheduler:
             reason = group.results[0].finish
         else:
             reason = FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
-        return self._end(RequestEvent(search, -1, -1, reason), now)
+        return self._end(RequestEvent(search, finish=reason), now)
 
     def _end_ids(self, request: Request) -> frozenset[int]:
         eos = self._eos_token_ids if request.ends_at_eos else frozenset()
         return eos.union(request.sampling.stop_token_ids)
 
-    def ends_by_id(self, request: Request, token_id: int) -> bool:
+    def _ends_by_id(self, request: Request, token_id: int) -> bool:
         """True if this token id ends the request: eos or one of its stop ids. That goes before any stop string."""
         is_eos = token_id in self._eos_token_ids and request.ends_at_eos
         return is_eos or token_id in request.sampling.stop_token_ids

@@ -7,8 +7,11 @@ import re
 
 import numpy as np
 
+from ...scheduler.constraints.constraint import Constraint
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
+from ...scheduler.constraints.items import ItemConstraint
 from ...scheduler.refusal import RequestRefused
+from ...scheduler.sampling_params import SamplingParams
 from ..messages import LoadItemTrie
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
@@ -31,8 +34,11 @@ class ItemTries:
             )
         self._tries[name] = trie
 
-    def get(self, name: str) -> ItemTrie:
-        """Raises RequestRefused (404)."""
+    def resolve(self, sampling: SamplingParams) -> Constraint | None:
+        """What a request's outputs are limited to; None for nothing. Raises RequestRefused (404)."""
+        return None if sampling.item_trie is None else ItemConstraint(self._get(sampling.item_trie), sampling.item_trie)
+
+    def _get(self, name: str) -> ItemTrie:
         trie = self._tries.get(name)
         if trie is None:
             loaded = ", ".join(map(repr, self._tries)) or "none"

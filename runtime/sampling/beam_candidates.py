@@ -4,12 +4,13 @@ What is ranked, as in transformers' beam search (processors act on log-probabili
 
     score of a beam + log_softmax(logits)[token] + logit_bias[token]         no eos, no stop id while `bans_ends`
 
-Without an item trie all pairs count, and no [rows, vocab] tensor of scores is ever made. The vocabulary is cut into
+Without a constraint all pairs count, and no [rows, vocab] tensor of scores is ever made. The vocabulary is cut into
 chunks; the k best pairs lie in the k chunks with the best maxima:
 
     logits [rows, vocab] ─▶ chunk maxima [rows, chunks] ─▶ k best chunks ─▶ their k × CHUNK pairs ─▶ k best pairs
 
-With a trie only the pairs it allows are gathered. Both ways give the same order for ties: lower beam, then lower id.
+With a constraint that allows few tokens, as item tries do, only the pairs it allows are gathered; with one that allows
+many, the others' logits become -inf. All ways give the same order for ties: lower beam, then lower id.
 Searches of one shape are ranked together. Pairs that cannot be (-inf, NaN) are no candidates.
 """
 
@@ -22,15 +23,21 @@ import numpy as np
 import torch
 
 from ...scheduler.batch import BeamCandidates, BeamStep
+from ...scheduler.constraints.constraint import AllowedTokens
 from ..runner.device_copy import to_host, upload
 from .ops import TORCH_OPS, SamplingOps
 from .ranking import SLICE_ELEMENTS, chunk_maxima, top_tokens
+from .sequences import SequenceState
+from .token_masks import allow_only
 
 CHUNK = 128
 """Tokens per chunk. Near the square root of vocab / (k / rows), where maxima and gathered pairs are as many."""
 
 MAX_PADDING = 2
-"""Searches with tries are ranked together while the longest list of pairs is at most so many times the shortest."""
+"""Searches are ranked together while the longest list of allowed pairs is at most so many times the shortest."""
+
+DENSE_SHARE = 0.25
+"""From this share of all pairs on, those that are allowed are not gathered."""
 
 
 @dataclass(slots=True)
@@ -46,6 +53,23 @@ class _LogSoftmax:
     def __call__(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """logits and rows (int64) of shapes that broadcast."""
         return (logits - self.best[rows]) - self.log_sum[rows]
+
+
+@dataclass(slots=True)
+class _Search:
+    """A step, and what its search asks for."""
+
+    step: BeamStep
+    bias: dict[int, float]
+    """logit_bias, bans included, by token id."""
+    top_k: int
+    """Likeliest tokens wanted after each beam."""
+    pairs: tuple[np.ndarray, np.ndarray] | None
+    """int32 [m] each, (row counted from step.start, token): all that is allowed, where that is little."""
+
+    @property
+    def width(self) -> int:
+        return self.step.stop - self.step.start
 
 
 @dataclass(slots=True)
@@ -80,21 +104,24 @@ class BeamRanker:
         self._rows_at_once = max(1, SLICE_ELEMENTS[self._device.type] // vocab_size)
 
     @torch.inference_mode()
-    def rank(self, logits: torch.Tensor, steps: Sequence[BeamStep]) -> list[BeamCandidates]:
+    def rank(
+        self, logits: torch.Tensor, steps: Sequence[BeamStep], sequences: Sequence[SequenceState]
+    ) -> list[BeamCandidates]:
         """One BeamCandidates for each step; ``stops`` are left empty.
 
         logits: float32 [rows, vocab], raw, left as they are: the rows of all steps, one step after the other. Every
-        step wants at least one candidate.
+        step wants at least one candidate. sequences: the search of each step.
         """
+        searches = [self._search(step, sequence) for step, sequence in zip(steps, sequences, strict=True)]
         firsts = _starts([step.stop - step.start for step in steps])
         maxima, *shape = self._ops.row_statistics(logits, CHUNK)
         softmax = _LogSoftmax(*shape)
         (scores,) = upload([np.concatenate([step.scores for step in steps])], self._device)
         ranked = [
-            *self._rank_all(logits, maxima, softmax, scores, steps, firsts),
-            *self._rank_allowed(logits, softmax, scores, steps, firsts),
+            *self._rank_all(logits, maxima, softmax, scores, searches, firsts),
+            *self._rank_allowed(logits, softmax, scores, searches, firsts),
         ]
-        likeliest = self._likeliest(logits, softmax, steps, firsts)
+        likeliest = self._likeliest(logits, softmax, searches, firsts)
         # One copy to the host for all of it.
         arrays = iter(to_host([t for part in ranked for t in part.tensors()] + [t for _, t in likeliest]).wait())
         found = {i: pairs for part in ranked for i, pairs in _candidates(part.steps, *(next(arrays) for _ in range(4)))}
@@ -117,32 +144,31 @@ class BeamRanker:
             )
         return result
 
-    def _end_ids(self, step: BeamStep) -> list[int]:
-        """Token ids that end a sequence of this search."""
-        request = step.request
-        eos = self._eos_token_ids if request.ends_at_eos else ()
-        return [i for i in sorted({*eos, *request.sampling.stop_token_ids}) if 0 <= i < self._vocab_size]
-
-    def _bias(self, step: BeamStep) -> dict[int, float]:
-        """logit_bias of the search, bans included, by token id."""
-        named = step.request.sampling.logit_bias or {}
-        bias = {i: value for i, value in named.items() if 0 <= i < self._vocab_size}
-        return bias | dict.fromkeys(self._end_ids(step), -float("inf")) if step.bans_ends else bias
+    def _search(self, step: BeamStep, sequence: SequenceState) -> _Search:
+        sampling, options = sequence.sampling, sequence.info.logprobs
+        bias = {i: value for i, value in (sampling.logit_bias or {}).items() if 0 <= i < self._vocab_size}
+        if step.bans_ends:
+            eos = self._eos_token_ids if sequence.info.eos_ends and not sampling.ignore_eos else ()
+            ends = sorted({*eos, *sampling.stop_token_ids})
+            bias |= {i: -float("inf") for i in ends if 0 <= i < self._vocab_size}
+        pairs = step.allowed.unpack() if step.allowed is not None else None
+        if pairs is not None and len(pairs[0]) >= DENSE_SHARE * (step.stop - step.start) * self._vocab_size:
+            pairs = None
+        return _Search(step, bias, options.top_k if options is not None else 0, pairs)
 
     # -- log-softmax ---------------------------------------------------------------------------------------------------
 
     def _likeliest(
-        self, logits: torch.Tensor, softmax: _LogSoftmax, steps: Sequence[BeamStep], firsts: Sequence[int]
+        self, logits: torch.Tensor, softmax: _LogSoftmax, searches: Sequence[_Search], firsts: Sequence[int]
     ) -> list[tuple[int, torch.Tensor]]:
         """(step, ids int32 [rows, top_k]) and then (step, logprobs float32 [rows, top_k]), where they are wanted."""
         found = []
-        for i, (step, first) in enumerate(zip(steps, firsts)):
-            options = step.request.logprobs
-            if options is None or options.top_k == 0:
+        for i, (search, first) in enumerate(zip(searches, firsts)):
+            if search.top_k == 0:
                 continue
-            rows = torch.arange(first, first + step.stop - step.start, device=logits.device)
+            rows = torch.arange(first, first + search.width, device=logits.device)
             parts = [
-                top_tokens(part, options.top_k) for part in logits[first : first + len(rows)].split(self._rows_at_once)
+                top_tokens(part, search.top_k) for part in logits[first : first + len(rows)].split(self._rows_at_once)
             ]
             values, ids = (torch.cat(column) for column in zip(*parts))
             found += [(i, ids.to(torch.int32)), (i, softmax(values, rows.unsqueeze(1)))]
@@ -156,35 +182,43 @@ class BeamRanker:
         maxima: torch.Tensor,
         softmax: _LogSoftmax,
         scores: torch.Tensor,
-        steps: Sequence[BeamStep],
+        searches: Sequence[_Search],
         firsts: Sequence[int],
     ) -> Iterator[_Ranked]:
         by_shape: dict[tuple[int, int], list[int]] = {}
-        for i, step in enumerate(steps):
-            if step.allowed is None:
-                by_shape.setdefault((step.stop - step.start, step.num_candidates), []).append(i)
-        biased = self._biased(logits, [(steps[i], firsts[i]) for members in by_shape.values() for i in members])
+        for i, search in enumerate(searches):
+            if search.pairs is None:
+                by_shape.setdefault((search.width, search.step.num_candidates), []).append(i)
+        biased = self._biased(logits, [(searches[i], firsts[i]) for members in by_shape.values() for i in members])
         if biased is not logits:
             maxima = chunk_maxima(biased, CHUNK)
         for (width, count), members in by_shape.items():
             rows = np.array([firsts[i] for i in members])[:, None] + np.arange(width)
             yield _Ranked(members, *self._top_pairs(logits, biased, maxima, softmax, scores, rows, count))
 
-    def _biased(self, logits: torch.Tensor, members: list[tuple[BeamStep, int]]) -> torch.Tensor:
-        """The logits with each search's bias and bans, on a copy; the same tensor where there are none."""
+    def _biased(self, logits: torch.Tensor, members: list[tuple[_Search, int]]) -> torch.Tensor:
+        """The logits with each search's allowed tokens, bias and bans, on a copy; the same tensor where there are
+        none."""
+        allowed = AllowedTokens.join(
+            [(first, search.step.allowed) for search, first in members if search.step.allowed is not None]
+        )
         rows, tokens, values = [], [], []
-        for step, first in members:
-            bias, width = self._bias(step), step.stop - step.start
+        for search, first in members:
+            bias, width = search.bias, search.width
             if bias:
                 rows.append(np.repeat(np.arange(first, first + width), len(bias)))
                 tokens.append(np.tile(np.array(list(bias)), width))
                 values.append(np.tile(np.array(list(bias.values()), dtype=np.float32), width))
-        if not rows:
+        if allowed is None and not rows:
             return logits
+        biased = logits.clone()
+        if allowed is not None:
+            allow_only(biased, allowed)
+        if not rows:
+            return biased
         row, token, value = upload(
             [np.concatenate(rows), np.concatenate(tokens), np.concatenate(values)], logits.device
         )
-        biased = logits.clone()
         biased[row, token] += value
         return biased
 
@@ -217,20 +251,20 @@ class BeamRanker:
         row = row.view(searches, -1).gather(1, place // CHUNK)
         return score, softmax(logits[row, token], row), row, token
 
-    # -- pairs of item tries -------------------------------------------------------------------------------------------
+    # -- few allowed pairs --------------------------------------------------------------------------------------------
 
     def _rank_allowed(
         self,
         logits: torch.Tensor,
         softmax: _LogSoftmax,
         scores: torch.Tensor,
-        steps: Sequence[BeamStep],
+        searches: Sequence[_Search],
         firsts: Sequence[int],
     ) -> Iterator[_Ranked]:
         lists = [
-            _PairList(i, *self._pairs(step, first))
-            for i, (step, first) in enumerate(zip(steps, firsts))
-            if step.allowed is not None
+            _PairList(i, first + search.pairs[0], search.pairs[1], _pair_bias(search.bias, search.pairs[1]))
+            for i, (search, first) in enumerate(zip(searches, firsts))
+            if search.pairs is not None
         ]
         for members in _alike(lists):
             shape = len(members), max(len(pairs.rows) for pairs in members)
@@ -242,7 +276,9 @@ class BeamRanker:
             rows, tokens, biases = upload([row, token, bias], logits.device)
             logprobs = softmax(logits[rows, tokens], rows)
             score = logprobs + biases + scores[rows]
-            score, place = top_tokens(_possible(score), max(steps[pairs.step].num_candidates for pairs in members))
+            score, place = top_tokens(
+                _possible(score), max(searches[pairs.step].step.num_candidates for pairs in members)
+            )
             yield _Ranked(
                 [pairs.step for pairs in members],
                 score,
@@ -251,23 +287,10 @@ class BeamRanker:
                 tokens.gather(1, place),
             )
 
-    def _pairs(self, step: BeamStep, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(row of the logits, token, bias) of every pair that the trie allows."""
-        assert step.allowed is not None
-        beams, tokens = step.allowed
-        bias = np.zeros(len(tokens), dtype=np.float32)
-        named = self._bias(step)
-        if named and len(tokens):
-            ids = np.array(sorted(named))
-            place = np.minimum(np.searchsorted(ids, tokens), len(ids) - 1)
-            values = np.array([named[i] for i in ids.tolist()], dtype=np.float32)[place]
-            bias = np.where(ids[place] == tokens, values, bias)
-        return first + beams, tokens, bias
-
 
 @dataclass(slots=True)
 class _PairList:
-    """What the trie allows one search."""
+    """All that one search is allowed."""
 
     step: int
     rows: np.ndarray
@@ -283,6 +306,17 @@ def _alike(lists: list[_PairList]) -> Iterator[list[_PairList]]:
         count = sum(len(pairs.rows) <= limit for pairs in lists)
         yield lists[:count]
         lists = lists[count:]
+
+
+def _pair_bias(bias: dict[int, float], tokens: np.ndarray) -> np.ndarray:
+    """float32 [m]: of each pair, by its token."""
+    none = np.zeros(len(tokens), dtype=np.float32)
+    if not bias or not len(tokens):
+        return none
+    ids = np.array(sorted(bias))
+    place = np.minimum(np.searchsorted(ids, tokens), len(ids) - 1)
+    values = np.array([bias[i] for i in ids.tolist()], dtype=np.float32)[place]
+    return np.where(ids[place] == tokens, values, none)
 
 
 def _starts(counts: Sequence[int]) -> list[int]:

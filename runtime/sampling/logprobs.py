@@ -33,6 +33,12 @@ class TokenLogprobs:
     top_values: np.ndarray
     """float32 [m, k]"""
 
+    def first(self, count: int) -> TokenLogprobs:
+        """Those of the first ``count`` tokens."""
+        if count == len(self.ids):
+            return self
+        return TokenLogprobs(self.ids[:count], self.values[:count], self.top_ids[:count], self.top_values[:count])
+
 
 @dataclass(slots=True)
 class LogprobsInFlight:

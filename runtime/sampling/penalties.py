@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...scheduler.request import Request
 from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
 
@@ -28,32 +27,25 @@ def uses_penalties(sampling: SamplingParams) -> bool:
 
 
 class SeenTokens:
-    """Distinct token ids of one request and how often each is in its output."""
+    """Distinct token ids of one sequence and how often each is in its output."""
 
-    __slots__ = ("_counts", "_ids", "_num_distinct", "_place", "num_tokens", "request")
+    __slots__ = ("_counts", "_ids", "_num_distinct", "_place")
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.num_tokens = request.prompt_len
-        """Tokens of the request that are counted."""
-        # Only the repetition penalty looks at the prompt.
-        with_prompt = request.sampling.repetition_penalty != 1.0
-        prompt = np.unique(request.token_ids.view(0, request.prompt_len if with_prompt else 0))
+    def __init__(self, prompt_ids: np.ndarray) -> None:
+        """prompt_ids: int32; empty where no penalty looks at the prompt."""
+        prompt = np.unique(prompt_ids)
         self._num_distinct = len(prompt)
         self._place = {token_id: i for i, token_id in enumerate(prompt.tolist())}
         self._ids = np.empty(len(prompt) + 64, dtype=np.int32)
         self._ids[: len(prompt)] = prompt
         self._counts = np.zeros(len(prompt) + 64, dtype=np.int32)
 
-    def catch_up(self) -> None:
-        """Count the output tokens that came since the last call."""
-        new = self.request.token_ids.view(self.num_tokens)
-        self.num_tokens += len(new)
-        for token_id in new.tolist():
-            place = self._place.setdefault(token_id, self._num_distinct)
-            if place == self._num_distinct:
-                self._append(token_id)
-            self._counts[place] += 1
+    def count(self, token_id: int) -> None:
+        """One more output token."""
+        place = self._place.setdefault(token_id, self._num_distinct)
+        if place == self._num_distinct:
+            self._append(token_id)
+        self._counts[place] += 1
 
     def _append(self, token_id: int) -> None:
         if self._num_distinct == len(self._ids):
@@ -83,60 +75,41 @@ class PendingTokens:
     """int64, on the device."""
 
 
-class Penalties:
-    """Owns the seen tokens of the requests that use penalties, by request row.
-
-    A row that has passed to another request is counted anew, so nothing has to be told when a request ends or is
-    retracted.
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        self._rows: list[SeenTokens | None] = [None] * num_rows
-
-    def apply(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[int],
-        requests: Sequence[Request],
-        pending: PendingTokens | None = None,
-    ) -> None:
-        """Change ``logits`` (float32 [n, vocab]) in place; logits row rows[i] is requests[i]'s next token."""
-        seen = [self._seen(request) for request in requests]
-        last_ids = np.zeros(len(rows), dtype=np.int64) if pending is None else pending.last_ids[rows].astype(np.int64)
-        late = np.flatnonzero(last_ids < 0)
-        params = [r.sampling for r in requests]
-        wanted = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
-        # One entry per request and distinct token: which request, which token, how often in its output.
-        owner, ids, counts, penalties, row_of, late_owner, late_places = upload(
-            [
-                np.repeat(np.arange(len(seen)), [len(s.ids) for s in seen]),
-                np.concatenate([s.ids for s in seen]),
-                np.concatenate([s.output_counts for s in seen]).astype(np.float32),
-                np.array(wanted, dtype=np.float32),
-                np.array(rows),
-                late,
-                -last_ids[late] - 1,
-            ],
-            logits.device,
-        )
-        if pending is not None and len(late):
-            owner, ids, counts = _with_pending(owner, ids, counts, len(rows), late_owner, pending.ids[late_places])
-        if not len(owner):
-            return
-        repetition, frequency, presence = penalties[owner].unbind(1)
-        row = row_of[owner]
-        values = logits[row, ids]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        values -= frequency * counts + presence * (counts > 0)
-        logits[row, ids] = values
-
-    def _seen(self, request: Request) -> SeenTokens:
-        assert request.kv is not None, "a request that samples holds a row"
-        seen = self._rows[request.kv.row]
-        if seen is None or seen.request is not request:
-            seen = self._rows[request.kv.row] = SeenTokens(request)
-        seen.catch_up()
-        return seen
+def apply_penalties(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    seen: Sequence[SeenTokens],
+    params: Sequence[SamplingParams],
+    pending: PendingTokens | None = None,
+) -> None:
+    """Change ``logits`` (float32 [n, vocab]) in place. Row rows[i] is the next token of the sequence that has seen
+    seen[i] and asks for params[i]."""
+    last_ids = np.zeros(len(rows), dtype=np.int64) if pending is None else pending.last_ids[rows].astype(np.int64)
+    late = np.flatnonzero(last_ids < 0)
+    wanted = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
+    # One entry per request and distinct token: which request, which token, how often in its output.
+    owner, ids, counts, penalties, row_of, late_owner, late_places = upload(
+        [
+            np.repeat(np.arange(len(seen)), [len(s.ids) for s in seen]),
+            np.concatenate([s.ids for s in seen]),
+            np.concatenate([s.output_counts for s in seen]).astype(np.float32),
+            np.array(wanted, dtype=np.float32),
+            np.array(rows),
+            late,
+            -last_ids[late] - 1,
+        ],
+        logits.device,
+    )
+    if pending is not None and len(late):
+        owner, ids, counts = _with_pending(owner, ids, counts, len(rows), late_owner, pending.ids[late_places])
+    if not len(owner):
+        return
+    repetition, frequency, presence = penalties[owner].unbind(1)
+    row = row_of[owner]
+    values = logits[row, ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * counts + presence * (counts > 0)
+    logits[row, ids] = values
 
 
 def _with_pending(

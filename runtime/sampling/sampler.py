@@ -7,7 +7,7 @@ Order, as in SGLang and vLLM:
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
-(`torch_ops`, and its faster twins in `ops`).
+(`torch_ops`, and its faster twins).
 
 Nothing here waits for the device: what a step needs goes up by `device_copy.upload`, and the tokens stay there.
 
@@ -18,20 +18,22 @@ slices of rows, so that temporary memory stays bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from ...scheduler.request import Request
+from ...scheduler.constraints.constraint import AllowedTokens
 from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
 from .noise import draw_keys
 from .ops import TORCH_OPS, SamplingOps
-from .penalties import Penalties, PendingTokens, uses_penalties
+from .penalties import PendingTokens, SeenTokens, apply_penalties
 from .ranking import SLICE_ELEMENTS
+from .sequences import SequenceState
+from .token_masks import allow_only
 from .torch_ops import Filters
 
 MAX_RANKED_TOP_K = 4096
@@ -39,9 +41,6 @@ MAX_RANKED_TOP_K = 4096
 
 MIN_TEMPERATURE = 1e-30
 """A smaller one, though not 0, would be 0 in float32."""
-
-LARGEST_ALLOWED = 1e30
-"""The logit of an allowed token is at most so far from 0: even one that is NaN or -inf goes before one not allowed."""
 
 
 @dataclass(slots=True)
@@ -62,9 +61,9 @@ _Kind = Literal["ranked", "nucleus", "all"]
 
 @dataclass(slots=True)
 class _Plan:
-    """What stays the same as long as the same requests sample together."""
+    """What stays the same as long as the same sequences sample together."""
 
-    requests: list[Request]
+    sequences: list[SequenceState]
     seeds: np.ndarray
     greedy_rows: torch.Tensor | None
     """int64 [m]; None: all rows are greedy."""
@@ -73,26 +72,25 @@ class _Plan:
     """row, token id, value of each logit_bias entry."""
     min_new_rows: list[int]
     penalty_rows: list[int]
+    seen: list[SeenTokens]
+    """Of the penalty rows."""
 
 
 class Sampler:
-    """See the module. Owns nothing but the counts of the penalties and the plan of the last batch."""
+    """See the module. Owns nothing but the plan of the last batch."""
 
     def __init__(
         self,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device | str,
-        num_rows: int,
         ops: SamplingOps = TORCH_OPS,
     ) -> None:
-        """``num_rows``: rows of req_to_token."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
         self.ops = ops
         """What the device draws with."""
-        self._penalties = Penalties(num_rows)
         self._slice_elements = SLICE_ELEMENTS[self._device.type]
         self._plan: _Plan | None = None
 
@@ -100,26 +98,27 @@ class Sampler:
     def sample(
         self,
         logits: torch.Tensor,
-        requests: Sequence[Request],
-        allowed: Mapping[int, np.ndarray] | None = None,
+        sequences: Sequence[SequenceState],
+        positions: np.ndarray,
+        allowed: AllowedTokens | None = None,
         pending: PendingTokens | None = None,
     ) -> torch.Tensor:
-        """Next token ids, int64 [n] on the device. ``logits``: float32 [n, vocab], left as they are; ``requests``: the
-        n requests of the rows. Each must hold a row (Request.kv) if it uses penalties.
+        """Next token ids, int64 [n] on the device.
 
-        allowed: row -> int32 [m], the only tokens it may get, at least one; what they are comes before all other
-        wishes. Rows that are not in it may get any. pending: output tokens of a step in flight, which the requests do
-        not have yet.
+        logits: float32 [n, vocab], left as they are. sequences: whose rows they are. positions: int [n], how many
+        output tokens lie before the one that is sampled.
+        allowed: the only tokens that the rows it names may get; that comes before all other wishes. Other rows may get
+        any. pending: output tokens of a step in flight, which the sequences do not have yet.
         """
-        plan = self._plan_for(requests)
-        logits = self._adjust(logits, plan, allowed or {}, pending)
+        plan = self._plan_for(sequences)
+        logits = self._adjust(logits, plan, positions, allowed, pending)
         if plan.greedy_rows is None:
             return logits.argmax(dim=-1)
-        draw_key = draw_keys(plan.seeds, np.array([_output_position(request) for request in requests]))
+        draw_key = draw_keys(plan.seeds, positions)
         keys = upload([draw_key.view(np.int64)], self._device)[0].view(torch.int32)
         if len(plan.groups) == 1 and not len(plan.greedy_rows):
             return self._draw(logits, plan.groups[0], keys)
-        next_ids = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
+        next_ids = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
         if len(plan.greedy_rows):
             next_ids[plan.greedy_rows] = logits[plan.greedy_rows].argmax(dim=-1)
         for group in plan.groups:
@@ -136,14 +135,14 @@ class Sampler:
 
     # -- what stays the same -----------------------------------------------------------------------------------------
 
-    def _plan_for(self, requests: Sequence[Request]) -> _Plan:
-        requests = list(requests)
-        if self._plan is None or self._plan.requests != requests:  # requests compare by identity
-            self._plan = self._make_plan(requests)
+    def _plan_for(self, sequences: Sequence[SequenceState]) -> _Plan:
+        sequences = list(sequences)
+        if self._plan is None or self._plan.sequences != sequences:  # they compare by identity
+            self._plan = self._make_plan(sequences)
         return self._plan
 
-    def _make_plan(self, requests: list[Request]) -> _Plan:
-        params = [request.sampling for request in requests]
+    def _make_plan(self, sequences: list[SequenceState]) -> _Plan:
+        params = [sequence.sampling for sequence in sequences]
         greedy = [i for i, p in enumerate(params) if p.is_greedy]
         bias = [
             (i, token_id, value)
@@ -171,14 +170,16 @@ class Sampler:
             filters = Filters(*(next(tensors) for _ in range(4)))
             side_by_side = rows[-1] - rows[0] == len(rows) - 1
             groups.append(_Group(slice(rows[0], rows[-1] + 1) if side_by_side else on_device, filters, kind, width))
+        seen = [(i, sequence.seen) for i, sequence in enumerate(sequences) if sequence.seen is not None]
         return _Plan(
-            requests=requests,
-            seeds=np.array([request.seed for request in requests], dtype=np.uint64),
-            greedy_rows=None if len(greedy) == len(requests) else greedy_rows,
+            sequences=sequences,
+            seeds=np.array([sequence.info.seed for sequence in sequences], dtype=np.uint64),
+            greedy_rows=None if len(greedy) == len(sequences) else greedy_rows,
             groups=groups,
             bias=(bias_rows, bias_ids, bias_values) if bias else None,
             min_new_rows=[i for i, p in enumerate(params) if p.min_new_tokens > 0],
-            penalty_rows=[i for i, p in enumerate(params) if uses_penalties(p)],
+            penalty_rows=[i for i, _ in seen],
+            seen=[tokens for _, tokens in seen],
         )
 
     def _slices(self, params: list[SamplingParams]) -> Iterator[tuple[_Kind, int, list[int]]]:
@@ -211,54 +212,35 @@ class Sampler:
     # -- what each step does -----------------------------------------------------------------------------------------
 
     def _adjust(
-        self, logits: torch.Tensor, plan: _Plan, allowed: Mapping[int, np.ndarray], pending: PendingTokens | None
+        self,
+        logits: torch.Tensor,
+        plan: _Plan,
+        positions: np.ndarray,
+        allowed: AllowedTokens | None,
+        pending: PendingTokens | None,
     ) -> torch.Tensor:
         """Allowed tokens, logit_bias, min_new_tokens, penalties, on a copy; the same tensor where there are none."""
-        requests = plan.requests
-        too_short = [
-            i for i in plan.min_new_rows if _output_position(requests[i]) < requests[i].sampling.min_new_tokens
-        ]
-        if plan.bias is None and not too_short and not plan.penalty_rows and not allowed:
+        sequences = plan.sequences
+        too_short = [i for i in plan.min_new_rows if positions[i] < sequences[i].sampling.min_new_tokens]
+        if plan.bias is None and not too_short and not plan.penalty_rows and allowed is None:
             return logits
         logits = logits.clone()
-        if allowed:
-            _allow_only(logits, allowed)
+        if allowed is not None:
+            allow_only(logits, allowed, finite=True)
         if plan.bias is not None:
             row, token_id, value = plan.bias
             logits[row, token_id] += value
         if too_short:
-            ends = [(i, t) for i in too_short for t in self._banned_ids(requests[i], allowed.get(i))]
+            ends = [(i, t) for i in too_short for t in self._end_ids(sequences[i])]
             row, token_id = upload([np.array(ends, dtype=np.int64).reshape(-1, 2)], self._device)[0].unbind(1)
             # A plain number would be copied to the device, and waited for.
             logits[row, token_id] = logits.new_full((1,), -float("inf"))
         if plan.penalty_rows:
-            self._penalties.apply(logits, plan.penalty_rows, [requests[i] for i in plan.penalty_rows], pending)
+            params = [sequences[i].sampling for i in plan.penalty_rows]
+            apply_penalties(logits, plan.penalty_rows, plan.seen, params, pending)
         return logits
 
-    def _banned_ids(self, request: Request, allowed: np.ndarray | None) -> list[int]:
-        """eos and stop ids. In an item, eos is a token like any other; nothing is banned if nothing else is allowed."""
-        ends = {*request.sampling.stop_token_ids, *(self._eos_token_ids if allowed is None else ())}
-        if allowed is not None and len(allowed) <= len(ends) and ends.issuperset(allowed.tolist()):
-            return []
+    def _end_ids(self, sequence: SequenceState) -> list[int]:
+        """eos and stop ids; with a constraint an eos may be a token like any other."""
+        ends = {*sequence.sampling.stop_token_ids, *(self._eos_token_ids if sequence.info.eos_ends else ())}
         return [i for i in ends if 0 <= i < self._vocab_size]
-
-
-def _allow_only(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> None:
-    """-inf for every other token of these rows, in place."""
-    row, token_id, rows = upload(
-        [
-            np.repeat(np.array(list(allowed)), [len(ids) for ids in allowed.values()]),
-            np.concatenate(list(allowed.values())),
-            np.array(list(allowed)),
-        ],
-        logits.device,
-    )
-    kept = logits[row, token_id].nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)
-    logits.index_fill_(0, rows, -float("inf"))
-    logits[row, token_id] = kept
-
-
-def _output_position(request: Request) -> int:
-    """How many output tokens lie before the one that is sampled, those of steps in flight included (the step that
-    samples has already counted its own)."""
-    return request.num_output_tokens + max(0, request.num_output_placeholders - 1)

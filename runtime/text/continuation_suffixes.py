@@ -1,10 +1,10 @@
 """The suffix of a continuation as token ids, where the border to the parent needs text.
 
 A child continues what the client saw. If the parent's stop string began inside a token, the ids it inherits end before
-that token, and what was visible of it, the rest, is put before the suffix; both are then tokenised as one:
+that token, and what was visible of it, the tail, is put before the suffix; both are then tokenised as one:
 
     parent's tokens   | "I" | " am" | " done.\\n#" | "##" |      stop "\\n###"
-    inherited ids     | "I" | " am" |      rest " done."
+    inherited ids     | "I" | " am" |      tail " done."
     suffix            tokenise(" done." + suffix text)
 
 The text of parent and suffix is never joined otherwise.
@@ -17,42 +17,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..messages import Continuation
+from ...scheduler.request_spec import ContinuationSpec
 from .tokenizer import Tokenizer
 
 
 @dataclass(slots=True, frozen=True)
 class _Suffix:
-    continuation: Continuation
+    continuation: ContinuationSpec
     ids: np.ndarray
 
 
 class ContinuationSuffixes:
-    """Owns the rests of finished parents and the suffixes of open children."""
+    """Owns the tails of finished parents and the suffixes of open children."""
 
-    def __init__(self, load_tokenizer: Callable[[], Tokenizer], max_rests: int) -> None:
+    def __init__(self, load_tokenizer: Callable[[], Tokenizer], max_tails: int) -> None:
         self._load_tokenizer = load_tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._max_rests = max_rests
-        self._rests: dict[str, dict[int, str]] = {}
+        self._max_tails = max_tails
+        self._tails: dict[str, dict[int, str]] = {}
         """By rid and index of the parent."""
         self._open: dict[str, _Suffix] = {}
 
-    def remember(self, parent: tuple[str, int], rest: str) -> None:
+    def remember(self, parent: tuple[str, int], tail: str) -> None:
         """A parent, by (rid, index), ends with text that its inherited ids leave out."""
         rid, index = parent
-        self._rests.setdefault(rid, {})[index] = rest
+        self._tails.setdefault(rid, {})[index] = tail
 
     def prune(self, is_on_record: Callable[[str], bool]) -> None:
-        """Forget the rests of parents that nobody can name any more, once there are many."""
-        if len(self._rests) > 2 * self._max_rests:
-            self._rests = {rid: rests for rid, rests in self._rests.items() if is_on_record(rid)}
+        """Forget the tails of parents that nobody can name any more, once there are many."""
+        if len(self._tails) > 2 * self._max_tails:
+            self._tails = {rid: tails for rid, tails in self._tails.items() if is_on_record(rid)}
 
     def take_name(self, rid: str) -> None:
         """A new request has this rid: what was remembered of an earlier one goes."""
-        self._rests.pop(rid, None)
+        self._tails.pop(rid, None)
 
-    def open(self, rid: str, continuation: Continuation, ids: np.ndarray) -> None:
+    def open(self, rid: str, continuation: ContinuationSpec, ids: np.ndarray) -> None:
         """A child was taken with the suffix ``ids`` (int32 [n])."""
         self._open[rid] = _Suffix(continuation, ids)
 
@@ -61,14 +61,14 @@ class ContinuationSuffixes:
         suffix = self._open[child]
         return self.complete(suffix.continuation, suffix.ids)
 
-    def complete(self, continuation: Continuation, ids: np.ndarray) -> np.ndarray:
-        """int32 [n]: a suffix that came as ``ids``, with the rest of its parent if there is one."""
-        rest = self._rests.get(continuation.parent_rid, {}).get(continuation.index)
-        if not rest:
+    def complete(self, continuation: ContinuationSpec, ids: np.ndarray) -> np.ndarray:
+        """int32 [n]: a suffix that came as ``ids``, with the tail of its parent if there is one."""
+        tail = self._tails.get(continuation.parent_rid, {}).get(continuation.index)
+        if not tail:
             return ids
         if continuation.suffix_text is not None:
-            return self._encode(rest + continuation.suffix_text)
-        return np.concatenate([self._encode(rest), ids])
+            return self._encode(tail + continuation.suffix_text)
+        return np.concatenate([self._encode(tail), ids])
 
     def close(self, rid: str) -> None:
         """A child ended; unknown ones are fine."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...scheduler.beam.search import ITEM
-from ...scheduler.request import FinishReason
+from ...scheduler.constraints.items import ITEM
+from ...scheduler.outcome import FinishReason
 from .incremental_decode import IncrementalDecoder, decode_all
 from .stop_strings import find_final_stop, held_back
 from .tokenizer import Tokenizer
@@ -85,4 +85,4 @@ class OutputText:
             raise ValueError(f"stop string {stop!r} does not end in the last of the {len(self._ids)} tokens")
         kept = self._ids[: found.kept_tokens]
         hidden = skip and self._ids[found.kept_tokens] in token_bytes.special_ids
-        return decode_all(token_bytes, kept, skip_special_tokens=skip) + ("" if hidden else found.rest)
+        return decode_all(token_bytes, kept, skip_special_tokens=skip) + ("" if hidden else found.visible_tail)

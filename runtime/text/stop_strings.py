@@ -7,30 +7,21 @@ and may begin inside a token:
 
     tokens      | "I" | " am" | " done.\\n#" | "##" |        stop "\\n###"
     text         I      am      done.\\n#      ##
-    match                           ^ start           kept_tokens 2, visible rest " done."
+    match                           ^ start           kept_tokens 2, visible tail " done."
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from ...scheduler.request import Request
+from ...scheduler.batch import StopMatch
+from ...scheduler.sampling_params import SamplingParams
 from .incremental_decode import IncrementalDecoder
 from .token_bytes import TokenBytes
-
-
-@dataclass(slots=True, frozen=True)
-class FoundStop:
-    """A match. kept_tokens: tokens that lie wholly before it and end with a whole character; rest: the text between
-    them and the match; stop_index: which stop string."""
-
-    stop_index: int
-    kept_tokens: int
-    rest: str
 
 
 class StopStringMatcher:
@@ -65,7 +56,7 @@ class StopStringMatcher:
         other.num_tokens = self.num_tokens
         return other
 
-    def push(self, token_id: int) -> FoundStop | None:
+    def push(self, token_id: int) -> StopMatch | None:
         """Take the next token; the match its text completes, if any."""
         old_length = len(self._text)
         self._text += self._decoder.push((token_id,))
@@ -77,7 +68,7 @@ class StopStringMatcher:
                 self._marks.append((self._text_start + len(self._text), self.num_tokens))
         return found
 
-    def _search(self, old_length: int) -> FoundStop | None:
+    def _search(self, old_length: int) -> StopMatch | None:
         best: tuple[int, int] | None = None
         for index, stop in enumerate(self._stop):
             # Only a match that ends in the new text is new.
@@ -88,10 +79,10 @@ class StopStringMatcher:
             return None
         start, index = best
         position, kept = max(mark for mark in self._marks if mark[0] <= self._text_start + start)
-        return FoundStop(index, kept, self._text[position - self._text_start : start])
+        return StopMatch(index, kept, self._text[position - self._text_start : start])
 
     def _forget(self) -> None:
-        """Drop text and marks that no later match can reach; the text is cut at a mark, so that `rest` stays whole."""
+        """Drop text and marks that no later match can reach. The text is cut at a mark: visible tails stay whole."""
         reach = self._text_start + len(self._text) - self._longest + 1
         while len(self._marks) > 1 and self._marks[1][0] <= reach:
             self._marks.popleft()
@@ -102,90 +93,90 @@ class StopStringMatcher:
 
 
 class StopStringChecker:
-    """The matchers of all live requests that have stop strings, by (rid, index): one each, or one for each beam."""
+    """The matchers of all open sequences that have stop strings, by serial: one each, or one for each beam."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
-        self._matchers: dict[tuple[str, int], StopStringMatcher] = {}
-        self._beams: dict[tuple[str, int], dict[bytes, StopStringMatcher]] = {}
+        self._matchers: dict[int, StopStringMatcher] = {}
+        self._beams: dict[int, dict[bytes, StopStringMatcher]] = {}
         """For each search, its live beams at the last check by their tokens (int32 bytes)."""
 
-    def check(self, requests: Sequence[Request], next_ids: np.ndarray) -> dict[int, FoundStop]:
-        """Batch row -> match, for the rows whose new token completes a stop string.
+    def check(
+        self, serial: int, sampling: SamplingParams, output_ids: np.ndarray, new_ids: Sequence[int]
+    ) -> StopMatch | None:
+        """The first match that one of the new tokens of a sequence completes.
 
-        next_ids: int [bs], parallel to ``requests``, -1 where none was sampled; not yet part of `Request.token_ids`.
+        output_ids: int32 [n], its output tokens before them, at least those that no `check` has seen.
         """
-        matches: dict[int, FoundStop] = {}
-        for row, request in enumerate(requests):
-            if request.sampling.stop and next_ids[row] >= 0:
-                found = self._matcher(request).push(int(next_ids[row]))
-                if found is not None:
-                    matches[row] = self._as_seen(request, request.output_ids, int(next_ids[row]), found)
-        return matches
+        matcher = self._matcher(serial, sampling, output_ids)
+        for place, token_id in enumerate(new_ids):
+            found = matcher.push(token_id)
+            if found is not None:
+                ids = np.concatenate([output_ids, np.array(new_ids[: place + 1], dtype=np.int32)])
+                return replace(self._as_seen(sampling, ids, found), token=place)
+        return None
 
     def check_beams(
-        self, request: Request, sequences: np.ndarray, parents: np.ndarray, tokens: np.ndarray
-    ) -> dict[int, FoundStop]:
+        self, serial: int, sampling: SamplingParams, sequences: np.ndarray, parents: np.ndarray, tokens: np.ndarray
+    ) -> dict[int, StopMatch]:
         """Candidate -> match, for the continuations of a search that complete a stop string.
 
         sequences: int32 [beams, generated tokens], what each beam has so far; parents, tokens: int32 [candidates].
         """
-        matchers = self._beam_matchers(request, sequences)
-        matches: dict[int, FoundStop] = {}
+        matchers = self._beam_matchers(serial, sampling, sequences)
+        matches: dict[int, StopMatch] = {}
         for candidate, (parent, token_id) in enumerate(zip(parents.tolist(), tokens.tolist())):
             found = matchers[parent].copy().push(token_id)
             if found is not None:
-                matches[candidate] = self._as_seen(request, sequences[parent], token_id, found)
+                ids = np.append(sequences[parent], np.int32(token_id))
+                matches[candidate] = self._as_seen(sampling, ids, found)
         return matches
 
-    def _as_seen(self, request: Request, ids: np.ndarray, next_id: int, found: FoundStop) -> FoundStop:
-        """Without the rest, if that is part of a special token which the client does not see. The text is that of
-        ``ids`` and ``next_id``."""
-        kept = found.kept_tokens
-        first = int(ids[kept]) if kept < len(ids) else next_id
-        hidden = request.sampling.skip_special_tokens and first in self._token_bytes.special_ids
-        return replace(found, rest="") if hidden else found
+    def _as_seen(self, sampling: SamplingParams, ids: np.ndarray, found: StopMatch) -> StopMatch:
+        """Without the visible tail, if that is part of a special token which the client does not see. The text is that
+        of ``ids``."""
+        hidden = sampling.skip_special_tokens and int(ids[found.kept_tokens]) in self._token_bytes.special_ids
+        return replace(found, visible_tail="") if hidden else found
 
-    def _beam_matchers(self, request: Request, sequences: np.ndarray) -> list[StopStringMatcher]:
+    def _beam_matchers(self, serial: int, sampling: SamplingParams, sequences: np.ndarray) -> list[StopStringMatcher]:
         """One for each beam. A beam is found by its tokens: whatever the search did since the last check, and however
         often, what is kept cannot be that of another sequence."""
-        known = self._beams.get(request.key, {})
+        known = self._beams.get(serial, {})
         matchers: dict[bytes, StopStringMatcher] = {}
         for ids in sequences:
             name = ids.tobytes()
             matcher = known.get(name)
             if matcher is None:
                 parent = known.get(ids[:-1].tobytes()) if len(ids) else None
-                matcher = parent.copy() if parent is not None else self._new_matcher(request)
+                matcher = parent.copy() if parent is not None else self._new_matcher(sampling)
                 for token_id in ids[matcher.num_tokens :].tolist():
                     matcher.push(token_id)
             matchers[name] = matcher
-        self._beams[request.key] = matchers
+        self._beams[serial] = matchers
         return [matchers[ids.tobytes()] for ids in sequences]
 
-    def _new_matcher(self, request: Request) -> StopStringMatcher:
-        return StopStringMatcher(self._token_bytes, request.sampling.stop, request.sampling.min_new_tokens)
+    def _new_matcher(self, sampling: SamplingParams) -> StopStringMatcher:
+        return StopStringMatcher(self._token_bytes, sampling.stop, sampling.min_new_tokens)
 
-    def _matcher(self, request: Request) -> StopStringMatcher:
-        matcher = self._matchers.get(request.key)
-        if matcher is None or matcher.num_tokens != request.num_output_tokens:
-            # New here, or a step was lost: what the matcher knows follows from the request's own tokens.
-            matcher = self._new_matcher(request)
-            for token_id in request.output_ids.tolist():
+    def _matcher(self, serial: int, sampling: SamplingParams, output_ids: np.ndarray) -> StopStringMatcher:
+        matcher = self._matchers.get(serial)
+        if matcher is None or matcher.num_tokens != len(output_ids):
+            # New here, or a step was lost: what the matcher knows follows from the sequence's own tokens.
+            matcher = self._matchers[serial] = self._new_matcher(sampling)
+            for token_id in output_ids.tolist():
                 matcher.push(token_id)
-            self._matchers[request.key] = matcher
         return matcher
 
-    def drop(self, key: tuple[str, int]) -> None:
-        """Forget a request that ended; unknown keys are fine."""
-        self._matchers.pop(key, None)
-        self._beams.pop(key, None)
+    def drop(self, serial: int) -> None:
+        """Forget a sequence that is closed; unknown ones are fine."""
+        self._matchers.pop(serial, None)
+        self._beams.pop(serial, None)
 
     def __len__(self) -> int:
         return len(self._matchers) + len(self._beams)
 
 
-def find_final_stop(token_bytes: TokenBytes, token_ids: Sequence[int], stop: str) -> FoundStop | None:
+def find_final_stop(token_bytes: TokenBytes, token_ids: Sequence[int], stop: str) -> StopMatch | None:
     """The match of ``stop`` that the last of ``token_ids`` completed: what the worker found, from the ids alone."""
     matcher = StopStringMatcher(token_bytes, (stop,), min_new_tokens=len(token_ids) - 1)
     found = None

@@ -19,12 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..batch import BeamCandidates
-from ..constraints.item_trie import ItemTrie
-from ..request import FinishReason, Retained
+from ..constraints.constraint import AllowedTokens, Constraint, ConstraintState
+from ..outcome import FinishReason, Retained
 from ..sampling_params import SamplingParams
-
-ITEM = "item"
-"""What `FinishReason.matched` says where a sequence ended because it is a whole item of the trie."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +39,8 @@ class Hypothesis:
     finish: FinishReason
     kept_tokens: int
     """Output tokens that a continuation inherits: a matched stop is left out, unless no_stop_trim."""
-    rest: str = ""
-    """What the client sees between them and a matched stop string."""
+    visible_tail: str = ""
+    """The text between them and a matched stop string, which the client sees."""
     slots: np.ndarray | None = None
     """int32: the slots of its tokens behind the whole pages of the prompt, if its KV is kept for a lease."""
     top_ids: np.ndarray | None = None
@@ -86,19 +83,21 @@ class Selection:
 class BeamGroup:
     """The state of one search."""
 
-    def __init__(self, sampling: SamplingParams, max_new_tokens: int, trie: ItemTrie | None, num_end_ids: int) -> None:
+    def __init__(
+        self, sampling: SamplingParams, max_new_tokens: int, constraint: Constraint | None, num_end_ids: int
+    ) -> None:
         """num_end_ids: how many token ids end a sequence of this request."""
         assert sampling.beam_width is not None
         self._sampling = sampling
         self._max_new_tokens = max_new_tokens
-        self._trie = trie
+        self._constraint = constraint
         self.width = sampling.beam_width
         self._num_candidates = max(2, 1 + num_end_ids) * self.width
         self.scores = np.zeros(1, dtype=np.float32)
         """float32 [live]: accumulated log-probability of each live beam, best first. Before the first step there is
         one: the prompt."""
-        self._nodes = np.zeros(1, dtype=np.int32)
-        """int32 [live]: where in the trie each live beam is."""
+        self._states: ConstraintState | None = constraint.start() if constraint is not None else None
+        """Where in the constraint each live beam is."""
         self._steps: list[_Step] = []
         self.finished: list[Hypothesis] = []
         """Best first, at most ``width``."""
@@ -126,12 +125,12 @@ class BeamGroup:
         found, wanted = len(self.finished), self._sampling.n
         if found >= wanted:
             return None
-        if self._trie is None:
+        if self._constraint is None:
             return (
                 f"{found} of {wanted} sequences: no beam could go on (all ended, or no token had a finite probability)"
             )
-        trie = f"the item trie {self._sampling.item_trie!r}"
-        return f"{found} of {wanted} sequences: {trie} has no more within max_new_tokens {self._max_new_tokens}"
+        name = self._constraint.name
+        return f"{found} of {wanted} sequences: {name} has no more within max_new_tokens {self._max_new_tokens}"
 
     def tokens_at(self, position: int) -> np.ndarray:
         """int32 [live]: what each live beam has generated at this place."""
@@ -143,19 +142,19 @@ class BeamGroup:
 
     @property
     def num_candidates(self) -> int:
-        """How many continuations the next step has to rank: so many that ``width`` of them do not end. Where items of
+        """How many continuations the next step has to rank: so many that ``width`` of them do not end. Where outputs of
         several lengths meet, that takes all of them."""
-        if self._trie is not None and not self._trie.is_uniform:
-            return int(self._trie.num_children(self._nodes).sum())
+        if self._constraint is not None and self._states is not None and not self._constraint.is_uniform:
+            return int(self._states.num_allowed().sum())
         return self._num_candidates
 
     @property
     def bans_ends(self) -> bool:
         return self.num_tokens < self._sampling.min_new_tokens
 
-    def allowed(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """int32 [m] each, (beam, token id): the only continuations there are; None without a trie."""
-        return None if self._trie is None else self._trie.children(self._nodes)
+    def allowed(self) -> AllowedTokens | None:
+        """The only continuations of each live beam; None without a constraint."""
+        return None if self._states is None else self._states.allowed()
 
     # -- what a step brings --------------------------------------------------------------------------------------------
 
@@ -181,7 +180,8 @@ class BeamGroup:
             running = np.flatnonzero(goes_on)[: self.width]
         else:
             # Without an ending it has reached its length; but the start of an item is no item.
-            ending = [rank for rank in best if rank in endings or self._trie is None]
+            cut_is_whole = self._constraint is None or not self._constraint.must_complete
+            ending = [rank for rank in best if rank in endings or cut_is_whole]
             running = np.empty(0, dtype=np.int64)
         finished = self._finish(ending, endings, candidates) if ending else []
         parents = candidates.parents[running]
@@ -192,19 +192,20 @@ class BeamGroup:
     def _endings(
         self, candidates: BeamCandidates, length: int, end_ids: Collection[int]
     ) -> dict[int, tuple[FinishReason, int, str]]:
-        """Of the candidates that end their sequence, by rank: (why, tokens that a child inherits, visible rest)."""
+        """Of the candidates that end their sequence, by rank: (why, tokens that a child inherits, visible tail)."""
         trimmed = not self._sampling.no_stop_trim
         endings: dict[int, tuple[FinishReason, int, str]] = {}
-        if self._trie is not None:
-            nodes = self._trie.advance(self._nodes[candidates.parents], candidates.tokens)
-            for rank in np.flatnonzero(self._trie.is_leaf(nodes)).tolist():
-                endings[rank] = FinishReason(type="stop", matched=ITEM), length, ""
+        if self._constraint is not None and self._states is not None:
+            states = self._states.select(candidates.parents).advance(candidates.tokens)
+            reason = FinishReason(type="stop", matched=self._constraint.matched)
+            for rank in np.flatnonzero(states.at_end()).tolist():
+                endings[rank] = reason, length, ""
         if length <= self._sampling.min_new_tokens:
             return endings
         for rank, match in candidates.stops.items():
-            kept, rest = (match.kept_tokens, match.rest) if trimmed else (length, "")
-            endings[rank] = FinishReason(type="stop", matched=self._sampling.stop[match.stop_index]), kept, rest
-        # An id goes before a stop string, and that before an item.
+            kept, tail = (match.kept_tokens, match.visible_tail) if trimmed else (length, "")
+            endings[rank] = FinishReason(type="stop", matched=self._sampling.stop[match.stop_index]), kept, tail
+        # An id goes before a stop string, and that before the end that a constraint sets.
         if end_ids:
             for rank, token_id in enumerate(candidates.tokens.tolist()):
                 if token_id in end_ids:
@@ -226,7 +227,7 @@ class BeamGroup:
         for i, (rank, score) in enumerate(zip(ranks, scores)):
             if len(self.finished) >= self.width and score <= self.finished[-1].score:
                 continue
-            reason, kept, rest = endings.get(rank, of_length)
+            reason, kept, tail = endings.get(rank, of_length)
             hypothesis = Hypothesis(
                 ids=paths.ids[i],
                 score=score,
@@ -234,7 +235,7 @@ class BeamGroup:
                 logprobs=paths.logprobs[i],
                 finish=reason,
                 kept_tokens=kept,
-                rest=rest,
+                visible_tail=tail,
                 top_ids=None if paths.top_ids is None else paths.top_ids[i],
                 top_logprobs=None if paths.top_logprobs is None else paths.top_logprobs[i],
             )
@@ -250,8 +251,8 @@ class BeamGroup:
     def _keep(self, ranks: np.ndarray, candidates: BeamCandidates) -> None:
         """These candidates are the live beams now."""
         step = self._steps[-1]
-        if self._trie is not None:
-            self._nodes = self._trie.advance(self._nodes[candidates.parents[ranks]], candidates.tokens[ranks])
+        if self._states is not None:
+            self._states = self._states.select(candidates.parents[ranks]).advance(candidates.tokens[ranks])
         self.scores = candidates.scores[ranks]
         step.parents, step.tokens, step.logprobs = step.parents[ranks], step.tokens[ranks], step.logprobs[ranks]
 

@@ -1,4 +1,4 @@
-"""Continuation: how the KV and the ids of one request pass to the next (DESIGN: a lock handoff).
+"""Continuation: how the KV and the ids of one request pass to the next (docs/design/continuation.md).
 
     parent has ended   ──▶ the child inherits its recorded ids, and claims the lease on their KV if there is one
     parent runs        ──▶ "finish": the child is parked and inherits in the step in which the parent ends
@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from ...radix.lease import Lease, LeaseTable
 from ..config import SchedulerConfig
 from ..kv_memory import KVMemory
+from ..outcome import Retained
 from ..refusal import RequestRefused
-from ..request import ContinuationPath, ContinuationSpec, Inheritance, Request, RequestStatus, Retained, TokenBuffer
+from ..request import ContinuationPath, Inheritance, Request, RequestStatus
+from ..request_spec import ContinuationSpec
+from ..token_buffer import TokenBuffer, unpack_ids
 from .records import ParentRecords, ParkedChildren, SampleRecord
 from .refusals import (
     failed_parent,
@@ -31,8 +34,8 @@ from .refusals import (
 
 
 @dataclass(slots=True, frozen=True)
-class Legacy:
-    """What children will inherit: the whole prompt of each, and how its first tokens' KV can come."""
+class Handover:
+    """What children take over from their parent: the whole prompt of each, and how its first tokens' KV can come."""
 
     prompt: TokenBuffer
     path: ContinuationPath
@@ -55,7 +58,7 @@ class Continuations:
 
     # -- children arrive ----------------------------------------------------------------------------------------------
 
-    def find_parent(self, children: list[Request], siblings: Sequence[Request] | None) -> Legacy | None:
+    def find_parent(self, children: list[Request], siblings: Sequence[Request] | None) -> Handover | None:
         """What new requests inherit; None if they are parked until their parent ends.
 
         siblings: the live sequences of the parent's rid; None if none is. Raises RequestRefused.
@@ -71,29 +74,29 @@ class Continuations:
             if parent.is_search:
                 raise undecided_search(continuation)
             prompt = TokenBuffer(parent.token_ids.view().copy())
-            prompt.extend(children[0].spec.prompt_ids)
-            return Legacy(prompt, "fork", len(parent.token_ids), running_parent=parent)
+            prompt.extend(children[0].own_ids)
+            return Handover(prompt, "fork", len(parent.token_ids), running_parent=parent)
         if parent.is_search and parent.sampling.stop:
             raise search_with_stop_strings(continuation)
         for child in children:
             self._parked.add(child)
         return None
 
-    def _find_record(self, child: Request, continuation: ContinuationSpec) -> Legacy:
+    def _find_record(self, child: Request, continuation: ContinuationSpec) -> Handover:
         sample = self._records.find(continuation, child.namespace)
         if sample is not None:
-            return _legacy(sample, child)
+            return _handover(sample, child)
         assert continuation.fallback_ids is not None
-        return Legacy(TokenBuffer(continuation.fallback_ids), "fallback")
+        return Handover(TokenBuffer(unpack_ids(continuation.fallback_ids)), "fallback")
 
-    def hand_over(self, children: list[Request], legacy: Legacy, now: float) -> None:
-        """Children that are queued with the legacy's prompt inherit the rest; a lease is for the first of them."""
+    def hand_over(self, children: list[Request], handover: Handover, now: float) -> None:
+        """Give queued children everything else that their parent left; only the first can take its lease."""
         for child in children:
-            child.inheritance = Inheritance(legacy.path, legacy.inherited_tokens, legacy.trimmed_tokens)
+            child.inheritance = Inheritance(handover.path, handover.inherited_tokens, handover.trimmed_tokens)
         first = children[0].inheritance
         spec = children[0].spec.continuation
         assert first is not None and spec is not None
-        parent, lease = legacy.running_parent, legacy.lease
+        parent, lease = handover.running_parent, handover.lease
         if lease is not None and self._leases.claim(lease, now):
             first.path, first.lease, first.keep_parent = "handoff", lease, spec.keep_parent
         elif parent is not None and parent.kv is not None:  # else it waits itself: what KV it had is in the tree
@@ -124,7 +127,7 @@ class Continuations:
             return self._record_results(request, now)
         length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
         trimmed = len(request.token_ids) - length
-        ttl, is_kept = request.spec.retain_ttl, request.index < request.spec.num_retained
+        ttl, is_kept = request.retain_ttl, request.index < request.num_retained
         lease = None
         if is_kept or self._parked.waiting_for(request.rid, request.index):
             lease = self._memory.retain(request, length, now + ttl, newest_step)
@@ -135,11 +138,11 @@ class Continuations:
         return samples
 
     def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
-        group, num_retained = search.beams, search.spec.num_retained
+        group, num_retained = search.beams, search.num_retained
         assert group is not None
         results = group.results
         wanted = [i for i in range(len(results)) if i < num_retained or self._parked.waiting_for(search.rid, i)]
-        granted = self._memory.retain_results(search, [results[i] for i in wanted], now + search.spec.retain_ttl)
+        granted = self._memory.retain_results(search, [results[i] for i in wanted], now + search.retain_ttl)
         leases: list[Lease | None] = [None] * len(results)
         for index, lease in zip(wanted, granted):
             leases[index] = lease
@@ -160,16 +163,16 @@ class Continuations:
 
     def take_children(
         self, parent: Request, samples: dict[int, SampleRecord]
-    ) -> list[tuple[list[Request], Legacy | RequestRefused]]:
+    ) -> list[tuple[list[Request], Handover | RequestRefused]]:
         """A parent ended: its parked children, those of one rid together, with what they inherit or why they cannot."""
-        taken: list[tuple[list[Request], Legacy | RequestRefused]] = []
+        taken: list[tuple[list[Request], Handover | RequestRefused]] = []
         for index in range(parent.sampling.n) if parent.is_search else (parent.index,):
             by_rid: dict[str, list[Request]] = {}
             for child in self._parked.take(parent.rid, index):
                 by_rid.setdefault(child.rid, []).append(child)
             for children in by_rid.values():
                 if index in samples:
-                    taken.append((children, _legacy(samples[index], children[0])))
+                    taken.append((children, _handover(samples[index], children[0])))
                 else:
                     taken.append((children, _no_sample(parent, children[0], len(samples))))
         return taken
@@ -206,12 +209,12 @@ def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, na
     return next((r for r in siblings if r.index == continuation.index), None)
 
 
-def _legacy(sample: SampleRecord, child: Request) -> Legacy:
+def _handover(sample: SampleRecord, child: Request) -> Handover:
     prompt = sample.ids.share()
     prompt.extend(sample.result)
     inherited_tokens = len(prompt)
-    prompt.extend(child.spec.prompt_ids)
-    return Legacy(prompt, "match", inherited_tokens, sample.trimmed_tokens, lease=sample.lease)
+    prompt.extend(child.own_ids)
+    return Handover(prompt, "match", inherited_tokens, sample.trimmed_tokens, lease=sample.lease)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...radix.lease import Lease, LeaseTable
-from ..request import ContinuationSpec, Request, TokenBuffer
+from ..request import Request
+from ..request_spec import ContinuationSpec
+from ..token_buffer import TokenBuffer
 from .refusals import failed_parent, forgotten_parent, unknown_index, unknown_parent
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..outcome import FinishReason
 from ..refusal import RequestRefused
-from ..request import ContinuationSpec, FinishReason
+from ..request_spec import ContinuationSpec
 
 
 def unknown_parent(rid: str) -> RequestRefused:

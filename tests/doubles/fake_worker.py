@@ -26,26 +26,9 @@ from byte_tokenizer import EOS_ID, VOCAB_SIZE
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
-from baton.runtime.messages import (
-    AbortRequest,
-    BeamOutput,
-    Continuation,
-    ControlReply,
-    ControlRequest,
-    DetokenizeParams,
-    GenerateRequest,
-    LogprobChunk,
-    ReleaseRequest,
-    RequestError,
-    TokenOutput,
-    TokenOutputs,
-    ToWorker,
-    WorkerReady,
-    WorkerStats,
-    pack_ids,
-    unpack_ids,
-)
-from baton.scheduler.request import FinishReason
+from baton.runtime.messages import AbortRequest, BeamOutput, Continuation, ControlReply, ControlRequest, DetokenizeParams, GenerateRequest, LogprobChunk, ReleaseRequest, RequestError, TokenOutput, TokenOutputs, ToWorker, WorkerReady, WorkerStats
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from baton.scheduler.outcome import FinishReason
 
 
 @dataclass

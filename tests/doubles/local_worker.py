@@ -17,7 +17,9 @@ from baton.runtime.step_runner import StepInFlight
 from baton.runtime.worker import build_worker
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.request import FinishReason, Inheritance, LogprobOptions, RequestSpec
+from baton.scheduler.request import Inheritance
+from baton.scheduler.request_spec import LogprobOptions, RequestSpec
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from local_worker import Answer
 
 from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.request import LogprobOptions, RequestSpec
+from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 WISHES: list[dict[str, Any]] = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from baton.radix.cache import KVSequence
-from baton.scheduler.request import Request, RequestSpec
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 

@@ -15,13 +15,16 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_tree, conservation
-from baton.scheduler.batch import RequestEvent, StepResult
+from baton.scheduler.batch import StepResult
+from baton.scheduler.request import RequestEvent
 from baton.scheduler.beam.memory import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import PolicyName, SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.refusal import RequestRefused
-from baton.scheduler.request import ContinuationSpec, FinishReason, Request, RequestSpec
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 

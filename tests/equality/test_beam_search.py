@@ -19,7 +19,7 @@ from local_worker import Answer, LocalWorker
 from tiny_models import save_reference
 
 from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.request import LogprobOptions, RequestSpec
+from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from local_worker import LocalWorker
 
-from baton.scheduler.request import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality

@@ -12,7 +12,7 @@ import pytest
 from local_worker import Answer, LocalWorker
 from mixed_requests import assert_same_answers, mixed_requests, some_items
 
-from baton.scheduler.request import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality

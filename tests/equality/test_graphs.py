@@ -17,7 +17,7 @@ from mixed_requests import assert_same_answers, mixed_requests, some_items
 from baton.attention.flashinfer import backend as flashinfer
 from baton.attention.flashinfer import kernel
 from baton.attention.graph_shape import GraphKind
-from baton.scheduler.request import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality

@@ -17,7 +17,7 @@ import torch
 from local_worker import LocalWorker
 from tiny_models import MODELS, save_reference
 
-from baton.scheduler.request import LogprobOptions
+from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality

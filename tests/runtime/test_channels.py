@@ -18,7 +18,7 @@ import zmq
 
 from baton.runtime import messages
 from baton.runtime.channels import AsyncReceiver, ChannelError, Endpoints, Receiver, Sender, make_run_dir
-from baton.scheduler.request import FinishReason
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.runtime.messages import GenerateRequest, pack_ids, unpack_ids
+from baton.runtime.messages import GenerateRequest
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepOutput
-from baton.scheduler.batch import RequestEvent, StepResult
-from baton.scheduler.request import FinishReason, LogprobOptions, Request, RequestSpec
+from baton.scheduler.batch import StepResult
+from baton.scheduler.request import RequestEvent
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import LogprobOptions, RequestSpec
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
 

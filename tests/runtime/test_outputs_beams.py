@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.runtime.messages import GenerateRequest, RetainedOutput, TokenOutput, pack_ids, unpack_ids
+from baton.runtime.messages import GenerateRequest, RetainedOutput, TokenOutput
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepOutput
-from baton.scheduler.batch import RequestEvent, StepResult
+from baton.scheduler.batch import StepResult
+from baton.scheduler.request import RequestEvent
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
-from baton.scheduler.request import FinishReason, Inheritance, LogprobOptions, Request, RequestSpec, Retained
+from baton.scheduler.request import Inheritance, Request
+from baton.scheduler.request_spec import LogprobOptions, RequestSpec
+from baton.scheduler.outcome import FinishReason, Retained
 from baton.scheduler.sampling_params import SamplingParams
 
 ENDED = FinishReason(type="stop")

@@ -20,7 +20,8 @@ from baton.runtime.step_runner import StepRunner
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch
 from baton.scheduler.beam.search import BeamGroup
-from baton.scheduler.request import LogprobOptions, Request
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import LogprobOptions
 
 BACKEND = trained_tokenizers.byte_level()
 VOCAB_SIZE = BACKEND.get_vocab_size()

@@ -14,25 +14,12 @@ from manager_rig import Backend, check, prompt
 from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, byte_level, write_folder
 
-from baton.runtime.messages import (
-    AbortRequest,
-    Continuation,
-    ContinuationOutput,
-    ControlReply,
-    ControlRequest,
-    GenerateRequest,
-    LogprobChunk,
-    ReleaseRequest,
-    RequestError,
-    RetainedOutput,
-    WorkerStats,
-    pack_ids,
-    unpack_ids,
-)
+from baton.runtime.messages import AbortRequest, Continuation, ContinuationOutput, ControlReply, ControlRequest, GenerateRequest, LogprobChunk, ReleaseRequest, RequestError, RetainedOutput, WorkerStats
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
 from baton.runtime.prompt import ContinuationPrompt, ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.refusal import RequestRefused
-from baton.scheduler.request import FinishReason
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
 LENGTH = FinishReason("length")

@@ -6,17 +6,10 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from manager_rig import Backend, check, prompt
 
-from baton.runtime.messages import (
-    AbortRequest,
-    BeamOutput,
-    GenerateRequest,
-    TextOutput,
-    TextOutputs,
-    TokenOutput,
-    pack_ids,
-)
+from baton.runtime.messages import AbortRequest, BeamOutput, GenerateRequest, TextOutput, TextOutputs, TokenOutput
+from baton.scheduler.token_buffer import pack_ids
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.request import FinishReason
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
 LENGTH = FinishReason("length")

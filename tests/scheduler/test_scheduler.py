@@ -8,7 +8,8 @@ from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
 
 from baton.scheduler.batch import StepResult, StopMatch
-from baton.scheduler.request import LogprobOptions, RequestSpec, RequestStatus
+from baton.scheduler.request import RequestStatus
+from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import RequestRefused
 

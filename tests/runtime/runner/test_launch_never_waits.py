@@ -28,7 +28,7 @@ from baton.runtime.sampling.probe import select_sampling_ops
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.step_runner import StepInFlight, StepRunner
 from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch
-from baton.scheduler.request import LogprobOptions
+from baton.scheduler.request_spec import LogprobOptions
 
 EOS = (2, 3)
 HIDDEN = 8

@@ -12,7 +12,7 @@ from sampling_requests import make_request
 from baton.runtime.sampling import beam_candidates
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.scheduler.batch import BeamCandidates, BeamStep
-from baton.scheduler.request import LogprobOptions
+from baton.scheduler.request_spec import LogprobOptions
 
 EOS = (2, 5)
 

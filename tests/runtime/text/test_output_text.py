@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from baton.runtime.text.output_text import OutputText
 from baton.runtime.text.stop_strings import StopStringMatcher
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.request import FinishReason
+from baton.scheduler.outcome import FinishReason
 
 TOKENIZER = Tokenizer(trained_tokenizers.byte_level(), trained_tokenizers.CONFIG)
 END = TOKENIZER.token_to_id("<|im_end|>")

@@ -1,0 +1,78 @@
+"""What a worker answers beside requests: information, the cache, item tries, profiles. One reply for each call."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..scheduler.constraints.item_trie import ItemTrieError
+from ..scheduler.scheduler import Scheduler
+from .channels import Sender
+from .constraints.item_tries import ItemTries, unpack_trie
+from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie
+from .runner.step_profile import StepProfiler
+
+
+class Control:
+    """Called by the event loop, between two steps."""
+
+    def __init__(
+        self, scheduler: Scheduler, item_tries: ItemTries, profiler: StepProfiler, info: dict, outbox: Sender
+    ) -> None:
+        """info: what the worker says of itself."""
+        self._scheduler = scheduler
+        self._item_tries = item_tries
+        self._profiler = profiler
+        self._info = info
+        self._outbox = outbox
+
+    def handle(self, message: ControlRequest | LoadItemTrie | DeleteItemTrie) -> None:
+        match message:
+            case LoadItemTrie():
+                self._load_item_trie(message)
+            case DeleteItemTrie():
+                self.reply(message.call_id, self._item_tries.delete(message.name))
+            case ControlRequest():
+                self._control(message)
+
+    def reply(self, call_id: int, payload: object, *, ok: bool = True) -> None:
+        """payload: anything that JSON can say."""
+        self._outbox.send(ControlReply(call_id=call_id, ok=ok, payload=msgspec.json.encode(payload)))
+
+    def _load_item_trie(self, message: LoadItemTrie) -> None:
+        try:
+            self._item_tries.put(message.name, unpack_trie(message))
+        except ItemTrieError as error:
+            self.reply(message.call_id, str(error), ok=False)
+            return
+        self.reply(message.call_id, None)
+
+    def _control(self, message: ControlRequest) -> None:
+        match message.verb:
+            case "flush_cache":
+                flushed = self._scheduler.flush_cache()
+                reason = None if flushed else "requests are running; the cache is flushed only when none is"
+                self.reply(message.call_id, reason, ok=flushed)
+            case "info":
+                self.reply(message.call_id, {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())})
+            case "item_tries":
+                self.reply(message.call_id, self._item_tries.describe())
+            case "start_profile":
+                self._start_profile(message.call_id)
+            case "stop_profile":
+                self._stop_profile(message.call_id)
+            case verb:
+                known = "flush_cache, info, item_tries, start_profile, stop_profile"
+                self.reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
+
+    def _start_profile(self, call_id: int) -> None:
+        if self._profiler.recording:
+            self.reply(call_id, "steps are being profiled already; stop_profile ends that", ok=False)
+            return
+        self._profiler.start()
+        self.reply(call_id, None)
+
+    def _stop_profile(self, call_id: int) -> None:
+        if not self._profiler.recording:
+            self.reply(call_id, "no steps are being profiled; start_profile begins that", ok=False)
+            return
+        self.reply(call_id, self._profiler.stop())

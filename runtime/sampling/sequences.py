@@ -1,0 +1,65 @@
+"""What the step runner knows of each sequence: what it was told when the sequence opened, and its tokens since.
+
+So a step's order need not repeat it, and the runner needs no live request of the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...scheduler.batch import SequenceInfo
+from ...scheduler.sampling_params import SamplingParams
+from ...scheduler.token_buffer import TokenBuffer
+from .penalties import SeenTokens, uses_penalties
+
+
+class SequenceState:
+    """One open sequence."""
+
+    __slots__ = ("_output", "info", "sampling", "seen")
+
+    def __init__(self, info: SequenceInfo) -> None:
+        self.info = info
+        self.sampling: SamplingParams = info.sampling
+        self.seen = SeenTokens(info.prompt_ids) if uses_penalties(info.sampling) else None
+        """For penalties; None without."""
+        self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if info.sampling.stop else None
+
+    @property
+    def output_ids(self) -> np.ndarray:
+        """int32 view of its output tokens; kept only where stop strings need them, else empty."""
+        return self._output.view() if self._output is not None else np.empty(0, dtype=np.int32)
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        """A step brought these."""
+        for token_id in token_ids:
+            if self.seen is not None:
+                self.seen.count(token_id)
+            if self._output is not None:
+                self._output.append(token_id)
+
+
+class SequenceTable:
+    """Owns the open sequences, by serial."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, SequenceState] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def update(self, opened: Iterable[SequenceInfo], closed: Iterable[int]) -> None:
+        """Take what a step's order says. One that was never opened here (its step failed) may be closed."""
+        for serial in closed:
+            self._open.pop(serial, None)
+        for info in opened:
+            self._open[info.serial] = SequenceState(info)
+
+    def __getitem__(self, serial: int) -> SequenceState:
+        return self._open[serial]
+
+    def get(self, serial: int) -> SequenceState | None:
+        """None once it is closed."""
+        return self._open.get(serial)

@@ -1,0 +1,26 @@
+"""What a constraint allows, on the logits: the one way from packed bits to rows and tokens, for samples and beams."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...scheduler.constraints.constraint import AllowedTokens
+from ..runner.device_copy import upload
+
+LARGEST_ALLOWED = 1e30
+"""The logit of an allowed token is at most so far from 0: even one that is NaN or -inf goes before one not allowed."""
+
+
+def allow_only(logits: torch.Tensor, allowed: AllowedTokens, *, finite: bool = False) -> None:
+    """-inf for every other token of the rows that ``allowed`` names, in place. logits: float32 [n, vocab].
+
+    finite: what is allowed gets a finite logit, so that a draw never falls on a token that is not.
+    """
+    rows, tokens = allowed.unpack()
+    row, token_id, named = upload([rows, tokens, np.unique(rows)], logits.device)
+    kept = logits[row, token_id]
+    if finite:
+        kept.nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)
+    logits.index_fill_(0, named, -float("inf"))
+    logits[row, token_id] = kept

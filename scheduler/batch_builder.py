@@ -1,0 +1,162 @@
+"""From requests to a step's order. The one place where a live Request becomes plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..memory_pool.req_to_token import RowUpdates
+from .batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch, SequenceInfo
+from .constraints.constraint import AllowedTokens
+from .request import Request
+
+_NO_IDS = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class PlannedStep:
+    """A step's order, and whose rows it has."""
+
+    batch: ScheduleBatch
+    requests: list[Request]
+    """One for each row."""
+    searches: list[Request] = field(default_factory=list)
+    """One for each of batch.beams."""
+
+
+def plan_step(
+    mode: ForwardMode,
+    requests: list[Request],
+    new_lens: np.ndarray,
+    slots: np.ndarray,
+    *,
+    step_id: int,
+    row_updates: RowUpdates,
+    copies: KVCopies,
+    input_ids: np.ndarray | None = None,
+) -> PlannedStep:
+    """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
+
+    ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests. A search is
+    a row like any other while its prompt is computed.
+    """
+    bs = len(requests)
+    prefix_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
+    if input_ids is None:
+        spans = zip(requests, prefix_lens.tolist(), new_lens.tolist())
+        input_ids = np.concatenate([r.token_ids.view(old, new) for r, old, new in spans])
+    step = PlannedStep(
+        ScheduleBatch(
+            step_id=step_id,
+            mode=mode,
+            opened=[],
+            closed=[],
+            serials=np.fromiter((r.serial for r in requests), dtype=np.int64, count=bs),
+            input_ids=input_ids,
+            out_cache_loc=slots,
+            req_pool_indices=np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=bs),
+            prefix_lens=prefix_lens,
+            extend_lens=new_lens - prefix_lens,
+            samples=np.empty(bs, dtype=bool),
+            output_positions=np.empty(bs, dtype=np.int32),
+            logprob_starts=new_lens - prefix_lens,
+            logprob_targets=[],
+            row_updates=row_updates,
+            copies=copies,
+        ),
+        requests,
+    )
+    _fill_rows(step, new_lens)
+    return step
+
+
+def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
+    """What depends on how far each request is."""
+    batch = step.batch
+    allowed: list[tuple[int, AllowedTokens]] = []
+    for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
+        samples = new == len(request.token_ids) + request.num_output_placeholders
+        batch.samples[row] = samples
+        batch.output_positions[row] = request.num_output_tokens + request.num_output_placeholders
+        if request.logprob_next < request.prompt_len and old < request.prompt_len - 1:
+            first = max(0, request.logprob_next - 1 - old)
+            if first < new - old:
+                batch.logprob_starts[row] = first
+                batch.logprob_targets.append(
+                    request.token_ids.view(old + first + 1, min(new + 1, request.prompt_len)).copy()
+                )
+        if not request.is_open:
+            request.is_open = True
+            batch.opened.append(_info(request))
+        if samples and request.beams is not None:
+            batch.beams.append(_beam_step(request, row, row + 1))
+            step.searches.append(request)
+        elif samples and request.constraint_state is not None:
+            allowed.append((row, request.constraint_state.allowed()))
+        request.scheduled_len = new
+        request.num_output_placeholders += int(samples)
+    batch.allowed = AllowedTokens.join(allowed)
+
+
+def add_searches(step: PlannedStep, searches: list[Request], input_ids: np.ndarray, slots: np.ndarray) -> None:
+    """Append one row for each beam of each search to a decode step. input_ids, slots: int32 [rows added]."""
+    batch = step.batch
+    counts = [len(search.held_beams.rows) for search in searches]
+    num_wanted = []
+    start = len(batch)
+    for search, count in zip(searches, counts):
+        beam_step = _beam_step(search, start, start + count)
+        batch.beams.append(beam_step)
+        step.searches.append(search)
+        step.requests += [search] * count
+        num_wanted.append(beam_step.num_candidates)
+        search.num_output_placeholders += 1
+        start += count
+
+    def each(values: list, dtype: type) -> np.ndarray:
+        return np.repeat(np.array(values, dtype=dtype), counts)
+
+    ones = np.ones(sum(counts), dtype=np.int32)
+    batch.serials = np.concatenate([batch.serials, each([s.serial for s in searches], np.int64)])
+    batch.input_ids = np.concatenate([batch.input_ids, input_ids])
+    batch.out_cache_loc = np.concatenate([batch.out_cache_loc, slots])
+    batch.req_pool_indices = np.concatenate([batch.req_pool_indices, *(s.held_beams.rows for s in searches)])
+    batch.prefix_lens = np.concatenate([batch.prefix_lens, each([s.held_beams.length - 1 for s in searches], np.int32)])
+    batch.extend_lens = np.concatenate([batch.extend_lens, ones])
+    batch.samples = np.concatenate([batch.samples, each([wanted > 0 for wanted in num_wanted], bool)])
+    positions = each([s.num_computed_beam_tokens for s in searches], np.int32)
+    batch.output_positions = np.concatenate([batch.output_positions, positions])
+    batch.logprob_starts = np.concatenate([batch.logprob_starts, ones])
+
+
+def _info(request: Request) -> SequenceInfo:
+    counts_prompt = request.sampling.repetition_penalty != 1.0
+    return SequenceInfo(
+        serial=request.serial,
+        sampling=request.sampling,
+        seed=request.seed,
+        logprobs=request.logprobs,
+        eos_ends=request.constraint is None or request.constraint.eos_ends,
+        prompt_ids=request.token_ids.view(0, request.prompt_len).copy() if counts_prompt else _NO_IDS,
+    )
+
+
+def _beam_step(search: Request, start: int, stop: int) -> BeamStep:
+    """What the rows of a search have to answer. A retracted one that computes its known tokens again: nothing."""
+    group, kv = search.beams, search.beam_kv
+    assert group is not None
+    shared_len = kv.start if kv is not None else 0
+    if search.num_computed_beam_tokens < group.num_tokens:
+        return BeamStep(search.serial, start, stop, num_candidates=0, scores=group.scores, shared_len=shared_len)
+    return BeamStep(
+        search.serial,
+        start,
+        stop,
+        num_candidates=group.num_candidates,
+        scores=group.scores,
+        shared_len=shared_len,
+        bans_ends=group.bans_ends,
+        allowed=group.allowed(),
+        sequences=group.sequences() if search.sampling.stop else None,
+    )

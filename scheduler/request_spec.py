@@ -1,0 +1,67 @@
+"""What a client asks for, as one plain struct: it crosses the wire, and the scheduler takes it as it is.
+
+A new field costs four files: the reader of the API (entrypoints/), this one, whoever acts on it, and its test. What a
+name in it stands for (an item trie) or what must be computed (the suffix of a continuation whose parent ended within a
+token) is resolved into the live `Request`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from .sampling_params import SamplingParams
+from .token_buffer import unpack_ids
+
+
+class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which logprobs a request wants: those of every output token, those of the prompt from position ``start_len`` on
+    (-1: none), and with each of them those of the ``top_k`` most likely tokens."""
+
+    start_len: int = -1
+    top_k: int = 0
+
+
+class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which request is continued. RequestSpec.input_ids then holds only the suffix.
+
+    index: which of the parent's samples. at: wait for the parent's end, or fork what it has now. keep_parent: leave the
+    parent's lease as it is, for more children. suffix_text: the text that the suffix was tokenised from, None if it
+    came as ids. fallback_ids: packed int32, the whole prompt, for the case that the parent has been forgotten.
+    """
+
+    parent_rid: str
+    index: int = 0
+    at: Literal["finish", "now"] = "finish"
+    keep_parent: bool = False
+    suffix_text: str | None = None
+    fallback_ids: bytes | None = None
+
+
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Generate"):
+    """One prompt to continue, by ``sampling.num_requests`` sequences.
+
+    input_ids: packed int32, the prompt; of a continuation only what follows the parent's tokens, and may be empty.
+    stream: send tokens as they come, not only at the end.
+    namespace: requests of different namespaces share no cache.
+    logprobs: None for none.
+    retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
+    retain_n: how many of the n sequences, the first or best ones, that is for; None for all.
+    """
+
+    rid: str
+    input_ids: bytes
+    sampling: SamplingParams
+    stream: bool = False
+    namespace: str = ""
+    logprobs: LogprobOptions | None = None
+    continuation: ContinuationSpec | None = None
+    retain_ttl: float | None = None
+    retain_n: int | None = None
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """int32 [n], a read-only view of ``input_ids``."""
+        return unpack_ids(self.input_ids)

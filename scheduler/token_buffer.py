@@ -1,0 +1,93 @@
+"""Token ids: packed for messages, and as buffers that grow while a sequence does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
+    """Token ids -> little-endian int32, 4 bytes each: how they travel and how a RequestSpec holds them."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> np.ndarray:
+    """bytes -> int32 [len // 4], a read-only view."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+class TokenBuffer:
+    """Token ids that only grow: amortised O(1) append, zero-copy int32 view.
+
+    Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
+    any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt. The ids
+    that a buffer begins with are the caller's, who must not change them; the first append copies them.
+    """
+
+    __slots__ = ("_length", "_memory")
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self._length = len(ids)
+        self._memory = _Memory(ids, self._length, writable=0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, position: int) -> int:
+        return int(self._memory.data[position])
+
+    def append(self, token_id: int) -> None:
+        self._make_room(1)
+        self._memory.data[self._length] = token_id
+        self._length += 1
+        self._memory.used = self._length
+
+    def extend(self, ids: np.ndarray) -> None:
+        """Append int32 [n]."""
+        if not len(ids):
+            return
+        self._make_room(len(ids))
+        self._memory.data[self._length : self._length + len(ids)] = ids
+        self._length += len(ids)
+        self._memory.used = self._length
+
+    def view(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """int32 view of ids[start:stop]; valid until the next append."""
+        return self._memory.data[start : self._length if stop is None else min(stop, self._length)]
+
+    def share(self) -> TokenBuffer:
+        """Another buffer of the same ids in the same memory."""
+        other = TokenBuffer.__new__(TokenBuffer)
+        other._length, other._memory = self._length, self._memory
+        return other
+
+    def cut(self, length: int) -> TokenBuffer:
+        """A buffer of the first ``length`` ids. If this one ends the used memory, the ids behind are given up with it
+        and must not be read again."""
+        if self._memory.used == self._length:
+            self._memory.used = length
+        other = self.share()
+        other._length = length
+        return other
+
+    def _make_room(self, count: int) -> None:
+        memory = self._memory
+        if memory.used == self._length and self._length + count <= memory.writable:
+            return
+        capacity = self._length + self._length // 4 + 64 + count
+        data = np.empty(capacity, dtype=np.int32)
+        data[: self._length] = self.view()
+        self._memory = _Memory(data, self._length, writable=capacity)
+
+
+class _Memory:
+    """What token buffers share. data: int32, up to ``writable`` ids of it ours to write; those behind ``used`` belong
+    to nobody."""
+
+    __slots__ = ("data", "used", "writable")
+
+    def __init__(self, data: np.ndarray, used: int, *, writable: int) -> None:
+        self.data = data
+        self.used = used
+        self.writable = writable
