@@ -1,4 +1,4 @@
-"""What the benchmarks with --gpu share: flags, the model that they make up, the engine, how results are told."""
+"""Shared by the benchmarks with --gpu: flags, a model with dummy weights, the engine's settings, a server, reports."""
 
 from __future__ import annotations
 

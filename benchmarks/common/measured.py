@@ -1,4 +1,4 @@
-"""Where results go, and what each must say of where it comes from: commit, device, versions, command."""
+"""The folder for results, and where each result comes from: commit, device, versions, command."""
 
 from __future__ import annotations
 

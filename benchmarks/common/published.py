@@ -1,6 +1,6 @@
-"""What a GPU run is compared with: our goals, and figures that were published for SGLang.
+"""Figures to compare a GPU run with: our goals, and what was published for SGLang.
 
-The latter are constants here, NOT measured by these scripts. All are of one H200 and the shape llama-3.1-8b, bfloat16.
+SGLang's are constants here, NOT measured by these benchmarks. All are of one H200 and the shape llama-3.1-8b, bfloat16.
 """
 
 from __future__ import annotations

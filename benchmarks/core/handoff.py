@@ -1,4 +1,4 @@
-"""What a handoff costs the scheduler, for parents of 1k to 128k tokens. No model: results are made up at once.
+"""The cost of a handoff to the scheduler, for parents of 1k to 128k tokens. No model: results are made up at once.
 
     python -m benchmarks.core.handoff
 

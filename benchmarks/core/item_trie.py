@@ -1,4 +1,4 @@
-"""What an item trie costs: reading and building it, its bytes, sending it to the worker, and a step of a beam search.
+"""The cost of an item trie: reading and building it, its bytes, sending it to the worker, and a step of a beam search.
 
     python -m benchmarks.core.item_trie [--items 1000000] [--levels 3] [--codes 8192] [--width 32] [--rounds 5]
 
@@ -92,7 +92,7 @@ def worst_gap(data: bytes) -> float:
 
 
 def take(frame: bytes, tries: ItemTries) -> None:
-    """What the worker does with an upload."""
+    """Take an upload as the worker does."""
     message = msgspec.msgpack.decode(frame, type=LoadItemTrie)
     tries.put(message.name, unpack_trie(message))
 

@@ -1,4 +1,4 @@
-"""What the bookkeeping of a request costs: match, lock, insert, evict, allocate, and a whole agent trace. No model.
+"""The cost of a request's bookkeeping: match, lock, insert, evict, allocate, and a whole agent trace. No model.
 
     python -m benchmarks.core.radix_ops [--rounds 7] [--only match]
 

@@ -1,4 +1,4 @@
-"""What a beam search costs on the device beside the model: ranking continuations, and attention over a shared prefix.
+"""The cost of a beam search on the device, beside the model: ranking, and attention over a shared prefix.
 
     python -m benchmarks.kernels.beam_device --threads 1
 

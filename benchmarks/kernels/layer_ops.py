@@ -1,4 +1,4 @@
-"""What each implementation of each layer op takes: microseconds on the device, called alone.
+"""Microseconds on the device of every implementation of every layer op, called alone.
 
     python -m benchmarks.kernels.layer_ops           # on a GPU: torch, sglang-kernel and Triton side by side
     python -m benchmarks.kernels.layer_ops --device cpu --model qwen3-0.6b --tokens 1 8 --dtype float32
