@@ -47,13 +47,13 @@ serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)
 
 bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
-	$(BIN)/python benchmarks/radix_ops.py
-	$(BIN)/python benchmarks/handoff.py
-	$(BIN)/python benchmarks/host_time.py
-	$(BIN)/python benchmarks/two_stage.py --concurrency 1 16 --pairs 4
-	$(BIN)/python benchmarks/two_stage.py --beam-width 32 --concurrency 1 --pairs 4
-	$(BIN)/python benchmarks/beam_memory.py
-	$(BIN)/python benchmarks/offline.py
+	$(BIN)/python -m benchmarks.core.radix_ops
+	$(BIN)/python -m benchmarks.core.handoff
+	$(BIN)/python -m benchmarks.core.host_time
+	$(BIN)/python -m benchmarks.serving.two_stage --concurrency 1 16 --pairs 4
+	$(BIN)/python -m benchmarks.serving.two_stage --beam-width 32 --concurrency 1 --pairs 4
+	$(BIN)/python -m benchmarks.beams.memory
+	$(BIN)/python -m benchmarks.serving.offline
 
 test-gpu:               ## tests that need a GPU, kernels compiled on the way; without one all are skipped, and it says so
 	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch, pytest' || { echo "GPU_PYTHON=$(GPU_PYTHON) lacks torch or pytest;" \
@@ -64,8 +64,8 @@ test-gpu:               ## tests that need a GPU, kernels compiled on the way; w
 	    -W default -o timeout=400 tests
 
 bench-gpu:              ## benchmarks of a GPU on dummy weights of an 8B shape: tables last, JSON in $(OUT)
-	$(GPU_ENV) $(GPU_PYTHON) benchmarks/offline.py --gpu --profile --out $(OUT)
-	$(GPU_ENV) $(GPU_PYTHON) benchmarks/two_stage.py --gpu --http --profile --out $(OUT)
+	$(GPU_ENV) $(GPU_PYTHON) -m benchmarks.serving.offline --gpu --profile --out $(OUT)
+	$(GPU_ENV) $(GPU_PYTHON) -m benchmarks.serving.two_stage --gpu --http --profile --out $(OUT)
 	@cat $(OUT)/gpu_offline.txt $(OUT)/gpu_two_stage.txt $(OUT)/gpu_two_stage_http.txt
 
 clean:

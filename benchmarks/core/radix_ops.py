@@ -1,0 +1,377 @@
+"""The cost of a request's bookkeeping: match, lock, insert, evict, allocate, and a whole agent trace. No model.
+
+    python -m benchmarks.core.radix_ops [--rounds 7] [--only match]
+
+Prints one line per operation: ours (median over rounds, each round runs all operations, in forward order and in reverse
+order alternately), the best round, the goal, and what the peers' engines published on a 2-core Xeon. The goals of the
+decode step are our own, without a published figure. Writes benchmarks/results/radix_ops.json. One thread. A busy
+machine shows: compare the median with the best round, and look at the load average printed below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.radix.cache import KVSequence, RadixCache
+from benchmarks.common.measured import RESULTS
+
+VOCABULARY = 32_000
+
+
+@dataclass
+class Operation:
+    """One line of the table; times in µs. peers: SGLang 0.5.23 Rust core, SGLang Python, vLLM 0.33, as published."""
+
+    name: str
+    goal: float
+    peers: tuple[str, str, str]
+    measure: Callable[[], float]
+    rounds: list[float] = field(default_factory=list)
+    note: str = ""
+
+
+class Server:
+    """The three parts a scheduler would hold, and the calls it would make."""
+
+    def __init__(self, num_tokens: int, num_rows: int = 64, max_context: int = 131_072 + 64) -> None:
+        self.rows = ReqToTokenPool(num_rows, max_context)
+        self.allocator = Allocator(num_tokens, 1)
+        self.cache = RadixCache(self.rows, self.allocator, page_size=1)
+
+    def start(self, ids: np.ndarray, length: int) -> KVSequence:
+        """Match ids[:-1], lock, evict if needed, allocate slots up to ``length``, write the row."""
+        match = self.cache.match_prefix("", ids[:-1])
+        row = self.rows.alloc()
+        assert row is not None
+        seq = self.cache.open_sequence("", match, row)
+        self.extend(seq, length)
+        return seq
+
+    def extend(self, seq: KVSequence, length: int) -> None:
+        old = np.array([seq.length], dtype=np.int32)
+        new = np.array([length], dtype=np.int32)
+        short = self.allocator.tokens_needed(old, new) - self.allocator.free_tokens
+        if short > 0:
+            self.cache.evict(short)
+        slots = self.allocator.alloc_extend(old, new, old)
+        assert slots is not None
+        self.rows.write(seq.row, seq.length, slots)
+        seq.length = length
+
+    def insert(self, ids: np.ndarray) -> None:
+        self.cache.cache_finished_req(self.start(ids, len(ids)), ids)
+
+
+def random_ids(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.integers(0, VOCABULARY, count, dtype=np.int32)
+
+
+def per_call(call: Callable[[], object], repeats: int) -> float:
+    """Mean µs of ``repeats`` calls."""
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - begin) / repeats * 1e6
+
+
+def with_leaves(count: int, leaf_tokens: int = 16, spare: int = 0) -> Server:
+    """A pool full of ``count`` unrelated leaves, with ``spare`` free tokens."""
+    rng = np.random.default_rng(count)
+    server = Server(count * leaf_tokens + spare)
+    for number, ids in enumerate(random_ids(rng, count * leaf_tokens).reshape(count, leaf_tokens)):
+        ids[0] = number  # all differ in the first token, so that each is a leaf of its own
+        server.insert(ids)
+    server.rows.take_updates()
+    return server
+
+
+def chain(tokens: int, nodes: int) -> tuple[Server, np.ndarray]:
+    """One sequence that lies in the tree as a chain of nodes."""
+    server = Server(2 * tokens)
+    ids = random_ids(np.random.default_rng(7), tokens)
+    for end in np.linspace(0, tokens, nodes + 1, dtype=int)[1:]:
+        server.insert(ids[:end])
+    assert server.cache.total_nodes == nodes
+    return server, ids
+
+
+def match_all(server: Server, ids: np.ndarray, repeats: int) -> Callable[[], float]:
+    return lambda: per_call(lambda: server.cache.match_prefix("", ids), repeats)
+
+
+def slots_of_match(server: Server, ids: np.ndarray) -> float:
+    """open_sequence on a locked match: gather the slots of its nodes, write the row."""
+    match = server.cache.match_prefix("", ids)
+    server.cache.lock(match.handle)
+    elapsed = 0.0
+    for _ in range(200):
+        row = server.rows.alloc()
+        assert row is not None
+        begin = time.perf_counter()
+        seq = server.cache.open_sequence("", match, row)
+        elapsed += time.perf_counter() - begin
+        server.cache.release(seq)
+    server.rows.take_updates()
+    server.cache.unlock(match.handle)
+    return elapsed / 200 * 1e6
+
+
+def lock_unlock(server: Server, ids: np.ndarray, *, locked: bool) -> float:
+    cache, handle = server.cache, server.cache.match_prefix("", ids).handle
+
+    def both() -> None:
+        cache.lock(handle)
+        cache.unlock(handle)
+
+    if not locked:
+        return per_call(both, 500)
+    cache.lock(handle)
+    elapsed = per_call(both, 5000)
+    cache.unlock(handle)
+    return elapsed
+
+
+def insert_new(server: Server, repeats: int = 20) -> float:
+    """cache_finished_req of 8192 new tokens: insert, row, lock and all."""
+    rng = np.random.default_rng(3)
+    elapsed = 0.0
+    for _ in range(repeats):
+        ids = random_ids(rng, 8192)
+        ids[0] = -2 - server.cache.total_nodes  # no leaf begins with it
+        seq = server.start(ids, len(ids))
+        begin = time.perf_counter()
+        server.cache.cache_finished_req(seq, ids)
+        elapsed += time.perf_counter() - begin
+        server.rows.take_updates()
+    return elapsed / repeats * 1e6
+
+
+def match_nothing(server: Server) -> float:
+    ids = random_ids(np.random.default_rng(5), 8192)
+    ids[0] = -1
+    return per_call(lambda: server.cache.match_prefix("", ids), 500)
+
+
+def evict_many(leaves: int) -> Callable[[], float]:
+    def measure() -> float:
+        server = with_leaves(leaves)
+        assert server.allocator.free_tokens == 0
+        begin = time.perf_counter()
+        freed = server.cache.evict(10_000)
+        elapsed = time.perf_counter() - begin
+        assert freed == 10_000
+        return elapsed * 1e6
+
+    return measure
+
+
+def evict_one() -> float:
+    server = with_leaves(100_000)
+    return per_call(lambda: server.cache.evict(1), 1000)
+
+
+def alloc_or_free(which: str) -> Callable[[], float]:
+    def measure() -> float:
+        allocator = Allocator(500_000, 1)
+        old, new = np.array([0], dtype=np.int32), np.array([8192], dtype=np.int32)
+        times = {"alloc": 0.0, "free": 0.0}
+        for _ in range(300):
+            start = time.perf_counter()
+            slots = allocator.alloc_extend(old, new, old)
+            middle = time.perf_counter()
+            assert slots is not None
+            allocator.free(slots)
+            times["alloc"] += middle - start
+            times["free"] += time.perf_counter() - middle
+        return times[which] / 300 * 1e6
+
+    return measure
+
+
+def decode_slots(page_size: int, bs: int = 256) -> Callable[[], float]:
+    """alloc_extend of one token for each of ``bs`` sequences of random lengths."""
+    old = np.random.default_rng(0).integers(1, 3000, bs, dtype=np.int32)
+    last = page_size + (old - 1) % page_size
+    allocator = Allocator(600 * bs * page_size, page_size)
+
+    def measure() -> float:
+        allocator.reset()
+        return per_call(lambda: allocator.alloc_extend(old, old + 1, last), 500)
+
+    return measure
+
+
+def decode_rows(bs: int = 256) -> float:
+    """Write one slot into each of ``bs`` rows, take the updates and index the mirror."""
+    pool = ReqToTokenPool(bs, 4096)
+    rows, slots = np.arange(bs, dtype=np.int32), np.arange(bs, dtype=np.int32)
+    positions = np.random.default_rng(0).integers(1, 3000, bs, dtype=np.int32)
+
+    def step() -> None:
+        pool.write_many(rows, positions, slots)
+        pool.take_updates().flat_index(4096)
+
+    return per_call(step, 500)
+
+
+@dataclass
+class Trace:
+    """1000 jobs × 8 turns, 20 shared system prompts of 500 tokens, 75–225 tokens in and out per turn."""
+
+    active_jobs: int
+    seed: int = 0
+    num_jobs: int = 1000
+    turns: int = 8
+    in_flight: int = 16
+    pool: int = 500_000
+    hit_rate: float = 0.0
+    prompt_tokens: float = 0.0
+
+    def measure(self) -> float:
+        """Replays the trace; µs per turn. Only calls into the runtime are timed, not the making of token ids."""
+        rng, choose = np.random.default_rng(self.seed), random.Random(self.seed)
+        prompts = [random_ids(rng, 500) for _ in range(20)]
+        server = Server(self.pool, num_rows=self.in_flight, max_context=8192)
+        ids_of: dict[int, np.ndarray] = {}
+        turn_of: dict[int, int] = {}
+        next_job = 0
+        idle: list[int] = []
+        running: deque[tuple[int, KVSequence, np.ndarray]] = deque()
+        queried = hit = done = 0
+        elapsed = 0.0
+        while True:
+            while next_job < self.num_jobs and len(idle) + len(running) < self.active_jobs:
+                ids_of[next_job], turn_of[next_job] = prompts[choose.randrange(20)], 0
+                idle.append(next_job)
+                next_job += 1
+            if running and (len(running) == self.in_flight or not idle):
+                job, seq, ids = running.popleft()
+                begin = time.perf_counter()
+                server.cache.cache_finished_req(seq, ids)
+                elapsed += time.perf_counter() - begin
+                done += 1
+                if turn_of[job] < self.turns:
+                    idle.append(job)
+                continue
+            if not idle:
+                break
+            at = choose.randrange(len(idle))
+            idle[at], idle[-1] = idle[-1], idle[at]
+            job = idle.pop()
+            new_in, new_out = choose.randint(75, 225), choose.randint(75, 225)
+            ids = np.concatenate([ids_of[job], random_ids(rng, new_in + new_out)])
+            prompt_len = len(ids) - new_out
+            begin = time.perf_counter()
+            seq = server.start(ids[:prompt_len], prompt_len)
+            hit += seq.tree_len
+            server.cache.cache_unfinished_req(seq, ids[:prompt_len])
+            server.extend(seq, len(ids))
+            server.rows.take_updates()
+            elapsed += time.perf_counter() - begin
+            queried += prompt_len
+            ids_of[job] = ids
+            turn_of[job] += 1
+            running.append((job, seq, ids))
+        self.hit_rate = hit / queried
+        self.prompt_tokens = queried / done
+        return elapsed / done * 1e6
+
+
+def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
+    none = ("–", "–", "–")
+    deep, deep_ids = chain(8192, 100)
+    wide = with_leaves(100_000, spare=20 * 8192 * rounds)
+    table = [
+        Operation("match 8k, one node", 5, ("15", "25", "503"), match_all(*chain(8192, 1), 500)),
+        Operation("match 128k, one node", 60, ("197", "338", "8049"), match_all(*chain(131_072, 1), 100)),
+        Operation("match 8k, chain of 100 nodes", 60, ("34", "957", "–"), match_all(deep, deep_ids, 200)),
+        Operation("slots of a match, 8k, chain of 100", 24, ("24", "26", "–"), lambda: slots_of_match(deep, deep_ids)),
+        Operation(
+            "lock + unlock, depth 100, path unlocked",
+            20,
+            ("21", "284", "–"),
+            lambda: lock_unlock(deep, deep_ids, locked=False),
+        ),
+        Operation("… path locked", 1, none, lambda: lock_unlock(deep, deep_ids, locked=True)),
+        Operation("insert new 8k among 100k leaves", 40, ("216", "64", "1461"), lambda: insert_new(wide)),
+        Operation("zero-hit match 8k", 3, ("9", "7", "4"), lambda: match_nothing(wide)),
+        Operation("evict 10k tokens of 10k leaves, full pool", 2000, ("17000", "20000", "–"), evict_many(10_000)),
+        Operation("… of 100k leaves", 2500, ("23000", "67000", "–"), evict_many(100_000)),
+        Operation("evict one leaf of 100k", 10, ("4000", "56000", "–"), evict_one),
+        Operation("alloc 8192 of 500k", 5, ("56", "56", "–"), alloc_or_free("alloc")),
+        Operation("free 8192 of 500k", 5, ("2390", "2390", "–"), alloc_or_free("free")),
+    ]
+    for page in (1, 16):
+        table.append(Operation(f"decode of 256: slots, page {page}", 10, none, decode_slots(page)))
+    table.append(Operation("decode of 256: rows and their update", 20, none, decode_rows))
+    for name, trace in traces.items():
+        peers = ("273", "452", "680–800") if trace.active_jobs == 128 else none
+        table.append(Operation(name, 60, peers, trace.measure))
+    return table
+
+
+def show(table: list[Operation]) -> None:
+    head = f"{'µs per operation':46} {'ours':>8} {'best':>8} {'goal':>7}   "
+    head += f"{'SGLang Rust':>11} {'SGLang Py':>9} {'vLLM':>8}"
+    print(head + "\n" + "-" * len(head))
+    for op in table:
+        ours = median(op.rounds)
+        mark = " " if ours <= op.goal else "!"
+        rust, python, vllm = op.peers
+        line = f"{op.name:46} {ours:8.2f} {min(op.rounds):8.2f} {op.goal:7g} {mark} {rust:>11} {python:>9} {vllm:>8}"
+        print(f"{line}  {op.note}".rstrip())
+    print("\n!: above the goal. Peers: published for SGLang 0.5.23 and vLLM 0.33 on a 2-core Xeon, not measured here;")
+    print("SGLang keeps slots in torch tensors, on a GPU a part of its cost is asynchronous.")
+
+
+def write_json(table: list[Operation]) -> Path:
+    rows = [{k: v for k, v in asdict(op).items() if k != "measure"} | {"median": median(op.rounds)} for op in table]
+    report = {
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "load_average": os.getloadavg()[0],
+        "operations": rows,
+    }
+    out = RESULTS / "radix_ops.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(report, indent=2, ensure_ascii=False))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="run the operations whose name contains this")
+    args = parser.parse_args()
+    traces = {f"agent trace, per turn, {active} active jobs": Trace(active) for active in (128, 300)}
+    table = [op for op in operations(traces, args.rounds) if args.only in op.name]
+    gc.freeze()  # what a server does after start-up: the collector need not visit what stays
+    for number in range(args.rounds):
+        for op in table if number % 2 == 0 else reversed(table):
+            op.rounds.append(op.measure())
+    for op in table:
+        if trace := traces.get(op.name):
+            op.note = f"hit rate {trace.hit_rate:.4f}, {trace.prompt_tokens:.0f} prompt tokens"
+    show(table)
+    out = write_json(table)
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; written to {out}")
+
+
+if __name__ == "__main__":
+    main()
