@@ -31,6 +31,7 @@ from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
+from baton.scheduler.token_buffer import pack_ids
 from benchmarks.common.measured import RESULTS
 
 PROMPT, STAGE1, SUFFIX = 500, 200, 3
@@ -105,12 +106,17 @@ def measure(width: int, steps: int, page_size: int, forks: str, seed: int) -> Ca
     scheduler, cache = make_scheduler(width, steps, page_size)
     prompt = rng.integers(0, VOCAB, PROMPT).astype(np.int32)
     first = SamplingParams(max_new_tokens=STAGE1, temperature=0.0)
-    scheduler.add(RequestSpec("stage-1", prompt, first, retain_ttl=1e9), 0.0)
+    parent = RequestSpec(rid="stage-1", input_ids=pack_ids(prompt), sampling=first, retain_ttl=1e9)
+    scheduler.add(parent, 0.0)
     while (batch := scheduler.next_batch(0.0)) is not None:
-        scheduler.process_result(StepResult(rng.integers(0, VOCAB, len(batch), dtype=np.int32)), 0.0)
+        tokens = rng.integers(0, VOCAB, (len(batch), 1), dtype=np.int32)
+        scheduler.process_result(StepResult.of_rows(tokens.tolist()), 0.0)
     suffix = rng.integers(0, VOCAB, SUFFIX).astype(np.int32)
     second = SamplingParams(max_new_tokens=steps, beam_width=width, n=width)
-    (search,) = scheduler.add(RequestSpec("stage-2", suffix, second, continuation=ContinuationSpec("stage-1")), 0.0)
+    child = RequestSpec(
+        rid="stage-2", input_ids=pack_ids(suffix), sampling=second, continuation=ContinuationSpec(parent.rid)
+    )
+    (search,) = scheduler.add(child, 0.0)
     whole_pages = PREFIX // page_size
     group = pool = 0
     while (batch := scheduler.next_batch(0.0)) is not None:
@@ -119,8 +125,7 @@ def measure(width: int, steps: int, page_size: int, forks: str, seed: int) -> Ca
             pool = max(pool, in_use(cache) - whole_pages)
         (step,) = batch.beams
         made_up = candidates(step, forks, rng)
-        nothing = np.full(len(batch), -1, dtype=np.int32)
-        scheduler.process_result(StepResult(nothing, beams=[made_up]), 0.0)
+        scheduler.process_result(StepResult.of_rows([[]] * len(batch), [made_up]), 0.0)
     assert search.beams is not None and len(search.beams.results) == width
     return Case(
         page_size=page_size,

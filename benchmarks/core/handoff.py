@@ -27,9 +27,10 @@ from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
+from baton.scheduler.token_buffer import pack_ids
 from benchmarks.common.measured import RESULTS
 
-SUFFIX = np.array([1, 2, 3], dtype=np.int32)
+SUFFIX = [1, 2, 3]
 
 
 def make_scheduler(context: int, page_size: int) -> Scheduler:
@@ -50,7 +51,7 @@ def make_scheduler(context: int, page_size: int) -> Scheduler:
 
 def finish(scheduler: Scheduler) -> None:
     while (batch := scheduler.next_batch(0.0)) is not None:
-        scheduler.process_result(StepResult(np.full(len(batch), 7, dtype=np.int32)), 0.0)
+        scheduler.process_result(StepResult.of_rows([[7]] * len(batch)), 0.0)
 
 
 def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
@@ -75,9 +76,15 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
     mock.patch.object(leases, "claim", timed(leases.claim)).start()
     for round_number in range(rounds):
         prompt = rng.integers(0, 30000, length).astype(np.int32)
-        scheduler.add(RequestSpec(f"p{round_number}", prompt, sampling, retain_ttl=1e9), 0.0)
+        parent = RequestSpec(rid=f"p{round_number}", input_ids=pack_ids(prompt), sampling=sampling, retain_ttl=1e9)
+        scheduler.add(parent, 0.0)
         finish(scheduler)
-        child = RequestSpec(f"c{round_number}", SUFFIX, sampling, continuation=ContinuationSpec(f"p{round_number}"))
+        child = RequestSpec(
+            rid=f"c{round_number}",
+            input_ids=pack_ids(SUFFIX),
+            sampling=sampling,
+            continuation=ContinuationSpec(parent.rid),
+        )
         opened.clear()
         start = time.perf_counter()
         scheduler.add(child, 0.0)
@@ -85,15 +92,16 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
         times["add + next_batch, handoff"].append(time.perf_counter() - start)
         assert batch is not None and batch.extend_lens.tolist() == [len(SUFFIX) + 1]
         times["handoff"].append(sum(opened))
-        scheduler.process_result(StepResult(np.array([7], dtype=np.int32)), 0.0)
+        scheduler.process_result(StepResult.of_rows([[7]]), 0.0)
         finish(scheduler)
-        again = RequestSpec(f"a{round_number}", np.concatenate([prompt, [7, 7, 7], SUFFIX]).astype(np.int32), sampling)
+        whole = pack_ids(np.concatenate([prompt, [7, 7, 7], SUFFIX]))
+        again = RequestSpec(rid=f"a{round_number}", input_ids=whole, sampling=sampling)
         start = time.perf_counter()
         scheduler.add(again, 0.0)
         batch = scheduler.next_batch(0.0)
         times["add + next_batch, tree"].append(time.perf_counter() - start)
         assert batch is not None
-        scheduler.process_result(StepResult(np.array([7], dtype=np.int32)), 0.0)
+        scheduler.process_result(StepResult.of_rows([[7]]), 0.0)
         finish(scheduler)
     return {name: statistics.median(values) * 1e6 for name, values in times.items()}
 

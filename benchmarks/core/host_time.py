@@ -37,8 +37,7 @@ from baton.radix.cache import RadixCache
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
-from baton.runtime.messages import Continuation, FromWorker, GenerateRequest, ToWorker
-from baton.scheduler.token_buffer import pack_ids
+from baton.runtime.messages import FromWorker, ToWorker
 from baton.runtime.runner.forward_batch import attention_batch, build_forward_batch
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
@@ -47,8 +46,10 @@ from baton.runtime.step_runner import StepRunner
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
+from baton.scheduler.token_buffer import pack_ids
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.profile_table import plot_profiles, print_profiles
 
@@ -108,23 +109,22 @@ class Rig:
         self.scheduler = Scheduler(config, pool, allocator, RadixCache(pool, allocator, page_size=1), ())
         self.profiler = StepProfiler(torch.device("cpu"))
         runner: Any = FreeRunner(config.num_rows, context, max_running, self.profiler)
-        step_runner = StepRunner(runner, Sampler(VOCAB, (), "cpu", config.num_rows), cast(Any, None), self.profiler)
+        step_runner = StepRunner(runner, Sampler(VOCAB, (), "cpu"), cast(Any, None), self.profiler)
         endpoints = Endpoints.for_threads()
         self._inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
         self._client_inbox: Receiver[FromWorker] = Receiver(endpoints.to_detokenizer, FromWorker)
         self._client, self._outbox = Sender(endpoints.to_worker), Sender(endpoints.to_detokenizer)
         suffixes = ContinuationSuffixes(cast(Any, None), config.max_finished_requests)
         self.loop = EventLoop(
-            self.scheduler,
-            step_runner,
-            self._inbox,
-            self._outbox,
-            suffixes,
-            ItemTries(VOCAB),
-            {},
-            0.0,
-            self.profiler,
-            overlap,
+            scheduler=self.scheduler,
+            step_runner=step_runner,
+            inbox=self._inbox,
+            outbox=self._outbox,
+            suffixes=suffixes,
+            item_tries=ItemTries(VOCAB),
+            info={},
+            profiler=self.profiler,
+            overlap=overlap,
         )
         gc.collect()
         gc.freeze()  # as the worker does
@@ -133,12 +133,12 @@ class Rig:
         self, rid: str, ids: np.ndarray, *, parent: str | None = None, retain: bool = False, **sampling: Any
     ) -> None:
         self._client.send(
-            GenerateRequest(
+            RequestSpec(
                 rid=rid,
                 input_ids=pack_ids(ids),
                 sampling=SamplingParams(temperature=0.0, ignore_eos=True, **sampling),
                 stream=True,
-                continuation=None if parent is None else Continuation(parent_rid=parent),
+                continuation=None if parent is None else ContinuationSpec(parent),
                 retain_ttl=3600.0 if retain else None,
             )
         )

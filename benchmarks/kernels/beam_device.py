@@ -19,9 +19,9 @@ from baton.attention.backend import AttentionBatch, AttentionSpec, SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.sampling.beam_candidates import BeamRanker
-from baton.scheduler.batch import BeamStep
-from baton.scheduler.request import Request
-from baton.scheduler.request_spec import RequestSpec
+from baton.runtime.sampling.sequences import SequenceState
+from baton.scheduler.batch import BeamStep, SequenceInfo
+from baton.scheduler.constraints.constraint import AllowedTokens
 from baton.scheduler.sampling_params import SamplingParams
 
 RANKED = [(1, 4, 32_000), (1, 32, 32_000), (1, 32, 152_000), (16, 32, 32_000), (1, 512, 32_000)]
@@ -44,27 +44,27 @@ def best_of(repeat: int, run: Callable[[], object]) -> float:
     return 1e3 * min(times)
 
 
-def make_steps(searches: int, width: int, vocab_size: int, *, with_trie: bool) -> list[BeamStep]:
+def make_steps(
+    searches: int, width: int, vocab_size: int, *, with_trie: bool
+) -> tuple[list[BeamStep], list[SequenceState]]:
     rng = np.random.default_rng(0)
     sampling = SamplingParams(beam_width=width, n=width)
-    request = Request(
-        RequestSpec("r", np.ones(1, dtype=np.int32), sampling), index=0, seed=0, arrival=0.0, sequence_number=0
-    )
+    nothing = np.empty(0, dtype=np.int32)
+    info = SequenceInfo(0, sampling, seed=0, logprobs=None, eos_ends=True, prompt_ids=nothing)
     tokens = [np.sort(rng.choice(vocab_size, CHILDREN, replace=False)) for _ in range(width)]
-    allowed = np.repeat(np.arange(width, dtype=np.int32), CHILDREN), np.concatenate(tokens).astype(np.int32)
+    rows = np.repeat(np.arange(width, dtype=np.int32), CHILDREN)
+    allowed = AllowedTokens.pack(rows, np.concatenate(tokens).astype(np.int32)) if with_trie else None
     scores = -rng.random(width).astype(np.float32)
-    return [
-        BeamStep(request, i * width, (i + 1) * width, 2 * width, scores, allowed=allowed if with_trie else None)
-        for i in range(searches)
-    ]
+    steps = [BeamStep(0, i * width, (i + 1) * width, 2 * width, scores, allowed=allowed) for i in range(searches)]
+    return steps, [SequenceState(info)] * searches
 
 
 def rank_times(searches: int, width: int, vocab_size: int, repeat: int) -> list[float]:
     """[ours, ours with a trie, log_softmax and a flat topk]"""
     logits = 3 * torch.randn(searches * width, vocab_size, generator=torch.Generator().manual_seed(0))
     ranker = BeamRanker(vocab_size, (2,), "cpu")
-    steps = make_steps(searches, width, vocab_size, with_trie=False)
-    with_trie = make_steps(searches, width, vocab_size, with_trie=True)
+    steps, sequences = make_steps(searches, width, vocab_size, with_trie=False)
+    with_trie, _ = make_steps(searches, width, vocab_size, with_trie=True)
 
     def flat() -> list[torch.Tensor]:
         found = []
@@ -73,9 +73,9 @@ def rank_times(searches: int, width: int, vocab_size: int, repeat: int) -> list[
             found.append(logprobs.view(-1).topk(step.num_candidates).values)
         return found
 
-    for candidates, expected in zip(ranker.rank(logits, steps), flat()):
+    for candidates, expected in zip(ranker.rank(logits, steps, sequences), flat()):
         torch.testing.assert_close(torch.from_numpy(candidates.scores), expected, atol=1e-5, rtol=1e-5)
-    runs = [lambda: ranker.rank(logits, steps), lambda: ranker.rank(logits, with_trie), flat]
+    runs = [lambda: ranker.rank(logits, steps, sequences), lambda: ranker.rank(logits, with_trie, sequences), flat]
     return [best_of(repeat, run) for run in runs]
 
 

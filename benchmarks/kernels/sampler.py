@@ -15,14 +15,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from baton.radix.cache import KVSequence
 from baton.runtime.sampling.probe import select_sampling_ops
 from baton.runtime.sampling.sampler import Sampler
+from baton.runtime.sampling.sequences import SequenceState
 from baton.runtime.text.incremental_decode import IncrementalDecoder
 from baton.runtime.text.stop_strings import StopStringMatcher
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.request import Request
-from baton.scheduler.request_spec import RequestSpec
+from baton.scheduler.batch import SequenceInfo
 from baton.scheduler.sampling_params import SamplingParams
 from benchmarks.common.models import TOY_MODEL
 
@@ -49,19 +48,19 @@ def best_of(repeat: int, run: Callable[[], object]) -> float:
     return min(times)
 
 
-def make_requests(sampling: SamplingParams, batch: int, vocab_size: int) -> list[Request]:
+def make_sequences(sampling: SamplingParams, batch: int, vocab_size: int) -> list[SequenceState]:
     rng = np.random.default_rng(0)
-    requests = []
-    for row in range(batch):
-        spec = RequestSpec(str(row), rng.integers(0, vocab_size, PROMPT_TOKENS).astype(np.int32), sampling)
-        request = Request(spec, index=0, seed=row, arrival=0.0, sequence_number=row)
-        request.kv = KVSequence(namespace="", row=row, node=None, tree_len=0, length=0)
-        requests.append(request)
-    return requests
+    sequences = []
+    for serial in range(batch):
+        prompt = rng.integers(0, vocab_size, PROMPT_TOKENS).astype(np.int32)
+        counted = prompt if sampling.repetition_penalty != 1.0 else prompt[:0]
+        info = SequenceInfo(serial, sampling, seed=serial, logprobs=None, eos_ends=True, prompt_ids=counted)
+        sequences.append(SequenceState(info))
+    return sequences
 
 
-def _step(sampler: Sampler, logits: torch.Tensor, requests: list[Request]) -> None:
-    sampler.sample(logits, requests).cpu()
+def _step(sampler: Sampler, logits: torch.Tensor, sequences: list[SequenceState]) -> None:
+    sampler.sample(logits, sequences, np.zeros(len(sequences), dtype=np.int32)).cpu()
 
 
 def sampler_table(vocab_sizes: list[int], batches: list[int], repeat: int, device: torch.device) -> None:
@@ -74,10 +73,10 @@ def sampler_table(vocab_sizes: list[int], batches: list[int], repeat: int, devic
             generator = torch.Generator().manual_seed(0)
             logits = torch.randn(batch, vocab_size, generator=generator) * 2
             logits[:, :50] += 12 * torch.rand(batch, 50, generator=generator)
-            sampler = Sampler(vocab_size, (2,), device, batch, ops[vocab_size])
-            requests = make_requests(sampling, batch, vocab_size)
+            sampler = Sampler(vocab_size, (2,), device, ops[vocab_size])
+            sequences = make_sequences(sampling, batch, vocab_size)
             # The tokens are read, so that a GPU is waited for.
-            step = partial(_step, sampler, logits.to(device), requests)
+            step = partial(_step, sampler, logits.to(device), sequences)
             cells.append(1e3 * best_of(repeat, step))
         print(f"{name:34s}" + "".join(f"{cell:14.2f}" for cell in cells))
 

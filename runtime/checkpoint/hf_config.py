@@ -38,17 +38,7 @@ def parse_model_config(
             raise ModelLoadError(f"{source} has no {key!r}; is it the config of a decoder language model?")
         return raw[key]
 
-    names = raw.get("architectures") or []
-    architecture = next((name for name in names if name in ARCHITECTURES), None)
-    if architecture is None:
-        raise ModelLoadError(
-            f"{source}: architecture {', '.join(names) or 'missing'} is not supported; "
-            f"supported are {', '.join(sorted(ARCHITECTURES))}"
-        )
-    if raw.get("quantization_config"):
-        raise ModelLoadError(f"{source}: quantised weights are not supported; use the bf16, f16 or f32 checkpoint")
-    if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise ModelLoadError(f"{source}: hidden_act {activation!r} is not supported; supported is silu")
+    architecture = _supported_architecture(raw, source)
     num_heads, hidden_size = need("num_attention_heads"), need("hidden_size")
     num_kv_heads = raw.get("num_key_value_heads") or num_heads
     head_dim = raw.get("head_dim") or hidden_size // num_heads
@@ -89,6 +79,22 @@ def parse_model_config(
         bos_token_id=raw.get("bos_token_id"),
         eos_token_ids=_token_ids(eos if eos is not None else raw.get("eos_token_id")),
     )
+
+
+def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
+    """The model's architecture. Raises ModelLoadError for one, or a variant of one, that cannot be served."""
+    names = raw.get("architectures") or []
+    architecture = next((name for name in names if name in ARCHITECTURES), None)
+    if architecture is None:
+        raise ModelLoadError(
+            f"{source}: architecture {', '.join(names) or 'missing'} is not supported; "
+            f"supported are {', '.join(sorted(ARCHITECTURES))}"
+        )
+    if raw.get("quantization_config"):
+        raise ModelLoadError(f"{source}: quantised weights are not supported; use the bf16, f16 or f32 checkpoint")
+    if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ModelLoadError(f"{source}: hidden_act {activation!r} is not supported; supported is silu")
+    return architecture
 
 
 def _read_json(path: Path) -> dict[str, Any]:

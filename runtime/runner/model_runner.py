@@ -98,12 +98,7 @@ class ModelRunner:
                 args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
             )
             self._model = self._load(args, folder, backends)
-            shapes = GraphCatalog(
-                max_sequences=min(args.cuda_graph_max_bs, max_running),
-                # A sequence of padding is as long as what it pads.
-                max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
-                group=self.config.num_heads // self.config.num_kv_heads,
-            )
+            shapes = self._graph_catalog(args, max_running)
             # The last row is padding: it names slot 0 throughout.
             self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
             plan = self._plan_memory(backends, shapes if backends.recorder is not None else None, available)
@@ -180,6 +175,14 @@ class ModelRunner:
         return self._model(inputs, self.kv_pool, attention)
 
     # -- start ---------------------------------------------------------------------------------------------------------
+
+    def _graph_catalog(self, args: ModelArgs, max_running: int) -> GraphCatalog:
+        return GraphCatalog(
+            max_sequences=min(args.cuda_graph_max_bs, max_running),
+            # A sequence of padding is as long as what it pads.
+            max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
+            group=self.config.num_heads // self.config.num_kv_heads,
+        )
 
     def _load(self, args: ModelArgs, folder: Path, backends: DeviceBackends) -> Decoder:
         try:

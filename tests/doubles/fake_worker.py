@@ -26,14 +26,29 @@ from byte_tokenizer import EOS_ID, VOCAB_SIZE
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
-from baton.runtime.messages import AbortRequest, BeamOutput, Continuation, ControlReply, ControlRequest, DetokenizeParams, GenerateRequest, LogprobChunk, ReleaseRequest, RequestError, TokenOutput, TokenOutputs, ToWorker, WorkerReady, WorkerStats
-from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from baton.runtime.messages import (
+    AbortRequest,
+    BeamOutput,
+    ControlReply,
+    ControlRequest,
+    DetokenizeParams,
+    LogprobChunk,
+    ReleaseRequest,
+    RequestError,
+    TokenOutput,
+    TokenOutputs,
+    ToWorker,
+    WorkerReady,
+    WorkerStats,
+)
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
 
 
 @dataclass
 class Sample:
-    request: GenerateRequest
+    request: RequestSpec
     index: int
     prompt: list[int]
     params: DetokenizeParams | None
@@ -77,14 +92,15 @@ class Sample:
             finish=finish,
             params=self.params,
             input_logprobs=self.input_logprobs(),
-            output_logprobs=self.logprobs(self.unsent) if self.request.return_logprob else None,
+            output_logprobs=self.logprobs(self.unsent) if self.request.logprobs is not None else None,
         )
         self.params, self.unsent, self.sent_input = None, [], True
         return output
 
     def logprobs(self, ids: list[int], first_is_none: bool = False) -> LogprobChunk:
         """Token t has logprob -t / 1000; its alternatives are t, t + 1, ... with the same rule."""
-        k = self.request.top_logprobs_num
+        options = self.request.logprobs
+        k = options.top_k if options is not None else 0
         tops = [[(t + j) % VOCAB_SIZE for j in range(k)] for t in ids]
         values = np.array(ids, dtype="<f4") / -1000
         top_values = np.array(tops, dtype="<f4").reshape(-1) / -1000
@@ -99,8 +115,9 @@ class Sample:
         )
 
     def input_logprobs(self) -> LogprobChunk | None:
-        start = self.request.logprob_start_len
-        if not self.request.return_logprob or start < 0 or self.sent_input:
+        options = self.request.logprobs
+        start = options.start_len if options is not None else -1
+        if start < 0 or self.sent_input:
             return None
         return self.logprobs(self.prompt[start:], first_is_none=start == 0)
 
@@ -108,7 +125,7 @@ class Sample:
 class Search:
     """A beam search, as the sum of its samples."""
 
-    def __init__(self, request: GenerateRequest, prompt: list[int], params: DetokenizeParams) -> None:
+    def __init__(self, request: RequestSpec, prompt: list[int], params: DetokenizeParams) -> None:
         self.request = request
         found = 0 if request.sampling.item_trie == "empty" else len(set(prompt))
         self.samples = [Sample(request, index, prompt, params) for index in range(request.sampling.n)]
@@ -199,15 +216,15 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
 
 def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, info: dict) -> None:
     match message:
-        case GenerateRequest(rid=rid) if rid in behaviour.get("refuse", []):
+        case RequestSpec(rid=rid) if rid in behaviour.get("refuse", []):
             outbox.send(RequestError(rid=rid, status=400, message="it can never fit", code="too_large", param="text"))
-        case GenerateRequest(continuation=Continuation(parent_rid=parent)):
+        case RequestSpec(continuation=ContinuationSpec(parent_rid=parent)):
             reason = f"continuation_of {parent!r}: no such request"
             outbox.send(RequestError(rid=message.rid, status=404, message=reason, param="continuation_of"))
-        case GenerateRequest(sampling=sampling) if sampling.item_trie not in (None, "pairs", "empty"):
+        case RequestSpec(sampling=sampling) if sampling.item_trie not in (None, "pairs", "empty"):
             reason, param = f"item_trie {sampling.item_trie!r} is not loaded", "sampling_params.item_trie"
             outbox.send(RequestError(rid=message.rid, status=404, message=reason, param=param))
-        case GenerateRequest(sampling=sampling):
+        case RequestSpec(sampling=sampling):
             prompt = unpack_ids(message.input_ids).tolist()
             params = DetokenizeParams(
                 skip_special_tokens=sampling.skip_special_tokens,

@@ -8,13 +8,13 @@ page freed too early, one bad split, and the output differs from `expected_outpu
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 
-from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult
+from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, SequenceInfo, StepResult
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
 from baton.scheduler.constraints.item_trie import ItemTrie
+from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.sampling_params import SamplingParams
 
 VOCAB = 1000
@@ -51,9 +51,9 @@ def _candidates(step: BeamStep, logprobs: np.ndarray, end_ids: frozenset[int]) -
     """The best continuations, by sorting all of them. logprobs: float32 [rows, VOCAB]."""
     parents, tokens = (array.ravel() for array in np.indices(logprobs.shape, dtype=np.int32))
     if step.allowed is not None:
-        parents, tokens = step.allowed
+        parents, tokens = step.allowed.unpack()
     if step.bans_ends:
-        free = ~np.isin(tokens, [*end_ids, *step.request.sampling.stop_token_ids])
+        free = ~np.isin(tokens, [*end_ids])
         parents, tokens = parents[free], tokens[free]
     each = logprobs[parents, tokens]
     scores = step.scores[parents] + each
@@ -67,13 +67,6 @@ def _echo(tokens: list[int]) -> np.ndarray:
         state = _mix(state, token)
         kv.append(state)
     return np.array(kv, dtype=np.uint64)
-
-
-class _Asker:
-    """Stands in for the request in a BeamStep."""
-
-    def __init__(self, sampling: SamplingParams) -> None:
-        self.sampling = sampling
 
 
 def _next_allowed(kv: np.ndarray, allowed: np.ndarray) -> int:
@@ -91,21 +84,20 @@ def expected_beams(
     eos = frozenset() if sampling.ignore_eos or trie is not None else end_ids
     ends = eos | set(sampling.stop_token_ids)
     limit = sampling.max_new_tokens if trie is None else min(sampling.max_new_tokens, trie.max_depth)
-    group = BeamGroup(sampling, limit, trie, len(ends))
-    asker: Any = _Asker(sampling)
+    group = BeamGroup(sampling, limit, ItemConstraint(trie, "items") if trie is not None else None, len(ends))
     while not group.done:
         sequences = group.sequences().tolist() if group.num_tokens else [[]]
         logprobs = np.stack([_token_logprobs(_echo(prompt + ids)) for ids in sequences])
         step = BeamStep(
-            asker,
-            0,
-            len(sequences),
-            group.num_candidates,
-            group.scores,
+            serial=0,
+            start=0,
+            stop=len(sequences),
+            num_candidates=group.num_candidates,
+            scores=group.scores,
             bans_ends=group.bans_ends,
             allowed=group.allowed(),
         )
-        group.select(_candidates(step, logprobs, eos), ends)
+        group.select(_candidates(step, logprobs, ends), ends)
     return group.results
 
 
@@ -148,9 +140,17 @@ class KVEchoModel:
         self._kv = np.zeros(num_slots, dtype=np.uint64)
         self._mirror = np.zeros((num_rows, max_context), dtype=np.int32)
         self._last_next_ids = np.zeros(0, dtype=np.int32)
+        self.open: dict[int, SequenceInfo] = {}
+        """By serial, as the batches said."""
         self.computed_tokens = 0
 
     def forward(self, batch: ScheduleBatch) -> StepResult:
+        for serial in batch.closed:
+            self.open.pop(serial, None)  # the step that opened it may have failed
+        for info in batch.opened:
+            assert info.serial not in self.open, "a sequence is opened twice"
+            self.open[info.serial] = info
+        assert set(batch.serials.tolist()) <= self.open.keys(), "a row's sequence was not opened"
         updates = batch.row_updates
         self._mirror.reshape(-1)[updates.flat_index(self._mirror.shape[1])] = updates.values
         copies = updates.copies
@@ -160,6 +160,10 @@ class KVEchoModel:
         self._kv[batch.copies.target] = self._kv[batch.copies.source]
         next_ids = np.full(len(batch), -1, dtype=np.int32)
         logprobs = {}
+        allowed: dict[int, list[int]] = {}
+        if batch.allowed is not None:
+            for row, token in zip(*(array.tolist() for array in batch.allowed.unpack())):
+                allowed.setdefault(row, []).append(token)
         of_search = {row for step in batch.beams for row in range(step.start, step.stop)}
         start = 0
         for i, (row, old, new) in enumerate(
@@ -179,15 +183,16 @@ class KVEchoModel:
             if i in of_search:
                 logprobs[i] = _token_logprobs(kv)
             elif batch.samples[i]:
-                next_ids[i] = _next_token(kv) if i not in batch.allowed else _next_allowed(kv, batch.allowed[i])
+                next_ids[i] = _next_token(kv) if i not in allowed else _next_allowed(kv, np.array(allowed[i]))
             start += new
         self.computed_tokens += start
         self._last_next_ids = next_ids
         beams = [self._answer(step, logprobs) for step in batch.beams]
-        return StepResult(next_ids=next_ids, beams=beams)
+        return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams)
 
     def _answer(self, step: BeamStep, logprobs: dict[int, np.ndarray]) -> BeamCandidates | None:
         if step.num_candidates == 0:
             return None
-        ends = frozenset() if step.request.sampling.ignore_eos else self._end_ids
+        sampling = self.open[step.serial].sampling
+        ends = (frozenset() if sampling.ignore_eos else self._end_ids) | set(sampling.stop_token_ids)
         return _candidates(step, np.stack([logprobs[row] for row in range(step.start, step.stop)]), ends)

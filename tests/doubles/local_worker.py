@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from specs import make_spec
 
 from baton.runtime.config import ModelArgs, WorkerConfig
 from baton.runtime.runner.device_backends import DeviceBackends
@@ -17,9 +17,11 @@ from baton.runtime.step_runner import StepInFlight
 from baton.runtime.worker import build_worker
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.constraints.item_trie import ItemTrie
+from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import Inheritance
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
-from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 
 
@@ -66,15 +68,23 @@ class LocalWorker:
         every = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
         specs = []
         for prompt, params in zip(prompts, every, strict=True):
-            specs.append(RequestSpec(f"r{self._count}", np.array(prompt, dtype=np.int32), params, logprobs=logprobs))
+            specs.append(make_spec(f"r{self._count}", prompt, params, logprobs=logprobs))
             self._count += 1
         return self.run(specs)
 
-    def run(self, specs: list[RequestSpec], after_step: Callable[[], None] = lambda: None) -> list[Answer]:
-        """One answer per spec (n = 1), all added at once, in order."""
+    def run(
+        self,
+        specs: list[RequestSpec],
+        after_step: Callable[[], None] = lambda: None,
+        items: ItemTrie | None = None,
+    ) -> list[Answer]:
+        """One answer per spec (n = 1), all added at once, in order. items: what sampling.item_trie stands for."""
         answers = {spec.rid: Answer() for spec in specs}
+        rids: dict[int, str] = {}
         for spec in specs:
-            self.scheduler.add(spec, 0.0)
+            constraint = ItemConstraint(items, "items") if items is not None and spec.sampling.item_trie else None
+            assert (constraint is None) == (spec.sampling.item_trie is None)
+            rids |= {request.serial: spec.rid for request in self.scheduler.add(spec, 0.0, constraint=constraint)}
         in_flight: deque[StepInFlight] = deque()
         while True:
             batch = self.scheduler.next_batch(0.0)
@@ -85,20 +95,17 @@ class LocalWorker:
             if not in_flight:
                 break
             output = self.step_runner.finish(in_flight.popleft())
-            for request, chunk in output.input_logprobs:
-                answers[request.rid].input_logprobs.append(chunk)
+            for serial, chunk in output.input_logprobs:
+                answers[rids[serial]].input_logprobs.append(chunk)
             for event in self.scheduler.process_result(output.result, 0.0):
                 answer = answers[event.request.rid]
-                if event.token_id >= 0:
-                    answer.tokens.append(event.token_id)
+                answer.tokens += event.token_ids
                 answer.beams = event.request.beams
                 answer.finish = event.finish
                 answer.cached_tokens = event.request.cached_tokens
                 answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])
-                if event.finish is not None:
-                    self.step_runner.forget(event.request)
             after_step()
         assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
         return list(answers.values())

@@ -16,12 +16,12 @@ import msgspec
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.messages import ControlReply, TextOutput, TextOutputs, TokenOutput, ToWorker, WorkerReady
-from baton.scheduler.token_buffer import pack_ids
 from baton.runtime.metrics import ServerMetrics
 from baton.runtime.prompt import Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.runtime.tokenizer_manager import TokenizerManager
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.token_buffer import pack_ids
 
 
 class Backend:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from local_worker import Answer
+from specs import make_spec
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
@@ -35,7 +36,7 @@ def some_items(seed: int) -> ItemTrie:
     return ItemTrie.build(rng.integers(0, 1600, (300, 3), dtype=np.int32))
 
 
-def mixed_requests(items: ItemTrie, seed: int) -> list[RequestSpec]:
+def mixed_requests(seed: int) -> list[RequestSpec]:
     """Three of each kind, over prompts that share beginnings."""
     rng = random.Random(seed)
     shared = [rng.randrange(1600) for _ in range(40)]
@@ -45,10 +46,7 @@ def mixed_requests(items: ItemTrie, seed: int) -> list[RequestSpec]:
         prompt = shared[: rng.randrange(1, 40)] + [rng.randrange(1600) for _ in range(rng.randrange(1, 60))]
         params = SamplingParams(max_new_tokens=rng.randrange(9, 40), **wish)
         logprobs = LogprobOptions(rng.choice([-1, 0]), 2) if number % 4 == 0 else None
-        trie = items if params.item_trie else None
-        made.append(
-            RequestSpec(f"r{number}", np.array(prompt, dtype=np.int32), params, logprobs=logprobs, item_trie=trie)
-        )
+        made.append(make_spec(f"r{number}", prompt, params, logprobs=logprobs))
     return made
 
 

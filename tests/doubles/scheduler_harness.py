@@ -10,23 +10,25 @@ from typing import Literal
 import numpy as np
 import pytest
 from kv_echo import KVEchoModel
+from specs import make_spec
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_tree, conservation
 from baton.scheduler.batch import StepResult
-from baton.scheduler.request import RequestEvent
 from baton.scheduler.beam.memory import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import PolicyName, SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.refusal import RequestRefused
-from baton.scheduler.request import Request
-from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.request import Request, RequestEvent
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
+from baton.scheduler.token_buffer import pack_ids
 
 PAGES = pytest.mark.parametrize("page_size", [1, 16, 64])
 
@@ -115,18 +117,17 @@ class Harness:
         if trie is not None:
             sampling["item_trie"] = "items"
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
-        ids = np.array(prompt, dtype=np.int32)
-        spec = RequestSpec(
+        spec = make_spec(
             rid,
-            ids,
+            prompt,
             params,
-            namespace,
+            namespace=namespace,
             continuation=continuation,
             retain_ttl=retain_ttl,
             retain_n=retain_n,
-            item_trie=trie,
         )
-        for request in self.scheduler.add(spec, self.now):
+        constraint = ItemConstraint(trie, "items") if trie is not None else None
+        for request in self.scheduler.add(spec, self.now, constraint=constraint):
             self.outcomes[request.key] = Outcome(request=request)
 
     def continue_from(
@@ -142,8 +143,8 @@ class Harness:
         fallback: list[int] | None = None,
         **more,
     ) -> None:
-        ids = np.array(fallback, dtype=np.int32) if fallback is not None else None
-        spec = ContinuationSpec(parent, index, at, keep_parent, ids)
+        ids = pack_ids(fallback) if fallback is not None else None
+        spec = ContinuationSpec(parent, index, at, keep_parent, fallback_ids=ids)
         self.add(rid, suffix, max_new_tokens, continuation=spec, **more)
 
     def abort(self, rid: str) -> None:
@@ -201,14 +202,13 @@ class Harness:
         page = self.config.page_size
         most = group.width * -(-(search.prompt_len % page + group.num_tokens) // page)
         held = len(BeamRows(self.pool, self.allocator).pages(kv))
-        assert held <= max(1, most) * (2 if search.spec.retain_ttl else 1), (held, most)
+        assert held <= max(1, most) * (2 if search.retain_ttl else 1), (held, most)
 
     def _take(self, events: list[RequestEvent]) -> None:
         for event in events:
             outcome = self.outcomes[event.request.key]
             assert outcome.finish is None, f"{event.request} got an event after its end"
-            if event.token_id >= 0:
-                outcome.tokens.append(event.token_id)
+            outcome.tokens += event.token_ids
             outcome.finish, outcome.refusal = event.finish, event.refusal
             if event.finish is not None and event.request.beams is not None:
                 outcome.results = event.request.beams.results

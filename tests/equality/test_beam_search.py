@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from local_worker import Answer, LocalWorker
+from specs import make_spec
 from tiny_models import save_reference
 
 from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.request_spec import LogprobOptions, RequestSpec
+from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality
@@ -281,11 +282,8 @@ def test_a_trie_is_a_prefix_function(subject: Subject, page_size: int) -> None:
                 known.append(item[depth])
     search = Search(width=8, max_new_tokens=3)
     worker = LocalWorker(subject.folder, page_size=page_size)
-    specs = [
-        RequestSpec(f"trie{i}", np.array(p, dtype=np.int32), search.sampling(item_trie="items"), item_trie=trie)
-        for i, p in enumerate(subject.prompts)
-    ]
-    for answer, prompt in zip(worker.run(specs), subject.prompts):
+    specs = [make_spec(f"trie{i}", p, search.sampling(item_trie="items")) for i, p in enumerate(subject.prompts)]
+    for answer, prompt in zip(worker.run(specs, items=trie), subject.prompts):
         expected = transformers_search(subject.reference, prompt, search, lambda ids: following[tuple(ids)])
         assert_same(found_by(answer), expected)
         assert answer.beams is not None
@@ -333,7 +331,7 @@ def test_retraction_changes_nothing(subject: Subject, page_size: int, disable_ra
             worker.scheduler._retract(running[int(rng.integers(len(running)))])
 
     params = search.sampling()
-    specs = [RequestSpec(f"r{i}", np.array(p, dtype=np.int32), params) for i, p in enumerate(subject.prompts)]
+    specs = [make_spec(f"r{i}", p, params) for i, p in enumerate(subject.prompts)]
     answers = worker.run(specs, retract_one)
     assert worker.scheduler.stats().retractions > 3
     for answer, expected in zip(answers, subject.expected(search)):
@@ -380,11 +378,8 @@ def test_sampling_from_a_trie_says_items(subjects: Callable[[str], Subject], gre
         for i in range(12)
     ]
     prompts = [toy.prompts[i % len(toy.prompts)] for i in range(12)]
-    specs = [
-        RequestSpec(f"{greedy}{i}", np.array(p, dtype=np.int32), sampling, item_trie=trie)
-        for i, (p, sampling) in enumerate(zip(prompts, params))
-    ]
-    answers = worker.run(specs)
+    specs = [make_spec(f"{greedy}{i}", p, sampling) for i, (p, sampling) in enumerate(zip(prompts, params))]
+    answers = worker.run(specs, items=trie)
     said = [tuple(answer.tokens) for answer in answers]
     assert set(said) <= known
     assert all(answer.finish is not None and answer.finish.matched == "item" for answer in answers)

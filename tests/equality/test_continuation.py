@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_worker import LocalWorker
+from specs import make_spec
 
-from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality
@@ -48,10 +49,9 @@ def test_continuation_equals_replay(prompts: list[list[int]], page_size: int, ca
     replay = LocalWorker(TOY, **options, disable_radix_cache=True)
     suffix = prompts[0][:3]
     first, second = params(1, greedy, max_new_tokens=20), params(2, greedy, max_new_tokens=16)
-    parents = [RequestSpec(f"p{i}", ids_of(p), first, retain_ttl=1e9) for i, p in enumerate(prompts)]
+    parents = [make_spec(f"p{i}", ids_of(p), first, retain_ttl=1e9) for i, p in enumerate(prompts)]
     children = [
-        RequestSpec(f"c{i}", ids_of(suffix), second, continuation=ContinuationSpec(f"p{i}"))
-        for i in range(len(prompts))
+        make_spec(f"c{i}", ids_of(suffix), second, continuation=ContinuationSpec(f"p{i}")) for i in range(len(prompts))
     ]
     if case == "parent runs":
         answers = worker.run(parents + children)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from local_worker import Answer, LocalWorker
 from mixed_requests import assert_same_answers, mixed_requests, some_items
+from specs import make_spec
 
-from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality
@@ -53,9 +54,9 @@ def test_the_overlapped_loop_says_what_the_plain_one_says(device: str) -> None:
     answers = []
     for where, overlap in (("cpu", False), (device, False), (device, True)):
         worker = LocalWorker(TOY, overlap=overlap, model_options={"device": where, "dtype": "float32"})
-        answers.append(worker.run(mixed_requests(items, SEED)))
+        answers.append(worker.run(mixed_requests(SEED), items=items))
     cpu, plain, overlapped = answers
-    assert_same_answers(mixed_requests(items, SEED), plain, overlapped)
+    assert_same_answers(mixed_requests(SEED), plain, overlapped)
     equal = [tokens(one) == tokens(other) for one, other in zip(cpu, plain, strict=True)]
     assert sum(equal) >= 0.9 * len(equal), [i for i, same in enumerate(equal) if not same]
 
@@ -76,12 +77,12 @@ def test_half_precision_with_all_that_the_device_has(device: str, page_size: int
     search = SamplingParams(beam_width=32, n=32, max_new_tokens=3, ignore_eos=True)
     prompts = [rng.integers(0, 1800, length).astype(np.int32) for length in (5, 64, 301, 700)]
     for turn in range(2):
-        firsts = [RequestSpec(f"p{turn}{i}", ids, greedy, retain_ttl=100.0) for i, ids in enumerate(prompts)]
+        firsts = [make_spec(f"p{turn}{i}", ids, greedy, retain_ttl=100.0) for i, ids in enumerate(prompts)]
         answers = worker.run(firsts)
         assert all(len(answer.tokens) == 24 for answer in answers)
         suffix = np.array([7, 8, 9, 10], dtype=np.int32)
         seconds = [
-            RequestSpec(f"c{turn}{i}", suffix, search, continuation=ContinuationSpec(f"p{turn}{i}"))
+            make_spec(f"c{turn}{i}", suffix, search, continuation=ContinuationSpec(f"p{turn}{i}"))
             for i in range(len(prompts))
         ]
         for answer in worker.run(seconds):

@@ -38,7 +38,7 @@ def test_no_launch_of_a_worker_waits(monkeypatch, model, device, disable_cuda_gr
     kind: dict[str, Any] = {"device": device, "dtype": "bfloat16" if device == "cuda" else "float32"}
     kind |= {"load_format": "dummy", "disable_cuda_graph": disable_cuda_graph}
     worker = LocalWorker(model, overlap=True, model_options=kind, disable_radix_cache=True, chunked_prefill_size=64)
-    worker.run(mixed_requests(some_items(SEED), SEED))
+    worker.run(mixed_requests(SEED), items=some_items(SEED))
 
     launch, watched = worker.step_runner.launch, []
 
@@ -53,6 +53,6 @@ def test_no_launch_of_a_worker_waits(monkeypatch, model, device, disable_cuda_gr
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(worker.step_runner, "launch", watching)
-    answers = worker.run(mixed_requests(some_items(SEED), SEED))
+    answers = worker.run(mixed_requests(SEED), items=some_items(SEED))
     assert all(answer.finish is not None for answer in answers)
     assert device == "cpu" or len(set(watched)) == 2

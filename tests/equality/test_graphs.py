@@ -13,11 +13,12 @@ import pytest
 from cpu_graphs import count_replays, graph_backends
 from local_worker import LocalWorker
 from mixed_requests import assert_same_answers, mixed_requests, some_items
+from specs import make_spec
 
 from baton.attention.flashinfer import backend as flashinfer
 from baton.attention.flashinfer import kernel
 from baton.attention.graph_shape import GraphKind
-from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality
@@ -52,8 +53,8 @@ def test_graphs_say_what_plain_steps_say(overlap: bool, options: dict[str, Any])
     replays = count_replays(worker.step_runner._runner)
     for each in (plain, worker):
         each.scheduler._reserve._ratio = 0.0  # so that a small pool is over-committed
-    expected, found = plain.run(mixed_requests(items, SEED)), worker.run(mixed_requests(items, SEED))
-    assert_same_answers(mixed_requests(items, SEED), expected, found)
+    expected, found = plain.run(mixed_requests(SEED), items=items), worker.run(mixed_requests(SEED), items=items)
+    assert_same_answers(mixed_requests(SEED), expected, found)
     kinds = {shape.kind for shape in replays}
     assert {GraphKind.DECODE, GraphKind.EXTEND} <= kinds
     if options.get("max_running_requests", 64) >= 64:
@@ -66,8 +67,8 @@ def test_without_graphs(page_size: int) -> None:
     items = some_items(SEED)
     plain = LocalWorker(TOY, page_size=page_size)
     worker = LocalWorker(TOY, backends=graph_backends(graphs=False), page_size=page_size)
-    expected, found = plain.run(mixed_requests(items, SEED)), worker.run(mixed_requests(items, SEED))
-    assert_same_answers(mixed_requests(items, SEED), expected, found)
+    expected, found = plain.run(mixed_requests(SEED), items=items), worker.run(mixed_requests(SEED), items=items)
+    assert_same_answers(mixed_requests(SEED), expected, found)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -75,9 +76,9 @@ def test_a_continuations_suffix_runs_as_a_graph(page_size: int) -> None:
     """Also the beam search it ends in."""
     prompt, suffix = np.arange(100, 160, dtype=np.int32), np.array([5, 6, 7], dtype=np.int32)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)
-    first = RequestSpec("first", prompt, greedy, retain_ttl=100.0)
+    first = make_spec("first", prompt, greedy, retain_ttl=100.0)
     search = SamplingParams(beam_width=8, n=8, max_new_tokens=3)
-    second = RequestSpec("second", suffix, search, continuation=ContinuationSpec("first", 0, "finish", False, None))
+    second = make_spec("second", suffix, search, continuation=ContinuationSpec("first", 0, "finish", False, None))
     answers = []
     for backends in (None, graph_backends()):
         worker = LocalWorker(TOY, backends=backends, model_options=GRAPHS, page_size=page_size)

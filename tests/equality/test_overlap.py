@@ -33,8 +33,8 @@ def test_both_loops_say_the_same(options: dict[str, Any]) -> None:
     plain, overlapped = (LocalWorker(TOY, overlap=overlap, **options) for overlap in (False, True))
     for worker in (plain, overlapped):
         worker.scheduler._reserve._ratio = 0.0  # so that a small pool is over-committed
-    expected, got = plain.run(mixed_requests(items, SEED)), overlapped.run(mixed_requests(items, SEED))
-    assert_same_answers(mixed_requests(items, SEED), expected, got)
+    expected, got = plain.run(mixed_requests(SEED), items=items), overlapped.run(mixed_requests(SEED), items=items)
+    assert_same_answers(mixed_requests(SEED), expected, got)
     if options.get("max_total_tokens") == 400:
         assert overlapped.scheduler.stats().retractions > 0, "the test needs pressure"
 

@@ -20,6 +20,7 @@ from baton.runtime import messages
 from baton.runtime.channels import AsyncReceiver, ChannelError, Endpoints, Receiver, Sender, make_run_dir
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.token_buffer import pack_ids
 
 
 class Number(msgspec.Struct, tag=True):
@@ -177,7 +178,7 @@ def test_run_dir_avoids_folders_where_a_socket_path_is_too_long(
 
 def example(kind: type) -> msgspec.Struct:
     """A message with every field set to something that is not its default."""
-    ids = messages.pack_ids([1, 2, 3])
+    ids = pack_ids([1, 2, 3])
     chunk = messages.LogprobChunk(ids=ids, values=b"\0" * 12, top_ids=ids, top_values=b"\1" * 12)
     params = messages.DetokenizeParams(skip_special_tokens=False, stop=("a", "b"), no_stop_trim=True, stream=True)
     output = messages.TokenOutput(
@@ -187,7 +188,7 @@ def example(kind: type) -> msgspec.Struct:
     )  # fmt: skip
     sampling = SamplingParams(stop=("x",), logit_bias={3: 1.5}, beam_width=4, early_stopping="never", n=2)
     examples = {
-        "GenerateRequest": {"rid": "r", "input_ids": ids, "sampling": sampling, "namespace": "n", "stream": True},
+        "RequestSpec": {"rid": "r", "input_ids": ids, "sampling": sampling, "namespace": "n", "stream": True},
         "AbortRequest": {"rid": None},
         "ControlRequest": {"call_id": 1, "verb": "info"},
         "LoadItemTrie": {"call_id": 1, "name": "t", "edges": b"\2" * 16, "num_items": 2, "min_depth": 1, "max_depth": 3,

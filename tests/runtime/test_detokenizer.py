@@ -10,10 +10,21 @@ from byte_tokenizer import EOS_ID, write_byte_tokenizer
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.detokenizer import Detokenizer, run_detokenizer
-from baton.runtime.messages import ControlReply, DetokenizeParams, LogprobChunk, RequestError, TextOutputs, TokenOutput, TokenOutputs, ToManager, WorkerReady, WorkerStats
-from baton.scheduler.token_buffer import pack_ids
+from baton.runtime.messages import (
+    ControlReply,
+    DetokenizeParams,
+    LogprobChunk,
+    RequestError,
+    TextOutputs,
+    TokenOutput,
+    TokenOutputs,
+    ToManager,
+    WorkerReady,
+    WorkerStats,
+)
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.token_buffer import pack_ids
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,23 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
-from baton.runtime.messages import AbortRequest, ControlReply, ControlRequest, GenerateRequest, Message, RequestError, TokenOutputs, WorkerStats
-from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from baton.runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    RequestError,
+    TokenOutputs,
+    WorkerStats,
+)
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.step_runner import StepOutput
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
 
 ROWS, CONTEXT, TOKENS = 8, 128, 512
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
@@ -37,7 +45,7 @@ class Launched:
         self.result = result
 
 
-class EchoExecutor:
+class EchoRunner:
     """``failing``: numbers of the launches, or of the waits for a result, that raise."""
 
     def __init__(self, model: KVEchoModel) -> None:
@@ -60,9 +68,6 @@ class EchoExecutor:
             raise RuntimeError("the device was on fire")
         return StepOutput(step.result)
 
-    def forget(self, request: Any) -> None:
-        pass
-
 
 class Rig:
     """An inbox that hands out what was put there, an outbox that keeps it; `run` ends when nothing is left to do."""
@@ -78,28 +83,31 @@ class Rig:
         pool, allocator = ReqToTokenPool(config.num_rows, CONTEXT), Allocator(TOKENS, 1, check=True)
         cache = RadixCache(pool, allocator, page_size=1)
         self.scheduler = Scheduler(config, pool, allocator, cache, ())
-        self.step_runner: Any = EchoExecutor(KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT))
-        self.inbox: deque[list[Message]] = deque()
+        self.step_runner: Any = EchoRunner(KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT))
+        self.inbox: deque[list[Any]] = deque()
         self.sent: list[Any] = []
         self.stop = threading.Event()
         inbox: Any = self
         suffixes = ContinuationSuffixes(lambda: None, 8)  # type: ignore[arg-type, return-value]
         self.profiler = StepProfiler(torch.device("cpu"))
+        self.now = 0.0
         self.loop = EventLoop(
-            self.scheduler,
-            self.step_runner,
-            inbox,
-            inbox,
-            suffixes,
-            ItemTries(1000),
-            {},
-            0.0,
-            self.profiler,
-            overlap,
-            lambda: 0.0,
+            scheduler=self.scheduler,
+            step_runner=self.step_runner,
+            inbox=inbox,
+            outbox=inbox,
+            suffixes=suffixes,
+            item_tries=ItemTries(1000),
+            info={},
+            profiler=self.profiler,
+            overlap=overlap,
+            clock=self.clock,
         )
 
-    def poll(self, timeout: float) -> list[Message]:
+    def clock(self) -> float:
+        return self.now
+
+    def poll(self, timeout: float) -> list[Any]:
         if self.inbox:
             return self.inbox.popleft()
         if self.scheduler.is_idle:
@@ -125,9 +133,9 @@ class Rig:
         return [item.finish.type for item in items if item.rid == rid and item.finish is not None]
 
 
-def ask(rid: str, prompt: list[int], new: int = 6, **more: Any) -> GenerateRequest:
+def ask(rid: str, prompt: list[int], new: int = 6, **more: Any) -> RequestSpec:
     sampling = SamplingParams(temperature=0.0, max_new_tokens=new, **more)
-    return GenerateRequest(rid=rid, input_ids=pack_ids(np.array(prompt)), sampling=sampling)
+    return RequestSpec(rid=rid, input_ids=pack_ids(np.array(prompt)), sampling=sampling)
 
 
 @LOOPS

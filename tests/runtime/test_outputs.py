@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
+from specs import make_spec
 
-from baton.runtime.messages import GenerateRequest
-from baton.scheduler.token_buffer import pack_ids, unpack_ids
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepOutput
 from baton.scheduler.batch import StepResult
-from baton.scheduler.request import RequestEvent
-from baton.scheduler.request import Request
-from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.outcome import FinishReason
-from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.request import Request, RequestEvent
+from baton.scheduler.request_spec import LogprobOptions
+from baton.scheduler.token_buffer import unpack_ids
 
 
 def open_request(builder: OutputBuilder, prompt: list[int], *, stream: bool, logprobs: LogprobOptions | None = None):
-    ids = np.array(prompt, dtype=np.int32)
-    request = Request(
-        RequestSpec("r", ids, SamplingParams(), logprobs=logprobs), index=0, seed=0, arrival=0.0, sequence_number=0
-    )
+    spec = make_spec("r", prompt, stream=stream, logprobs=logprobs)
+    request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
     request.begin(request.token_ids, max_new_tokens=10)
-    builder.open(
-        request, GenerateRequest(rid="r", input_ids=pack_ids(prompt), sampling=SamplingParams(), stream=stream)
-    )
+    builder.open(request)
     return request
 
 
 def token(request: Request, token_id: int, finish: FinishReason | None = None) -> RequestEvent:
     request.token_ids.append(token_id)
-    return RequestEvent(request, 0, token_id, finish)
+    return RequestEvent(request, 0, (token_id,), finish)
 
 
 def logprobs_of(*ids: int) -> TokenLogprobs:
@@ -55,8 +49,8 @@ def test_streams_hear_of_every_token_the_others_only_at_the_end() -> None:
 def test_the_first_prompt_token_has_no_logprob_and_says_so_once() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1, 2, 3], stream=True, logprobs=LogprobOptions(start_len=0))
-    output = StepOutput(StepResult(np.array([5], dtype=np.int32)))
-    output.input_logprobs = [(request, logprobs_of(2, 3))]
+    output = StepOutput(StepResult.of_rows([[5]]))
+    output.input_logprobs = [(request.serial, logprobs_of(2, 3))]
     output.output_logprobs = {0: logprobs_of(5)}
     message = builder.build([token(request, 5)], output, 0.0)
     assert message is not None
@@ -64,12 +58,28 @@ def test_the_first_prompt_token_has_no_logprob_and_says_so_once() -> None:
     assert chunk is not None and unpack_ids(chunk.ids).tolist() == [1, 2, 3]
     values = np.frombuffer(chunk.values, dtype=np.float32)
     assert np.isnan(values[0]) and values[1:].tolist() == [-0.5, -0.5]
-    again = builder.build([token(request, 6)], StepOutput(StepResult(np.array([6])), {0: logprobs_of(6)}), 0.0)
+    again = builder.build([token(request, 6)], StepOutput(StepResult.of_rows([[6]]), {0: logprobs_of(6)}), 0.0)
     assert again is not None and again.items[0].input_logprobs is None
 
 
-def test_a_discarded_request_is_heard_of_no_more() -> None:
+def test_a_closed_request_is_heard_of_no_more() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1], stream=True)
-    builder.discard([RequestEvent(request, -1, -1, FinishReason(type="abort"))])
+    builder.close(request)
+    builder.close(request)
     assert builder._pending == {}
+    late = StepOutput(StepResult.of_rows([[5]]), input_logprobs=[(request.serial, logprobs_of(2))])
+    assert builder.build([], late, 0.0) is None and builder._pending == {}
+
+
+def test_of_a_rows_tokens_only_those_that_count_are_told_with_their_logprobs() -> None:
+    builder = OutputBuilder()
+    request = open_request(builder, [1], stream=True, logprobs=LogprobOptions())
+    request.token_ids.extend(np.array([5, 6], dtype=np.int32))
+    output = StepOutput(StepResult.of_rows([[5, 6, 7]]), {0: logprobs_of(5, 6, 7)})
+    message = builder.build([RequestEvent(request, 0, (5, 6), FinishReason(type="stop"))], output, 0.0)
+    assert message is not None
+    (item,) = message.items
+    assert unpack_ids(item.new_ids).tolist() == [5, 6] and item.completion_tokens == 2
+    assert item.output_logprobs is not None and unpack_ids(item.output_logprobs.ids).tolist() == [5, 6]
+    assert np.frombuffer(item.output_logprobs.values, dtype=np.float32).tolist() == [-0.5, -0.5]

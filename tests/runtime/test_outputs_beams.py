@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from specs import make_spec
 
-from baton.runtime.messages import GenerateRequest, RetainedOutput, TokenOutput
-from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from baton.runtime.messages import RetainedOutput, TokenOutput
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepOutput
 from baton.scheduler.batch import StepResult
-from baton.scheduler.request import RequestEvent
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
-from baton.scheduler.request import Inheritance, Request
-from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.outcome import FinishReason, Retained
+from baton.scheduler.request import Inheritance, Request, RequestEvent
+from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.token_buffer import unpack_ids
 
 ENDED = FinishReason(type="stop")
 
@@ -24,11 +24,10 @@ ENDED = FinishReason(type="stop")
 def open_search(
     builder: OutputBuilder, *, stream: bool = False, logprobs: LogprobOptions | None = None, n: int = 2
 ) -> Request:
-    sampling = SamplingParams(beam_width=4, n=n)
-    ids = np.array([1, 2], dtype=np.int32)
-    request = Request(RequestSpec("r", ids, sampling, logprobs=logprobs), index=0, seed=0, arrival=0, sequence_number=0)
+    spec = make_spec("r", [1, 2], SamplingParams(beam_width=4, n=n), stream=stream, logprobs=logprobs)
+    request = Request(spec, index=0, seed=0, arrival=0, serial=3)
     request.begin(request.token_ids, max_new_tokens=3)
-    builder.open(request, GenerateRequest(rid="r", input_ids=pack_ids(ids), sampling=sampling, stream=stream))
+    builder.open(request)
     return request
 
 
@@ -49,7 +48,7 @@ def hypothesis(ids: list[int], score: float, matched: int | str | None = None, t
 def end(builder: OutputBuilder, request: Request, results: list[Hypothesis]) -> list[TokenOutput]:
     request.beams = BeamGroup(request.sampling, 3, None, 1)
     request.beams.finished = results
-    message = builder.build([RequestEvent(request, -1, -1, ENDED)], None, 10.0)
+    message = builder.build([RequestEvent(request, finish=ENDED)], None, 10.0)
     assert message is not None
     return message.items
 
@@ -86,7 +85,7 @@ def test_a_search_that_failed_ends_all_its_outputs(has_begun: bool) -> None:
         request.beams = BeamGroup(request.sampling, 3, None, 1)
         request.beams.finished = [hypothesis([5], -0.5)]
     finish = FinishReason("abort", message="why")
-    message = builder.build([RequestEvent(request, -1, -1, finish)], None, 0.0)
+    message = builder.build([RequestEvent(request, finish=finish)], None, 0.0)
     assert message is not None
     assert [(output.index, output.finish) for output in message.items] == [(0, finish), (1, finish), (2, finish)]
     assert all(output.new_ids == b"" and output.beam is None and output.params for output in message.items)
@@ -96,10 +95,10 @@ def test_a_search_that_failed_ends_all_its_outputs(has_begun: bool) -> None:
 def test_logprobs_of_the_prompt_and_of_each_result() -> None:
     builder = OutputBuilder()
     request = open_search(builder, logprobs=LogprobOptions(start_len=0, top_k=2))
-    step = StepOutput(StepResult(np.array([-1], dtype=np.int32)))
+    step = StepOutput(StepResult.of_rows([[]]))
     tops = np.array([[3, 4]], dtype=np.int32), np.full((1, 2), -3.0, dtype=np.float32)
     step.input_logprobs = [
-        (request, TokenLogprobs(np.array([2], dtype=np.int32), np.full(1, -0.25, np.float32), *tops))
+        (request.serial, TokenLogprobs(np.array([2], dtype=np.int32), np.full(1, -0.25, np.float32), *tops))
     ]
     assert builder.build([], step, 0.0) is None, "nothing is said before the end"
     outputs = end(builder, request, [hypothesis([5, 6], -0.5, top_k=2), hypothesis([7], -1.5, top_k=2)])
@@ -128,7 +127,7 @@ def test_what_was_inherited_and_what_is_kept() -> None:
     request.beams = BeamGroup(request.sampling, 3, None, 1)
     request.beams.finished = [hypothesis([5], -0.5), hypothesis([6], -0.75)]
     request.beams.retained = [Retained(tokens=3, deadline=14.0), Retained(refused="no room")]
-    message = builder.build([RequestEvent(request, -1, -1, ENDED)], None, 10.0)
+    message = builder.build([RequestEvent(request, finish=ENDED)], None, 10.0)
     assert message is not None
     assert [output.retained for output in message.items] == [
         RetainedOutput(tokens=3, ttl=4.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,18 +10,26 @@ import numpy as np
 import pytest
 import torch
 import trained_tokenizers
-from sampling_requests import make_request
+from sampling_requests import allow, make_info
 
 from baton.memory_pool.req_to_token import RowUpdates
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.sampler import Sampler
+from baton.runtime.sampling.sequences import SequenceState
 from baton.runtime.step_runner import StepRunner
 from baton.runtime.text.token_bytes import TokenBytes
-from baton.scheduler.batch import BeamCandidates, BeamStep, ForwardMode, ScheduleBatch, StopMatch
+from baton.scheduler.batch import (
+    BeamCandidates,
+    BeamStep,
+    ForwardMode,
+    ScheduleBatch,
+    SequenceInfo,
+    StepResult,
+    StopMatch,
+)
 from baton.scheduler.beam.search import BeamGroup
-from baton.scheduler.request import Request
 from baton.scheduler.request_spec import LogprobOptions
 
 BACKEND = trained_tokenizers.byte_level()
@@ -40,53 +49,63 @@ class Table:
         return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
 
 
-def make_executor(logits: torch.Tensor) -> StepRunner:
-    sampler = Sampler(logits.shape[1], EOS, "cpu", num_rows=8)
+def make_step_runner(logits: torch.Tensor) -> StepRunner:
+    sampler = Sampler(logits.shape[1], EOS, "cpu")
     return StepRunner(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND), StepProfiler(logits.device))
 
 
-def make_batch(requests: list[Request], samples: list[bool] | None = None, **options: Any) -> ScheduleBatch:
+def make_batch(
+    infos: list[SequenceInfo], samples: list[bool] | None = None, *, opens: bool = True, **options: Any
+) -> ScheduleBatch:
+    """A row for each of ``infos``, several for that of a search. opens: it is their first step."""
     nothing = np.empty(0, dtype=np.int32)
-    ones = np.ones(len(requests), dtype=np.int32)
-    return ScheduleBatch(
+    ones = np.ones(len(infos), dtype=np.int32)
+    fields: dict[str, Any] = dict(
         step_id=0,
         mode=ForwardMode.DECODE,
-        requests=requests,
+        opened=list({info.serial: info for info in infos}.values()) if opens else [],
+        closed=[],
+        serials=np.array([info.serial for info in infos], dtype=np.int64),
         input_ids=ones,
         out_cache_loc=ones,
         req_pool_indices=ones,
         prefix_lens=ones,
         extend_lens=ones,
-        samples=np.array(samples or [True] * len(requests)),
+        samples=np.array(samples or [True] * len(infos), dtype=bool),
+        output_positions=0 * ones,
         logprob_starts=ones,
+        logprob_targets=[],
         row_updates=RowUpdates(nothing, nothing, nothing, nothing),
-        **options,
     )
+    return ScheduleBatch(**(fields | options))
+
+
+SERIALS = itertools.count()
 
 
 def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
     return 4 * torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def make_search(width: int, **sampling: Any) -> Request:
-    request = make_request(beam_width=width, rid=f"search {width}", **sampling)
-    request.beams = BeamGroup(request.sampling, 100, None, 1)
-    return request
+def make_search(width: int, **options: Any) -> SequenceInfo:
+    return make_info(beam_width=width, serial=next(SERIALS), **options)
 
 
-def make_step(request: Request, start: int, stop: int, count: int) -> BeamStep:
-    return BeamStep(request, start, stop, count, np.linspace(-1, -2, stop - start, dtype=np.float32))
+def make_step(search: SequenceInfo, start: int, stop: int, count: int, sequences: np.ndarray | None = None) -> BeamStep:
+    scores = np.linspace(-1, -2, stop - start, dtype=np.float32)
+    return BeamStep(search.serial, start, stop, count, scores, sequences=sequences)
 
 
-def assert_ranked(found: BeamCandidates | None, logits: torch.Tensor, step: BeamStep) -> None:
-    (expected,) = BeamRanker(VOCAB_SIZE, EOS, "cpu").rank(logits[step.start : step.stop].contiguous(), [step])
+def assert_ranked(found: BeamCandidates | None, logits: torch.Tensor, step: BeamStep, search: SequenceInfo) -> None:
+    ranker = BeamRanker(VOCAB_SIZE, EOS, "cpu")
+    (expected,) = ranker.rank(logits[step.start : step.stop].contiguous(), [step], [SequenceState(search)])
     assert found is not None
     assert np.array_equal(found.parents, expected.parents) and np.array_equal(found.tokens, expected.tokens)
     assert np.array_equal(found.scores, expected.scores)
 
 
-def greedy(**options: Any) -> Request:
-    return make_request(temperature=0.0, **options)
+def greedy(**options: Any) -> SequenceInfo:
+    return make_info(temperature=0.0, serial=next(SERIALS), **options)
 
 
 def test_beams_between_ordinary_rows():
@@ -94,43 +113,42 @@ def test_beams_between_ordinary_rows():
     logits = random_logits(10)
     first, second, idle = make_search(3), make_search(2), make_search(4)
     steps = [make_step(first, 2, 5, 6), make_step(idle, 5, 7, 0), make_step(second, 8, 10, 4)]
-    requests = [greedy(), greedy(), first, first, first, idle, idle, greedy(), second, second]
+    infos = [greedy(), greedy(), first, first, first, idle, idle, greedy(), second, second]
     samples = [True, False, True, True, True, False, False, True, True, True]
-    result = make_executor(logits).run(make_batch(requests, samples, beams=steps)).result
+    result = make_step_runner(logits).run(make_batch(infos, samples, beams=steps)).result
     best = logits.argmax(-1).tolist()
-    assert result.next_ids.tolist() == [best[0], -1, -1, -1, -1, -1, -1, best[7], -1, -1]
+    assert result.rows() == [[best[0]], [], [], [], [], [], [], [best[7]], [], []]
     assert len(result.beams) == 3 and result.beams[1] is None
-    assert_ranked(result.beams[0], logits, steps[0])
-    assert_ranked(result.beams[2], logits, steps[2])
+    assert_ranked(result.beams[0], logits, steps[0], first)
+    assert_ranked(result.beams[2], logits, steps[2], second)
 
 
 def test_beams_alone_and_a_search_that_wants_nothing_though_its_rows_sample():
     logits = random_logits(5)
     first, idle = make_search(3), make_search(2)
     steps = [make_step(idle, 0, 2, 0), make_step(first, 2, 5, 6)]
-    result = make_executor(logits).run(make_batch([idle] * 2 + [first] * 3, beams=steps)).result
-    assert result.next_ids.tolist() == [-1] * 5 and result.beams[0] is None
-    assert_ranked(result.beams[1], logits, steps[1])
+    result = make_step_runner(logits).run(make_batch([idle] * 2 + [first] * 3, beams=steps)).result
+    assert result.rows() == [[]] * 5 and result.beams[0] is None
+    assert_ranked(result.beams[1], logits, steps[1], first)
 
 
 def test_without_searches_there_are_no_candidates():
-    assert make_executor(random_logits(1)).run(make_batch([greedy()])).result.beams == []
+    assert make_step_runner(random_logits(1)).run(make_batch([greedy()])).result.beams == []
 
 
 def test_allowed_tokens_go_to_their_rows():
     logits = random_logits(4)
-    allowed = {0: np.array([5, 9], dtype=np.int32), 3: np.array([7], dtype=np.int32)}
-    requests = [greedy(), greedy(), greedy(), greedy()]
-    result = make_executor(logits).run(make_batch(requests, [True, False, True, True], allowed=allowed)).result
-    expected = [5 if logits[0, 5] > logits[0, 9] else 9, -1, int(logits[2].argmax()), 7]
-    assert result.next_ids.tolist() == expected
+    allowed = allow({0: [5, 9], 3: [7]})
+    infos = [greedy(), greedy(), greedy(), greedy()]
+    result = make_step_runner(logits).run(make_batch(infos, [True, False, True, True], allowed=allowed)).result
+    expected = [[5 if logits[0, 5] > logits[0, 9] else 9], [], [int(logits[2].argmax())], [7]]
+    assert result.rows() == expected
 
 
 def test_logprobs_of_ordinary_rows_and_of_beams():
     logits = random_logits(4)
-    search, plain = make_search(3), greedy()
-    search.logprobs, plain.logprobs = LogprobOptions(top_k=2), LogprobOptions(top_k=1)
-    output = make_executor(logits).run(make_batch([search] * 3 + [plain], beams=[make_step(search, 0, 3, 6)]))
+    search, plain = make_search(3, logprobs=LogprobOptions(top_k=2)), greedy(logprobs=LogprobOptions(top_k=1))
+    output = make_step_runner(logits).run(make_batch([search] * 3 + [plain], beams=[make_step(search, 0, 3, 6)]))
     assert list(output.output_logprobs) == [3]
     expected = logits.log_softmax(-1)
     np.testing.assert_allclose(output.output_logprobs[3].values, [expected[3].max()], atol=1e-5)
@@ -145,15 +163,22 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     """The search takes two steps; in the second, what its two beams say completes the stop string in one of them."""
     he, the, space = (BACKEND.get_vocab()[token] for token in ("he", "the", "Ġ"))
     search = make_search(2, stop=("xyz", "e the"), min_new_tokens=min_new_tokens)
-    plain = greedy(stop=("he",), output=[space])
+    plain = greedy(stop=("he",))
+    before = torch.full((1, VOCAB_SIZE), -50.0)
+    before[0, space] = 5.0
+    step_runner = make_step_runner(before)
+    assert step_runner.run(make_batch([plain])).result.rows() == [[space]]
+
+    group = BeamGroup(search.sampling, 100, None, 1)
     first = torch.full((2, VOCAB_SIZE), -50.0)
     first[0, [he, space]] = torch.tensor([5.0, 4.0])
     first[1, the] = 5.0
-    step_runner = make_executor(first)
-    result = step_runner.run(make_batch([search, plain], beams=[make_step(search, 0, 1, 2)])).result
+    step_runner._runner = cast(Any, Table(first))
+    steps = [make_step(search, 0, 1, 2, group.sequences())]
+    result = step_runner.run(make_batch([search, plain], opened=[search], beams=steps)).result
     assert result.stop_matches == {1: StopMatch(0, 1, "t")}
-    group, candidates = search.beams, result.beams[0]
-    assert group is not None and candidates is not None and candidates.stops == {}
+    (candidates,) = result.beams
+    assert candidates is not None and candidates.stops == {}
     group.select(candidates, ())
     assert group.sequences().tolist() == [[he], [space]]
 
@@ -161,10 +186,45 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     spaced = BACKEND.get_vocab()["Ġthe"]
     second[:, spaced] = 5.0
     step_runner._runner = cast(Any, Table(second))
-    result = step_runner.run(make_batch([search, search], beams=[make_step(search, 0, 2, 2)])).result
+    steps = [make_step(search, 0, 2, 2, group.sequences())]
+    result = step_runner.run(make_batch([search, search], opens=False, beams=steps)).result
     (found,) = result.beams
     assert found is not None
     assert list(zip(found.parents.tolist(), found.tokens.tolist())) == [(0, spaced), (1, spaced)]
     assert found.stops == ({} if min_new_tokens else {0: StopMatch(1, 0, "h")})
-    step_runner.forget(search)
-    assert step_runner._stop_strings is not None and len(step_runner._stop_strings) == 1
+    assert step_runner._stop_strings is not None and len(step_runner._stop_strings) == 2
+    step_runner.run(make_batch([greedy()], closed=[search.serial]))
+    assert len(step_runner._stop_strings) == 1
+
+
+def test_of_several_tokens_of_a_row_the_match_names_the_one_that_completes_it():
+    """Rows of any length, as steps that compute several tokens bring them."""
+    the, space = (BACKEND.get_vocab()[token] for token in ("the", "Ġ"))
+    stops, plain = greedy(stop=("the the",)), greedy()
+    step_runner = make_step_runner(random_logits(3))
+    step = step_runner.launch(make_batch([plain, stops, plain]), None)
+    result = StepResult.of_rows([[the, space], [the, space, the, space, the], []])
+    step_runner._take_tokens(step, result)
+    assert result.stop_matches == {1: StopMatch(0, 0, "", token=2)}
+
+
+def test_a_sequence_that_is_closed_while_its_step_is_in_flight_is_passed_over():
+    """Its tokens still come out, and nothing is looked for in them."""
+    logits = torch.full((2, VOCAB_SIZE), -50.0)
+    he = BACKEND.get_vocab()["he"]
+    logits[:, he] = 5.0
+    closed, kept = greedy(stop=("he",)), greedy(stop=("he",))
+    step_runner = make_step_runner(logits)
+    first = step_runner.launch(make_batch([closed, kept]), None)
+    step_runner._runner = cast(Any, Table(logits[:1]))
+    second = step_runner.launch(make_batch([kept], opens=False, closed=[closed.serial]), first)
+    result = step_runner.finish(first).result
+    assert result.rows() == [[he], [he]] and result.stop_matches == {1: StopMatch(0, 0, "")}
+    assert step_runner.finish(second).result.rows() == [[he]]
+    assert len(step_runner._sequences) == 1
+
+
+def test_a_step_with_a_sequence_that_was_never_opened_may_close_it():
+    """Its first step failed before it was launched."""
+    step_runner = make_step_runner(random_logits(1))
+    assert len(step_runner.run(make_batch([greedy()], closed=[10**6])).result.rows()) == 1

@@ -14,13 +14,24 @@ from manager_rig import Backend, check, prompt
 from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, byte_level, write_folder
 
-from baton.runtime.messages import AbortRequest, Continuation, ContinuationOutput, ControlReply, ControlRequest, GenerateRequest, LogprobChunk, ReleaseRequest, RequestError, RetainedOutput, WorkerStats
-from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from baton.runtime.messages import (
+    AbortRequest,
+    ContinuationOutput,
+    ControlReply,
+    ControlRequest,
+    LogprobChunk,
+    ReleaseRequest,
+    RequestError,
+    RetainedOutput,
+    WorkerStats,
+)
 from baton.runtime.prompt import ContinuationPrompt, ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.token_buffer import pack_ids, unpack_ids
 
 LENGTH = FinishReason("length")
 
@@ -35,7 +46,7 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
         sampling = SamplingParams(max_new_tokens=7)
         with await backend.manager.open([prompt(sampling=sampling, namespace="n")], stream=True) as call:
             (request,) = backend.received()
-            assert isinstance(request, GenerateRequest)
+            assert isinstance(request, RequestSpec)
             assert unpack_ids(request.input_ids).tolist() == [97, 98]
             assert (request.sampling, request.namespace, request.stream) == (sampling, "n", True)
             await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, cached_tokens=1)
@@ -90,7 +101,7 @@ def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(token
     async def body(backend: Backend) -> None:
         with await backend.manager.open([prompt()], stream=False):
             pass
-        assert [type(message) for message in backend.received()] == [GenerateRequest, AbortRequest]
+        assert [type(message) for message in backend.received()] == [RequestSpec, AbortRequest]
         with pytest.raises(RequestRefused) as caught:
             await backend.manager.open([prompt()], stream=False)
         assert caught.value.status == 409
@@ -210,13 +221,13 @@ def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer
             prompt("d"),
         ]
         call = await backend.manager.open(prompts, stream=True)
-        got = [message for message in backend.received() if isinstance(message, GenerateRequest)]
+        got = [message for message in backend.received() if isinstance(message, RequestSpec)]
         # Special tokens that the text spells out are taken; none is added.
         assert [unpack_ids(m.input_ids).tolist() for m in got] == [[195, 169, 256], [1, 2], [], [97, 98]]
         assert [m.continuation for m in got] == [
-            Continuation(parent_rid="p", index=3, at="now", keep_parent=True, suffix_text="é<eos>"),
-            Continuation(parent_rid="p", fallback_ids=pack_ids([97, 98])),
-            Continuation(parent_rid="p", fallback_ids=pack_ids([5])),
+            ContinuationSpec(parent_rid="p", index=3, at="now", keep_parent=True, suffix_text="é<eos>"),
+            ContinuationSpec(parent_rid="p", fallback_ids=pack_ids([97, 98])),
+            ContinuationSpec(parent_rid="p", fallback_ids=pack_ids([5])),
             None,
         ]
         assert [m.retain_ttl for m in got] == [7.0, None, None, None]
@@ -235,7 +246,7 @@ def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
     async def body(backend: Backend) -> None:
         call = await backend.manager.open([child(suffix_text="fox", text="fox")], stream=False)
         (message,) = backend.received()
-        assert isinstance(message, GenerateRequest) and message.continuation is not None
+        assert isinstance(message, RequestSpec) and message.continuation is not None
         plain = adding.encode("fox", add_special_tokens=False)
         assert unpack_ids(message.input_ids).tolist() == plain
         assert message.continuation.fallback_ids == pack_ids([1, *plain])
@@ -255,7 +266,7 @@ def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tok
             manager.open([child("g", "c", suffix_text="x" * 30_000)], stream=False),
             manager.open([prompt("other")], stream=False),
         )
-        rids = [message.rid for message in backend.received() if isinstance(message, GenerateRequest)]
+        rids = [message.rid for message in backend.received() if isinstance(message, RequestSpec)]
         assert sorted(rids) == ["c", "g", "other", "p"]
         assert rids.index("p") < rids.index("c") < rids.index("g")
         assert rids[0] == "other", "nobody else waits"
@@ -277,7 +288,7 @@ def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) ->
             return_exceptions=True,
         )
         assert isinstance(refused, RequestRefused) and not isinstance(opened, BaseException)
-        assert [m.rid for m in backend.received() if isinstance(m, GenerateRequest)] == ["c"]
+        assert [m.rid for m in backend.received() if isinstance(m, RequestSpec)] == ["c"]
         await backend.send(RequestError(rid="c", status=404, message="no such request", param="continuation_of"))
         with pytest.raises(RequestRefused) as caught:
             await opened.results()

@@ -6,11 +6,12 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from manager_rig import Backend, check, prompt
 
-from baton.runtime.messages import AbortRequest, BeamOutput, GenerateRequest, TextOutput, TextOutputs, TokenOutput
-from baton.scheduler.token_buffer import pack_ids
+from baton.runtime.messages import AbortRequest, BeamOutput, TextOutput, TextOutputs, TokenOutput
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.token_buffer import pack_ids
 
 LENGTH = FinishReason("length")
 
@@ -41,8 +42,8 @@ def test_a_search_answers_with_its_results(tokenizer: Tokenizer, stream: bool) -
         search = SamplingParams(beam_width=4, n=3)
         with await backend.manager.open([prompt("s", sampling=search), prompt("t")], stream=stream) as call:
             first, second = backend.received()
-            assert isinstance(first, GenerateRequest) and not first.stream, "there is nothing to stream"
-            assert isinstance(second, GenerateRequest) and second.stream is stream
+            assert isinstance(first, RequestSpec) and not first.stream, "there is nothing to stream"
+            assert isinstance(second, RequestSpec) and second.stream is stream
             await backend.send(search_end("s", ["a", "bc", "d"]))
             await backend.output("t", "x", LENGTH)
             if stream:
@@ -91,7 +92,7 @@ def test_a_search_whose_caller_has_gone(tokenizer: Tokenizer) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
         with await backend.manager.open([prompt("s", sampling=sampling)], stream=False):
             pass
-        assert [type(message) for message in backend.received()] == [GenerateRequest, AbortRequest]
+        assert [type(message) for message in backend.received()] == [RequestSpec, AbortRequest]
         await backend.send(search_end("s", ["a", "b"], "no more"))
         assert backend.manager.num_open == 0
         with await backend.manager.open([prompt("s", sampling=sampling)], stream=False) as call:

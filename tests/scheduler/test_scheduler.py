@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
+from specs import make_spec
 
 from baton.scheduler.batch import StepResult, StopMatch
 from baton.scheduler.request import RequestStatus
-from baton.scheduler.request_spec import LogprobOptions, RequestSpec
+from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import RequestRefused
 
@@ -190,18 +191,20 @@ def test_a_failed_step_spares_a_request_that_has_taken_the_name_of_one_in_it() -
 
 def test_unlimited_output_is_bounded_by_context_and_pool() -> None:
     harness = Harness(num_tokens=512, context=64)
-    spec = RequestSpec("a", np.array(prompt_of(10), dtype=np.int32), SamplingParams(max_new_tokens=None))
+    spec = make_spec("a", prompt_of(10), SamplingParams(max_new_tokens=None))
     (request,) = harness.scheduler.add(spec, 0.0)
     assert request.max_new_tokens == 54
 
 
 def test_stop_match_ends_the_request_with_its_string() -> None:
     harness = Harness()
-    spec = RequestSpec("a", np.array(prompt_of(10), dtype=np.int32), SamplingParams(stop=("x", "y")))
+    spec = make_spec("a", prompt_of(10), SamplingParams(stop=("x", "y")))
     harness.scheduler.add(spec, 0.0)
     batch = harness.scheduler.next_batch(0.0)
     assert batch is not None
-    (event,) = harness.scheduler.process_result(StepResult(np.array([5], dtype=np.int32), {0: StopMatch(1, 0)}), 0.0)
+    (event,) = harness.scheduler.process_result(
+        StepResult(np.array([5], dtype=np.int32), np.ones(1, dtype=np.int32), {0: StopMatch(1, 0)}), 0.0
+    )
     assert event.finish is not None and event.finish.matched == "y"
     assert harness.scheduler.is_idle
 
@@ -243,8 +246,8 @@ def test_lpm_prefers_what_is_cached() -> None:
 
 def test_seeds_are_drawn_for_those_who_bring_none_and_differ_between_samples() -> None:
     harness = Harness()
-    a, b = harness.scheduler.add(RequestSpec("a", np.arange(3, dtype=np.int32), SamplingParams(n=2)), 0.0)
-    (c,) = harness.scheduler.add(RequestSpec("c", np.arange(3, dtype=np.int32), SamplingParams(seed=11)), 0.0)
+    a, b = harness.scheduler.add(make_spec("a", np.arange(3, dtype=np.int32), SamplingParams(n=2)), 0.0)
+    (c,) = harness.scheduler.add(make_spec("c", np.arange(3, dtype=np.int32), SamplingParams(seed=11)), 0.0)
     assert b.seed == a.seed + 1 and c.seed == 11
 
 
@@ -253,7 +256,7 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
     harness.add("a", prompt_of(50), 1)
     harness.run()
     prompt_ids = np.array(prompt_of(50), dtype=np.int32)
-    spec = RequestSpec("b", prompt_ids, SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=20))
+    spec = make_spec("b", prompt_ids, SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=20))
     harness.scheduler.add(spec, 0.0)
     batch = harness.scheduler.next_batch(0.0)
     assert batch is not None

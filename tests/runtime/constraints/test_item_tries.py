@@ -15,7 +15,9 @@ from baton.runtime.constraints.item_tries import ItemTries, check_name, describe
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
+from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.sampling_params import SamplingParams
 
 TRIE = ItemTrie.build(np.array([[1, 4], [1, 5], [2, -1]]))
 OTHER = ItemTrie.build(np.array([[7, 8]]))
@@ -26,15 +28,31 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
 
 
+def found(tries: ItemTries, name: str) -> ItemTrie:
+    constraint = tries.resolve(SamplingParams(item_trie=name))
+    assert isinstance(constraint, ItemConstraint)
+    return constraint.trie
+
+
 def test_tries_are_found_by_name_until_replaced_or_deleted() -> None:
     tries = ItemTries(vocab_size=10)
     tries.put("a", TRIE)
     tries.put("b", OTHER)
-    assert tries.get("a") is TRIE and tries.get("b") is OTHER
+    assert found(tries, "a") is TRIE and found(tries, "b") is OTHER
     tries.put("a", OTHER)
-    assert tries.get("a") is OTHER
+    assert found(tries, "a") is OTHER
     assert tries.delete("a") and not tries.delete("a")
     assert tries.describe() == [describe("b", OTHER)]
+
+
+def test_a_constraint_says_what_it_is_and_without_a_name_there_is_none() -> None:
+    tries = ItemTries(vocab_size=10)
+    tries.put("a", TRIE)
+    constraint = tries.resolve(SamplingParams(item_trie="a"))
+    assert constraint is not None and (constraint.name, constraint.output_name) == ("the item trie 'a'", "item of 'a'")
+    assert (constraint.min_tokens, constraint.max_tokens, constraint.is_uniform) == (1, 2, False)
+    assert (constraint.matched, constraint.eos_ends, constraint.must_complete) == ("item", False, True)
+    assert tries.resolve(SamplingParams()) is None
 
 
 @pytest.mark.parametrize(("loaded", "named"), [([], "none"), (["a"], "'a'"), (["b", "a"], "'b', 'a'")])
@@ -43,7 +61,7 @@ def test_an_unknown_name_is_told_the_known_ones(loaded: list[str], named: str) -
     for name in loaded:
         tries.put(name, TRIE)
     with pytest.raises(RequestRefused) as refused:
-        tries.get("x")
+        tries.resolve(SamplingParams(item_trie="x"))
     error = refused.value
     assert error.message == f"there is no item trie 'x'; loaded: {named}"
     assert (error.status, error.code, error.param) == (404, "item_trie_not_found", "sampling_params.item_trie")
@@ -54,7 +72,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
     tries.put("a", TRIE)
     with pytest.raises(ItemTrieError, match=r"item trie 'a': .* the token 8; the model has 8 tokens, 0 to 7"):
         tries.put("a", OTHER)
-    assert tries.get("a") is TRIE
+    assert found(tries, "a") is TRIE
     ItemTries(vocab_size=9).put("a", OTHER)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sampling_requests import make_request
 
 from baton.attention.backend import SharedPrefix
 from baton.attention.graph_shape import GraphKind, GraphShape
@@ -20,14 +19,18 @@ def make_batch(rows: ReqToTokenPool, **changes) -> ScheduleBatch:
     batch = {
         "step_id": 7,
         "mode": ForwardMode.EXTEND,
-        "requests": [],
+        "opened": [],
+        "closed": [],
+        "serials": np.array([8, 5]),
         "input_ids": int32(11, 12, 13, 21),
         "out_cache_loc": int32(5, 6, 7, 9),
         "req_pool_indices": int32(2, 0),
         "prefix_lens": int32(4, 0),
         "extend_lens": int32(3, 1),
         "samples": np.array([True, True]),
+        "output_positions": int32(0, 0),
         "logprob_starts": int32(3, 1),
+        "logprob_targets": [],
         "row_updates": rows.take_updates(),
         "copies": KVCopies.join([]),
     }
@@ -93,10 +96,10 @@ def test_copies_are_uploaded():
 def test_beams_of_a_decode_share_their_prefix():
     """Not a prompt, not a single beam, and not what computes several tokens each."""
     rows, mirror = ReqToTokenPool(8, 16), torch.zeros(9, 16, dtype=torch.int32)
-    request = make_request(beam_width=4)
     steps = [(0, 1, 4), (1, 4, 4), (4, 6, 0), (6, 8, 4)]
     batch = make_batch(
         rows,
+        serials=np.repeat(np.arange(4), [1, 3, 2, 2]),
         input_ids=np.arange(10, dtype=np.int32),
         out_cache_loc=np.arange(10, dtype=np.int32),
         req_pool_indices=np.arange(8, dtype=np.int32),
@@ -105,8 +108,8 @@ def test_beams_of_a_decode_share_their_prefix():
         samples=np.ones(8, dtype=bool),
         logprob_starts=np.full(8, 2, dtype=np.int32),
         beams=[
-            BeamStep(request, start, stop, 8, np.zeros(stop - start, np.float32), shared_len=shared)
-            for start, stop, shared in steps
+            BeamStep(serial, start, stop, 8, np.zeros(stop - start, np.float32), shared_len=shared)
+            for serial, (start, stop, shared) in enumerate(steps)
         ],
     )
     assert build(batch, mirror).attention.shared == [SharedPrefix(1, 3, 4)]

@@ -14,7 +14,7 @@ import fake_top_p
 import numpy as np
 import pytest
 import torch
-from sampling_requests import make_request
+from sampling_requests import allow, make_info, make_sequence
 from waits import WouldWait, no_waits
 
 from baton.memory_pool.req_to_token import RowUpdates
@@ -72,51 +72,62 @@ class Device:
 def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, idle_row: bool) -> ScheduleBatch:
     """A decode of the requests, the last token of every other one known to the device alone. With logprobs: of every
     other one, and of three prompt tokens of a request that does not sample, which is there with ``idle_row``."""
-    requests, input_ids = [], []
+    infos, input_ids, positions = [], [], []
     for row, wish in enumerate(wishes):
-        request = make_request(prompt=[1, 7, 7, 9], output=[11, 12], seed=row, row=row, max_new_tokens=100, **wish)
-        request.num_output_placeholders = 2 if row % 2 else 1
-        if logprobs and row % 2:
-            request.logprobs = LogprobOptions(-1, 1 + row % 3)
-        requests.append(request)
+        has_allowed = allowed and row % 3 == 0
+        options = LogprobOptions(-1, 1 + row % 3) if logprobs and row % 2 else None
+        infos.append(
+            make_info(
+                prompt=[1, 7, 7, 9], seed=row, serial=row, logprobs=options, eos_ends=not has_allowed,
+                max_new_tokens=100, **wish
+            )
+        )  # fmt: skip
+        positions.append(3 if row % 2 else 2)
         input_ids.append(-(row + 1) if row % 2 else 12)
     extend_lens, starts, samples = [1] * len(wishes), [1] * len(wishes), [True] * len(wishes)
     if idle_row:
-        prefill = make_request(prompt=[1, 4, 5, 6, 7, 8], row=len(wishes))
-        prefill.logprobs = LogprobOptions(0, 2)
-        requests.insert(0, prefill)
-        input_ids = [1, 4, 5, *input_ids]
+        infos.insert(0, make_info(prompt=[1, 4, 5, 6, 7, 8], serial=len(wishes), logprobs=LogprobOptions(0, 2)))
+        input_ids, positions = [1, 4, 5, *input_ids], [0, *positions]
         extend_lens, starts, samples = [3, *extend_lens], [0 if logprobs else 3, *starts], [False, *samples]
     nothing = np.empty(0, dtype=np.int32)
-    ones = np.ones(len(requests), dtype=np.int32)
+    ones = np.ones(len(infos), dtype=np.int32)
     return ScheduleBatch(
         step_id=0,
         mode=ForwardMode.EXTEND if idle_row else ForwardMode.DECODE,
-        requests=requests,
+        opened=infos,
+        closed=[],
+        serials=np.array([info.serial for info in infos], dtype=np.int64),
         input_ids=np.array(input_ids, dtype=np.int32),
         out_cache_loc=ones,
         req_pool_indices=ones,
         prefix_lens=0 * ones,
         extend_lens=np.array(extend_lens, dtype=np.int32),
         samples=np.array(samples),
+        output_positions=np.array(positions, dtype=np.int32),
         logprob_starts=np.array(starts, dtype=np.int32),
+        logprob_targets=[np.array([4, 5, 6], dtype=np.int32)] if logprobs and idle_row else [],
         row_updates=RowUpdates(nothing, nothing, nothing, nothing),
-        allowed={row: np.array([4, 6, 30], dtype=np.int32) for row in range(idle_row, len(requests), 3)}
-        if allowed
-        else {},
+        allowed=allow({row: [4, 6, 30] for row in range(idle_row, len(infos), 3)}) if allowed else None,
     )
 
 
 def set_up(
     device: torch.device, ops: SamplingOps, vocab_size: int, batch: ScheduleBatch
-) -> tuple[StepRunner, StepInFlight]:
-    """An step_runner, and the step before, whose tokens the batch's placeholders stand for."""
+) -> tuple[StepRunner, ScheduleBatch, StepInFlight]:
+    """A step runner that knows the batch's sequences, the batch to launch, and the step before, whose tokens the
+    batch's placeholders stand for."""
     runner = Device(device, int(batch.samples.sum()), vocab_size, 3)
-    sampler = Sampler(vocab_size, EOS, device, num_rows=64, ops=ops)
+    sampler = Sampler(vocab_size, EOS, device, ops)
     step_runner = StepRunner(cast(Any, runner), sampler, cast(Any, None), StepProfiler(device))
     previous = torch.arange(20, 20 + len(batch), device=device)
-    return step_runner, StepInFlight(
-        batch, previous, np.empty(0, dtype=np.int64), None, None, to_host([]), cast(Any, None)
+    step_runner._sequences.update(batch.opened, [])
+    for serial in batch.serials[batch.samples].tolist():
+        step_runner._sequences[serial].append([11, 12])
+    batch = replace(batch, opened=[])
+    return (
+        step_runner,
+        batch,
+        StepInFlight(batch, previous, np.empty(0, dtype=np.int64), None, None, to_host([]), cast(Any, None)),
     )
 
 
@@ -141,11 +152,11 @@ def test_no_operation_of_a_launch_waits(wish, ops):
         for logprobs, allowed, idle_row in np.ndindex(2, 2, 2):
             wishes = WISHES[wish] * 2
             batch = make_batch(wishes, logprobs=bool(logprobs), allowed=bool(allowed), idle_row=bool(idle_row))
-            step_runner, before = set_up(CPU, OPERATIONS[ops], vocab_size, batch)
+            step_runner, batch, before = set_up(CPU, OPERATIONS[ops], vocab_size, batch)
             with no_waits():
                 steps = [step_runner.launch(batch, before) for _ in range(2)]
             outputs = [step_runner.finish(step) for step in steps]
-            assert np.array_equal(outputs[0].result.next_ids, outputs[1].result.next_ids)
+            assert np.array_equal(outputs[0].result.token_ids, outputs[1].result.token_ids)
             assert len(outputs[0].output_logprobs) == (len(wishes) // 2 if logprobs else 0)
             assert len(outputs[0].input_logprobs) == (1 if logprobs and idle_row else 0)
 
@@ -153,7 +164,7 @@ def test_no_operation_of_a_launch_waits(wish, ops):
 def test_a_second_look_is_found():
     """The check sees what the operations for CPUs do."""
     batch = make_batch(WISHES["top_p"], logprobs=False, allowed=False, idle_row=False)
-    step_runner, before = set_up(CPU, TORCH_OPS, 5000, batch)
+    step_runner, batch, before = set_up(CPU, TORCH_OPS, 5000, batch)
     with no_waits(), pytest.raises(WouldWait):
         step_runner.launch(batch, before)
 
@@ -205,18 +216,17 @@ def test_copies_through_device_copy_and_work_on_the_device_are_let_pass():
 def test_a_beam_search_waits_in_one_place():
     """To bring its candidates to the host."""
     logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
-    plain = make_request(beam_width=3, rid="plain")
-    biased = make_request(beam_width=3, logit_bias={4: 1.0}, min_new_tokens=2)
-    biased.logprobs = LogprobOptions(0, 2)
-    pairs = np.repeat(np.arange(3), 4), np.tile(np.arange(4), 3)
-    for allowed in (None, pairs):
+    plain = make_sequence(beam_width=3, serial=0)
+    biased = make_sequence(beam_width=3, serial=1, logit_bias={4: 1.0}, min_new_tokens=2, logprobs=LogprobOptions(0, 2))
+    few, many = (allow({row: range(count) for row in range(3)}) for count in (4, 4000))
+    for allowed in (None, few, many):
         scores = np.linspace(-1, -2, 3, dtype=np.float32)
         steps = [
-            BeamStep(plain, 0, 3, 6, scores, allowed=allowed),
-            BeamStep(biased, 3, 6, 6, scores, bans_ends=True, allowed=allowed),
+            BeamStep(0, 0, 3, 6, scores, allowed=allowed),
+            BeamStep(1, 3, 6, 6, scores, bans_ends=True, allowed=allowed),
         ]
         with no_waits():
-            found = BeamRanker(5000, EOS, "cpu").rank(logits, steps)
+            found = BeamRanker(5000, EOS, "cpu").rank(logits, steps, [plain, biased])
         assert [len(candidates.tokens) for candidates in found] == [6, 6]
 
 
@@ -234,16 +244,16 @@ def test_no_launch_waits_on_a_gpu(wish, kind):
     ops = TORCH_GPU_OPS if kind == "torch" else selected_ops()
     for logprobs, allowed, idle_row in np.ndindex(2, 2, 2):
         wishes = WISHES[wish] * 2
-        batch = make_batch(wishes, logprobs=bool(logprobs), allowed=bool(allowed), idle_row=bool(idle_row))
-        step_runner, before = set_up(device, ops, 5000, batch)
+        made = make_batch(wishes, logprobs=bool(logprobs), allowed=bool(allowed), idle_row=bool(idle_row))
+        step_runner, batch, before = set_up(device, ops, 5000, made)
         step_runner.finish(step_runner.launch(batch, before))
         torch.cuda.set_sync_debug_mode("error")
         try:
             step = step_runner.launch(batch, before)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        found = step_runner.finish(step).result.next_ids
-        step_runner, before = set_up(CPU, TORCH_GPU_OPS, 5000, batch)
-        expected = step_runner.finish(step_runner.launch(batch, before)).result.next_ids
+        found = step_runner.finish(step).result.token_ids
+        step_runner, batch, before = set_up(CPU, TORCH_GPU_OPS, 5000, made)
+        expected = step_runner.finish(step_runner.launch(batch, before)).result.token_ids
         # An exponential may differ in its last bit, and decide a race about once in a million.
         assert (found != expected).sum() <= 1

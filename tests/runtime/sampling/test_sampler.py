@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_requests import make_request
+from sampling_requests import KnownSequence, allow, make_known, positions_of
 
 from baton.runtime.sampling.noise import draw_keys, exponential_noise
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.sampling.torch_ops import NUCLEUS_WIDTH
-from baton.scheduler.request import Request
+from baton.scheduler.constraints.constraint import AllowedTokens
 
 EOS = (2, 5)
 
 
-def kept_tokens(logits: torch.Tensor, request: Request) -> dict[int, float]:
+def kept_tokens(logits: torch.Tensor, sequence: KnownSequence) -> dict[int, float]:
     """Token id -> unnormalised probability of what the filters leave."""
-    sampling = request.sampling
+    sampling = sequence.sampling
     scaled = ((logits - logits.max()) / max(sampling.temperature, 1e-30)).tolist()
     ranking = sorted(range(len(scaled)), key=lambda i: (-logits[i].item(), i))
     weight = {i: math.exp(scaled[i]) for i in ranking}
@@ -37,40 +37,39 @@ def kept_tokens(logits: torch.Tensor, request: Request) -> dict[int, float]:
     return {i: weight[i] for i in nucleus if scaled[i] >= floor or i == ranking[0]}
 
 
-def slow_sample(logits: torch.Tensor, request: Request, allowed: np.ndarray | None = None) -> int:
-    logits, sampling = logits.clone(), request.sampling
+def slow_sample(logits: torch.Tensor, sequence: KnownSequence, allowed: np.ndarray | None = None) -> int:
+    logits, sampling, output = logits.clone(), sequence.sampling, sequence.output
     if allowed is not None:
         logits[np.setdiff1d(np.arange(len(logits)), allowed)] = -math.inf
     for token_id, value in (sampling.logit_bias or {}).items():
         logits[token_id] += value
-    if request.num_output_tokens < sampling.min_new_tokens:
-        logits[[*(EOS if allowed is None else ()), *sampling.stop_token_ids]] = -math.inf
-    output = request.output_ids.tolist()
-    for token_id in set(request.token_ids.view().tolist()):
+    if len(output) < sampling.min_new_tokens:
+        logits[[*(EOS if sequence.state.info.eos_ends else ()), *sampling.stop_token_ids]] = -math.inf
+    for token_id in {*sequence.prompt, *output}:
         value = logits[token_id]
         value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
         value = value - np.float32(sampling.frequency_penalty) * output.count(token_id)
         logits[token_id] = value - np.float32(sampling.presence_penalty) * (token_id in output)
     if sampling.is_greedy:
         return int(logits.argmax())
-    weights = kept_tokens(logits, request)
-    keys = draw_keys(np.array([request.seed], dtype=np.uint64), np.array([request.num_output_tokens]))
+    weights = kept_tokens(logits, sequence)
+    keys = draw_keys(np.array([sequence.state.info.seed], dtype=np.uint64), np.array([len(output)]))
     noise = exponential_noise(torch.from_numpy(keys), torch.arange(len(logits), dtype=torch.int32))[0]
     return max(weights, key=lambda i: weights[i] / noise[i].item())
 
 
-def random_request(rng: np.random.Generator, vocab_size: int, row: int) -> Request:
+def random_sequence(rng: np.random.Generator, vocab_size: int, *, eos_ends: bool = True) -> KnownSequence:
     def tokens(most: int) -> list[int]:
         return rng.integers(0, vocab_size, rng.integers(0, most)).tolist()
 
     def pick(*values):
         return values[rng.integers(len(values))]
 
-    return make_request(
+    return make_known(
         prompt=[1, *tokens(20)],
         output=tokens(12),
         seed=int(rng.integers(0, 2**63)),
-        row=row,
+        eos_ends=eos_ends,
         temperature=pick(0.0, 0.3, 1.0, 1.0, 3.0),
         top_k=pick(-1, -1, 1, 2, 7, 50, 5000),
         top_p=pick(1.0, 1.0, 0.95, 0.5, 1e-6),
@@ -91,8 +90,14 @@ def random_logits(rng: np.random.Generator, n: int, vocab_size: int) -> torch.Te
     return logits.bfloat16().float()
 
 
-def sampler(vocab_size: int, num_rows: int = 64, ops: SamplingOps = TORCH_OPS) -> Sampler:
-    return Sampler(vocab_size, EOS, "cpu", num_rows, ops)
+def sampler(vocab_size: int, ops: SamplingOps = TORCH_OPS) -> Sampler:
+    return Sampler(vocab_size, EOS, "cpu", ops)
+
+
+def sample(
+    fast: Sampler, logits: torch.Tensor, sequences: list[KnownSequence], allowed: AllowedTokens | None = None
+) -> torch.Tensor:
+    return fast.sample(logits, [s.state for s in sequences], positions_of(sequences), allowed)
 
 
 @pytest.mark.parametrize("ops", [TORCH_OPS, TORCH_GPU_OPS], ids=["cpu", "gpu"])
@@ -101,15 +106,15 @@ def sampler(vocab_size: int, num_rows: int = 64, ops: SamplingOps = TORCH_OPS) -
 def test_mixed_batches_equal_the_slow_twin(seed, vocab_size, ops):
     rng = np.random.default_rng(seed)
     fast = sampler(vocab_size, ops=ops)
-    requests = [random_request(rng, vocab_size, row) for row in range(24 if vocab_size < 20_000 else 8)]
+    sequences = [random_sequence(rng, vocab_size) for _ in range(24 if vocab_size < 20_000 else 8)]
     for _ in range(3 if vocab_size < 20_000 else 1):
-        logits = random_logits(rng, len(requests), vocab_size)
+        logits = random_logits(rng, len(sequences), vocab_size)
         before = logits.clone()
-        ids = fast.sample(logits, requests).tolist()
-        assert ids == [slow_sample(row, request) for row, request in zip(logits, requests)], f"seed {seed}"
+        ids = sample(fast, logits, sequences).tolist()
+        assert ids == [slow_sample(row, sequence) for row, sequence in zip(logits, sequences)], f"seed {seed}"
         assert torch.equal(logits, before), "the raw logits are needed for the logprobs"
-        for request, token_id in zip(requests, ids):
-            request.token_ids.append(token_id)
+        for sequence, token_id in zip(sequences, ids):
+            sequence.append(token_id)
 
 
 @pytest.mark.parametrize("vocab_size", [40, 6000])
@@ -120,16 +125,16 @@ def test_triton_says_what_the_slow_twin_says(interpreter, seed, vocab_size):
 
     rng = np.random.default_rng(seed)
     ops = SamplingOps(triton.draw_top_k, triton.draw_all, triton.draw_nucleus, TORCH_OPS.row_statistics)
-    requests = [random_request(rng, vocab_size, row) for row in range(24)]
-    logits = random_logits(rng, len(requests), vocab_size)
+    sequences = [random_sequence(rng, vocab_size, eos_ends=bool(row % 3)) for row in range(24)]
+    logits = random_logits(rng, len(sequences), vocab_size)
     allowed = {row: np.array([3, 9, 11, 30], dtype=np.int32) for row in range(0, 24, 3)}
-    ids = sampler(vocab_size, ops=ops).sample(logits, requests, allowed).tolist()
-    assert ids == [slow_sample(logits[i], request, allowed.get(i)) for i, request in enumerate(requests)], (
+    ids = sample(sampler(vocab_size, ops=ops), logits, sequences, allow(allowed)).tolist()
+    assert ids == [slow_sample(logits[i], sequence, allowed.get(i)) for i, sequence in enumerate(sequences)], (
         f"seed {seed}"
     )
     for part in (slice(0, 7), slice(7, 8), slice(8, 24)):  # in any company
         some = {i: allowed[row] for i, row in enumerate(range(24)[part]) if row in allowed}
-        assert sampler(vocab_size, ops=ops).sample(logits[part], requests[part], some).tolist() == ids[part]
+        assert sample(sampler(vocab_size, ops=ops), logits[part], sequences[part], allow(some)).tolist() == ids[part]
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1000])
@@ -138,21 +143,23 @@ def test_rows_with_allowed_tokens_equal_the_slow_twin(seed, vocab_size):
     """Each with its own few tokens or with many, beside rows that may say anything."""
     rng = np.random.default_rng(seed)
     fast = sampler(vocab_size)
-    requests = [random_request(rng, vocab_size, row) for row in range(24)]
+    constrained = rng.choice(24, 16, replace=False).tolist()
+    free_ends = {row: bool(rng.random() < 0.3) for row in constrained}  # what the constraint says of eos
+    sequences = [random_sequence(rng, vocab_size, eos_ends=free_ends.get(row, True)) for row in range(24)]
     for _ in range(3):
-        logits = random_logits(rng, len(requests), vocab_size)
+        logits = random_logits(rng, len(sequences), vocab_size)
         before = logits.clone()
         allowed = {}
-        for row in rng.choice(24, 16, replace=False).tolist():
+        for row in constrained:
             free = np.setdiff1d(np.arange(vocab_size), [*EOS, 7, 8])  # not only what min_new_tokens bans
             some = rng.choice(vocab_size, int(rng.choice([0, 2, vocab_size // 2])), replace=False)
             allowed[row] = np.union1d(some, rng.choice(free, 2)).astype(np.int32)
-        ids = fast.sample(logits, requests, allowed).tolist()
-        assert ids == [slow_sample(logits[i], request, allowed.get(i)) for i, request in enumerate(requests)]
+        ids = sample(fast, logits, sequences, allow(allowed)).tolist()
+        assert ids == [slow_sample(logits[i], sequence, allowed.get(i)) for i, sequence in enumerate(sequences)]
         assert all(ids[row] in tokens for row, tokens in allowed.items()), f"seed {seed}"
         assert torch.equal(logits, before)
-        for request, token_id in zip(requests, ids):
-            request.token_ids.append(token_id)
+        for sequence, token_id in zip(sequences, ids):
+            sequence.append(token_id)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -160,28 +167,28 @@ def test_the_same_answer_in_any_batch(seed):
     """Alone, in shuffled parts, in slices of any size, with a fresh sampler or a used one."""
     rng = np.random.default_rng(seed)
     vocab_size = int(rng.choice([30, 700, 2000]))
-    requests = [random_request(rng, vocab_size, row) for row in range(30)]
+    sequences = [random_sequence(rng, vocab_size) for _ in range(30)]
     logits = random_logits(rng, 30, vocab_size)
     fast = sampler(vocab_size)
-    together = fast.sample(logits, requests)
-    alone = torch.cat([fast.sample(logits[i : i + 1], [request]) for i, request in enumerate(requests)])
+    together = sample(fast, logits, sequences)
+    alone = torch.cat([sample(fast, logits[i : i + 1], [sequence]) for i, sequence in enumerate(sequences)])
     assert torch.equal(alone, together), f"seed {seed}"
     order = rng.permutation(30)
     for part in np.array_split(order, 3):
         fast._slice_elements = int(rng.integers(1, 10 * vocab_size))
-        ids = fast.sample(logits[part], [requests[i] for i in part])
+        ids = sample(fast, logits[part], [sequences[i] for i in part])
         assert torch.equal(ids, together[part]), f"seed {seed}"
 
 
 def test_seeds_and_positions_draw_independently():
     """A 3 × 3 table of (token at position 0, token at position 1), over 9000 seeds."""
-    requests = [make_request(seed=seed) for seed in range(9000)]
+    sequences = [make_known(seed=seed) for seed in range(9000)]
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(9000, 3).contiguous()
     fast = sampler(3)
-    first = fast.sample(logits, requests)
-    for request, token_id in zip(requests, first.tolist()):
-        request.token_ids.append(token_id)
-    second = fast.sample(logits, requests)
+    first = sample(fast, logits, sequences)
+    for sequence, token_id in zip(sequences, first.tolist()):
+        sequence.append(token_id)
+    second = sample(fast, logits, sequences)
     probabilities = np.array([0.5, 0.3, 0.2])
     observed = np.bincount((3 * first + second).numpy(), minlength=9)
     assert chi_square(observed, np.outer(probabilities, probabilities).ravel()) < critical_value(8)
@@ -212,9 +219,9 @@ def critical_value(degrees: int) -> float:
 def test_draws_follow_the_softmax_of_what_the_filters_leave(sampling):
     draws, vocab_size = 20_000, 30
     logits = torch.from_numpy(np.random.default_rng(3).normal(size=vocab_size).astype(np.float32))
-    requests = [make_request(seed=seed, **sampling) for seed in range(draws)]
-    ids = sampler(vocab_size).sample(logits.expand(draws, -1).contiguous(), requests).numpy()
-    weights = kept_tokens(logits, requests[0])
+    sequences = [make_known(seed=seed, **sampling) for seed in range(draws)]
+    ids = sample(sampler(vocab_size), logits.expand(draws, -1).contiguous(), sequences).numpy()
+    weights = kept_tokens(logits, sequences[0])
     observed = np.bincount(ids, minlength=vocab_size)
     kept = sorted(weights)
     assert observed[kept].sum() == draws, "a token outside the filters was drawn"
@@ -224,10 +231,10 @@ def test_draws_follow_the_softmax_of_what_the_filters_leave(sampling):
 def test_one_seed_over_many_positions():
     vocab_size = 12
     logits = torch.from_numpy(np.random.default_rng(4).normal(size=(1, vocab_size)).astype(np.float32))
-    request, fast = make_request(seed=99), sampler(vocab_size)
+    sequence, fast = make_known(seed=99), sampler(vocab_size)
     for _ in range(4000):
-        request.token_ids.append(int(fast.sample(logits, [request])))
-    observed = np.bincount(request.output_ids, minlength=vocab_size)
+        sequence.append(int(sample(fast, logits, [sequence])))
+    observed = np.bincount(sequence.output, minlength=vocab_size)
     assert chi_square(observed, logits[0].softmax(-1).numpy()) < critical_value(vocab_size - 1)
 
 
@@ -237,10 +244,10 @@ def test_a_nucleus_wider_than_the_first_look():
     vocab_size = 4 * NUCLEUS_WIDTH
     logits = random_logits(rng, 200, vocab_size) / 100
     logits[::2, :10] += 20
-    requests = [make_request(seed=i, top_p=0.9) for i in range(200)]
-    ids = sampler(vocab_size).sample(logits, requests).tolist()
-    assert ids == [slow_sample(row, request) for row, request in zip(logits, requests)]
-    assert len(kept_tokens(logits[1], requests[1])) > NUCLEUS_WIDTH > len(kept_tokens(logits[0], requests[0]))
+    sequences = [make_known(seed=i, top_p=0.9) for i in range(200)]
+    ids = sample(sampler(vocab_size), logits, sequences).tolist()
+    assert ids == [slow_sample(row, sequence) for row, sequence in zip(logits, sequences)]
+    assert len(kept_tokens(logits[1], sequences[1])) > NUCLEUS_WIDTH > len(kept_tokens(logits[0], sequences[0]))
 
 
 class TestGreedy:
@@ -248,9 +255,9 @@ class TestGreedy:
         logits = torch.zeros(3, 100)
         logits[1, [40, 60]] = 5.0
         fast = sampler(100)
-        greedy = [make_request(temperature=0.0) for _ in range(3)]
-        assert fast.sample(logits, greedy).tolist() == [0, 40, 0]
-        assert fast.sample(logits, [make_request(top_k=1), make_request(top_k=1), make_request()])[:2].tolist() == [
+        greedy = [make_known(temperature=0.0) for _ in range(3)]
+        assert sample(fast, logits, greedy).tolist() == [0, 40, 0]
+        assert sample(fast, logits, [make_known(top_k=1), make_known(top_k=1), make_known()])[:2].tolist() == [
             0,
             40,
         ]
@@ -260,48 +267,48 @@ class TestGreedy:
     )
     def test_limits_of_sampling_are_greedy(self, sampling):
         logits = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 500)).astype(np.float32)) * 50
-        requests = [make_request(seed=i, **sampling) for i in range(20)]
-        assert torch.equal(sampler(500).sample(logits, requests), logits.argmax(-1))
+        sequences = [make_known(seed=i, **sampling) for i in range(20)]
+        assert torch.equal(sample(sampler(500), logits, sequences), logits.argmax(-1))
 
 
 class TestEdges:
     def test_min_new_tokens_counts_output_tokens(self):
         logits = torch.zeros(1, 10)
         logits[0, [2, 5, 7]] = 9.0
-        request = make_request(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,))
+        sequence = make_known(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,))
         fast, ids = sampler(10), []
         for _ in range(3):
-            ids.append(int(fast.sample(logits, [request])))
-            request.token_ids.append(ids[-1])
+            ids.append(int(sample(fast, logits, [sequence])))
+            sequence.append(ids[-1])
         assert ids == [0, 0, 2]
 
     def test_ids_outside_the_vocabulary_touch_nothing(self):
-        request = make_request(
+        sequence = make_known(
             temperature=0.0, min_new_tokens=1, stop_token_ids=(99, -3), logit_bias={-1: 100.0, 10: 100.0}
         )
-        assert sampler(10).sample(torch.arange(10.0)[None], [request]).tolist() == [9]
+        assert sample(sampler(10), torch.arange(10.0)[None], [sequence]).tolist() == [9]
 
     def test_logit_bias_forces_and_forbids(self):
         logits = torch.from_numpy(np.random.default_rng(1).normal(size=(50, 20)).astype(np.float32))
-        force = [make_request(seed=i, logit_bias={11: 100.0}) for i in range(50)]
-        assert sampler(20).sample(logits, force).eq(11).all()
-        forbid = [make_request(seed=i, logit_bias={11: -100.0}) for i in range(50)]
-        assert not sampler(20).sample(logits, forbid).eq(11).any()
+        force = [make_known(seed=i, logit_bias={11: 100.0}) for i in range(50)]
+        assert sample(sampler(20), logits, force).eq(11).all()
+        forbid = [make_known(seed=i, logit_bias={11: -100.0}) for i in range(50)]
+        assert not sample(sampler(20), logits, forbid).eq(11).any()
 
     def test_extreme_logits_and_temperatures(self):
         logits = torch.tensor([[3e38, -3e38, 0.0], [-math.inf, -math.inf, 1.0], [0.0, 0.0, -math.inf]])
-        requests = [make_request(temperature=t, top_k=k) for t, k in ((1e-20, -1), (1e20, -1), (0.5, 3))]
-        ids = sampler(3).sample(logits, requests).tolist()
+        sequences = [make_known(temperature=t, top_k=k) for t, k in ((1e-20, -1), (1e20, -1), (0.5, 3))]
+        ids = sample(sampler(3), logits, sequences).tolist()
         assert ids[:2] == [0, 2] and ids[2] in (0, 1)
 
     def test_a_row_of_nan_yields_a_token_and_hurts_no_other(self):
         logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(0))
         params: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9})
-        expected = sampler(600).sample(logits[:1].expand(4, -1), [make_request(**p) for p in params])
+        expected = sample(sampler(600), logits[:1].expand(4, -1), [make_known(**p) for p in params])
         for broken, p in enumerate(params):
-            requests = [make_request(**q) for q in params] + [make_request(**p)]
+            sequences = [make_known(**q) for q in params] + [make_known(**p)]
             rows = torch.cat([logits[:1].expand(4, -1), torch.full((1, 600), math.nan)])
-            ids = sampler(600).sample(rows, requests)
+            ids = sample(sampler(600), rows, sequences)
             assert torch.equal(ids[:4], expected) and 0 <= ids[4] < 600, broken
 
     @pytest.mark.parametrize(
@@ -310,35 +317,35 @@ class TestEdges:
     @pytest.mark.parametrize("broken", [math.nan, -math.inf, math.inf])
     def test_a_broken_row_still_yields_an_allowed_token(self, sampling, broken):
         logits = torch.full((1, 600), broken)
-        request = make_request(repetition_penalty=1.5, prompt=[300, 301], logit_bias={300: -100.0}, **sampling)
+        sequence = make_known(
+            repetition_penalty=1.5, prompt=[300, 301], logit_bias={300: -100.0}, eos_ends=False, **sampling
+        )
         allowed = np.array([300, 301, 599], dtype=np.int32)
-        assert int(sampler(600).sample(logits, [request], {0: allowed})) in (300, 301, 599)
+        assert int(sample(sampler(600), logits, [sequence], allow({0: allowed}))) in (300, 301, 599)
 
     def test_where_only_ends_are_allowed_min_new_tokens_gives_way(self):
-        """An item that holds a stop id, which does not end the request yet. An eos id in an item ends nothing."""
+        """An item that holds a stop id, which does not end the sequence yet. An eos id in an item ends nothing."""
         logits = torch.zeros(1, 10)
         logits[0, 8] = 9.0
-        request = make_request(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,))
+        sequence = make_known(temperature=0.0, min_new_tokens=2, stop_token_ids=(7,), eos_ends=False)
         fast = sampler(10)
-        assert int(fast.sample(logits, [request], {0: np.array([7], dtype=np.int32)})) == 7
-        assert int(fast.sample(logits, [request], {0: np.array([7, 9], dtype=np.int32)})) == 9
-        assert int(fast.sample(logits, [request], {0: np.array([5, 9], dtype=np.int32)})) == 5
+        assert int(sample(fast, logits, [sequence], allow({0: np.array([7], dtype=np.int32)}))) == 7
+        assert int(sample(fast, logits, [sequence], allow({0: np.array([7, 9], dtype=np.int32)}))) == 9
+        assert int(sample(fast, logits, [sequence], allow({0: np.array([5, 9], dtype=np.int32)}))) == 5
 
     def test_tokens_in_flight_count_as_drawn(self):
         """A step that is sampled while the one before is in flight draws at the next position."""
         logits = torch.zeros(1, 5000)
-        request, fast = make_request(seed=1), sampler(5000)
-        request.num_output_placeholders = 2
-        ahead = fast.sample(logits, [request])
-        request.num_output_placeholders = 1
-        now = fast.sample(logits, [request])
-        request.token_ids.append(int(now))
-        assert torch.equal(fast.sample(logits, [request]), ahead) and not torch.equal(now, ahead)
+        sequence, fast = make_known(seed=1), sampler(5000)
+        ahead = fast.sample(logits, [sequence.state], np.array([1]))
+        now = fast.sample(logits, [sequence.state], np.array([0]))
+        sequence.append(int(now))
+        assert torch.equal(sample(fast, logits, [sequence]), ahead) and not torch.equal(now, ahead)
 
     def test_the_plan_follows_the_batch(self):
         logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
         fast = sampler(3)
-        a, b = make_request(temperature=0.0), make_request(temperature=0.0, logit_bias={0: -50.0})
-        assert fast.sample(logits, [a, b]).tolist() == [2, 1]
-        assert fast.sample(logits, [b, a]).tolist() == [2, 0]
-        assert fast.sample(logits[:1], [a]).tolist() == [2]
+        a, b = make_known(temperature=0.0), make_known(temperature=0.0, logit_bias={0: -50.0})
+        assert sample(fast, logits, [a, b]).tolist() == [2, 1]
+        assert sample(fast, logits, [b, a]).tolist() == [2, 0]
+        assert sample(fast, logits[:1], [a]).tolist() == [2]

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from baton.runtime.messages import Continuation
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
+from baton.scheduler.request_spec import ContinuationSpec
 
 
 class Letters:
@@ -35,14 +35,14 @@ def ids(text: str) -> np.ndarray:
 def test_without_a_rest_the_ids_stay_and_no_tokenizer_is_loaded() -> None:
     suffixes = make()
     came = np.array([7, 8], dtype=np.int32)
-    assert suffixes.complete(Continuation(parent_rid="p", suffix_text="ab"), came) is came
+    assert suffixes.complete(ContinuationSpec(parent_rid="p", suffix_text="ab"), came) is came
     assert Letters.loads == 0
 
 
 def test_rest_and_text_are_tokenised_as_one() -> None:
     suffixes = make()
     suffixes.remember(("p", 0), "done.")
-    got = suffixes.complete(Continuation(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
+    got = suffixes.complete(ContinuationSpec(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
     assert got.dtype == np.int32 and got.tolist() == ids("done.ab").tolist()
 
 
@@ -50,13 +50,13 @@ def test_rest_goes_before_ids() -> None:
     suffixes = make()
     suffixes.remember(("p", 1), "x")
     seven = np.array([7], dtype=np.int32)
-    assert suffixes.complete(Continuation(parent_rid="p", index=1), seven).tolist() == [ord("x"), 7]
-    assert suffixes.complete(Continuation(parent_rid="p", index=0), seven).tolist() == [7]
+    assert suffixes.complete(ContinuationSpec(parent_rid="p", index=1), seven).tolist() == [ord("x"), 7]
+    assert suffixes.complete(ContinuationSpec(parent_rid="p", index=0), seven).tolist() == [7]
 
 
 def test_rest_that_comes_while_the_child_waits() -> None:
     suffixes = make()
-    suffixes.open("child", Continuation(parent_rid="p", suffix_text="b"), ids("b"))
+    suffixes.open("child", ContinuationSpec(parent_rid="p", suffix_text="b"), ids("b"))
     suffixes.remember(("p", 0), "a")
     assert suffixes.ids("child").tolist() == ids("ab").tolist()
     suffixes.close("child")
@@ -68,7 +68,7 @@ def test_rests_live_as_long_as_their_parents_are_on_record() -> None:
     for parent in "pqrst":
         suffixes.remember((parent, 0), parent)
     suffixes.prune(lambda rid: rid in "pt")
-    kept = [parent for parent in "pqrst" if len(suffixes.complete(Continuation(parent_rid=parent), ids("z"))) == 2]
+    kept = [parent for parent in "pqrst" if len(suffixes.complete(ContinuationSpec(parent_rid=parent), ids("z"))) == 2]
     assert kept == ["p", "t"]
 
 
@@ -76,4 +76,4 @@ def test_a_new_request_of_the_same_name_has_no_rest() -> None:
     suffixes = make()
     suffixes.remember(("p", 0), "a")
     suffixes.take_name("p")
-    assert suffixes.complete(Continuation(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
+    assert suffixes.complete(ContinuationSpec(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import trained_tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sampling_requests import make_request
 
 from baton.runtime.text.incremental_decode import IncrementalDecoder
 from baton.runtime.text.stop_strings import (
-    FoundStop,
     StopStringChecker,
     StopStringMatcher,
     find_final_stop,
     held_back,
 )
 from baton.runtime.text.token_bytes import TokenBytes
+from baton.scheduler.batch import StopMatch
+from baton.scheduler.sampling_params import SamplingParams
 
 BACKEND = trained_tokenizers.byte_level()
 TOKENS = TokenBytes(BACKEND)
@@ -29,7 +31,7 @@ VOCABULARY = [
 STOPS = st.text(alphabet="abthe é\n", min_size=1, max_size=5) | st.sampled_from(["<|im_end|>", "a<|im", "end|>b"])
 
 
-def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, FoundStop] | None:
+def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, StopMatch] | None:
     """(tokens read, match) of the first match, from the whole text."""
     decoder = IncrementalDecoder(TOKENS, skip_special_tokens=False)
     text, ends = "", [0]
@@ -44,7 +46,7 @@ def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, Fou
         if hits and n > min_new:
             start, index = min(hits)
             kept = max(i for i, end in enumerate(ends) if end is not None and end <= start)
-            return n, FoundStop(index, kept, text[ends[kept] : start])
+            return n, StopMatch(index, kept, text[ends[kept] : start])
         ends.append(None if decoder.has_pending_bytes else len(text))  # type: ignore[arg-type]
     return None
 
@@ -76,7 +78,7 @@ def encode(text: str) -> list[int]:
     return BACKEND.encode(text, add_special_tokens=False).ids
 
 
-def push_all(stop: list[str], ids: list[int]) -> list[FoundStop | None]:
+def push_all(stop: list[str], ids: list[int]) -> list[StopMatch | None]:
     matcher = StopStringMatcher(TOKENS, stop)
     return [matcher.push(i) for i in ids]
 
@@ -85,26 +87,26 @@ def test_match_across_tokens_and_from_inside_a_token():
     ids = encode("the river stops")
     found = next(f for f in push_all(["er stop"], ids) if f)
     kept_text = BACKEND.decode(ids[: found.kept_tokens])
-    assert kept_text + found.rest == "the riv"
+    assert kept_text + found.visible_tail == "the riv"
 
 
 def test_a_character_of_two_tokens_is_kept_whole_or_not_at_all():
     first, second = VOCABULARY[5], VOCABULARY[6]  # the two bytes of é
-    assert push_all(["a"], [first, second, VOCABULARY[0]])[-1] == FoundStop(0, 2, "")
-    assert push_all(["é"], [VOCABULARY[0], first, second])[-1] == FoundStop(0, 1, "")
+    assert push_all(["a"], [first, second, VOCABULARY[0]])[-1] == StopMatch(0, 2, "")
+    assert push_all(["é"], [VOCABULARY[0], first, second])[-1] == StopMatch(0, 1, "")
 
 
 def test_the_earliest_match_wins_then_the_order_of_the_list():
     the = VOCABULARY[3]
-    assert push_all(["he", "th", "t"], [the])[-1] == FoundStop(1, 0, "")
-    assert push_all(["he", "t", "th"], [the])[-1] == FoundStop(1, 0, "")
+    assert push_all(["he", "th", "t"], [the])[-1] == StopMatch(1, 0, "")
+    assert push_all(["he", "t", "th"], [the])[-1] == StopMatch(1, 0, "")
 
 
 def test_a_match_within_min_new_tokens_does_not_count_later():
     a, b = VOCABULARY[:2]
     matcher = StopStringMatcher(TOKENS, ["ab"], min_new_tokens=2)
     assert [matcher.push(i) for i in (a, b, a)] == [None] * 3
-    assert matcher.push(b) == FoundStop(0, 2, "")
+    assert matcher.push(b) == StopMatch(0, 2, "")
 
 
 def test_a_long_output_keeps_little_text():
@@ -114,39 +116,71 @@ def test_a_long_output_keeps_little_text():
     assert len(matcher._text) < 200 and len(matcher._marks) < 100
 
 
+def int32(ids: list[int]) -> np.ndarray:
+    return np.array(ids, dtype=np.int32)
+
+
 class TestChecker:
-    def test_matches_by_batch_row_and_skips_rows_that_do_not_sample(self):
+    def test_matches_each_sequence_by_itself(self):
         checker = StopStringChecker(TOKENS)
         a, b = VOCABULARY[:2]
-        requests = [
-            make_request(rid="none"),
-            make_request(rid="stops", stop=("zzz", "b")),
-            make_request(rid="silent", stop=("b",)),
-        ]
-        assert checker.check(requests, np.array([b, a, -1])) == {}
-        requests[1].token_ids.append(a)
-        assert checker.check(requests, np.array([b, b, -1])) == {1: FoundStop(stop_index=1, kept_tokens=1, rest="")}
+        stops, silent = SamplingParams(stop=("zzz", "b")), SamplingParams(stop=("aa",))
+        assert checker.check(1, stops, int32([]), [a]) is None
+        assert checker.check(2, silent, int32([]), [a]) is None
+        assert checker.check(1, stops, int32([a]), [b]) == StopMatch(stop_index=1, kept_tokens=1, visible_tail="")
+        assert checker.check(2, silent, int32([a]), []) is None, "a row that does not sample brings none"
+        assert checker.check(2, silent, int32([a]), [a]) == StopMatch(0, 0, "")
 
     def test_only_generated_text_is_searched(self):
-        a, b = VOCABULARY[:2]
-        checker = StopStringChecker(TOKENS)
-        assert checker.check([make_request(prompt=[a], stop=("ab",))], np.array([b])) == {}
+        """A prompt that ends with a is nothing that the checker hears of."""
+        _, b = VOCABULARY[:2]
+        assert StopStringChecker(TOKENS).check(0, SamplingParams(stop=("ab",)), int32([]), [b]) is None
 
-    def test_state_follows_the_request_not_the_calls(self):
+    def test_state_follows_the_sequence_not_the_calls(self):
         a, b = VOCABULARY[:2]
-        checker = StopStringChecker(TOKENS)
-        request = make_request(output=[a, a], stop=("aab",))
-        assert checker.check([request], np.array([a])) == {}  # a token that is then lost: its step failed
-        assert checker.check([request], np.array([b])) == {0: FoundStop(0, 0, "")}
+        checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("aab",))
+        assert checker.check(0, sampling, int32([a, a]), [a]) is None  # a token that is then lost: its step failed
+        assert checker.check(0, sampling, int32([a, a]), [b]) == StopMatch(0, 0, "")
+
+    def test_of_several_new_tokens_the_match_names_the_one_that_completes_it(self):
+        a, b = VOCABULARY[:2]
+        sampling = SamplingParams(stop=("bb", "ab"))
+        found = StopStringChecker(TOKENS).check(0, sampling, int32([a]), [a, b, b, a])
+        assert found == StopMatch(1, 1, "", token=1), "what comes later, bb too, is not looked at"
 
     def test_drop(self):
         checker = StopStringChecker(TOKENS)
-        request = make_request(stop=("x",))
-        checker.check([request], np.array([VOCABULARY[0]]))
+        checker.check(5, SamplingParams(stop=("x",)), int32([]), [VOCABULARY[0]])
         assert len(checker) == 1
-        checker.drop(request.key)
-        checker.drop(request.key)
+        checker.drop(5)
+        checker.drop(5)
         assert len(checker) == 0
+
+
+@given(
+    ids=st.lists(st.sampled_from(VOCABULARY), max_size=40),
+    stop=st.lists(STOPS, min_size=1, max_size=3),
+    min_new=st.integers(0, 4),
+    data=st.data(),
+)
+@CHECKED
+def test_tokens_come_in_parts_of_any_size(ids, stop, min_new, data):
+    """The oracle reads all of them one by one. Now and then a step is lost, and asked for again."""
+    checker = StopStringChecker(TOKENS)
+    sampling = SamplingParams(stop=tuple(stop), min_new_tokens=min_new, skip_special_tokens=False)
+    expected, at = slow_search(ids, stop, min_new), 0
+    while at < len(ids):
+        new = ids[at : at + data.draw(st.integers(1, 5))]
+        if data.draw(st.integers(0, 4)) == 0:
+            checker.check(0, sampling, int32(ids[:at]), data.draw(st.lists(st.sampled_from(VOCABULARY), max_size=3)))
+        found = checker.check(0, sampling, int32(ids[:at]), new)
+        if found is not None:
+            assert expected is not None
+            read, match = expected
+            assert found == replace(match, token=read - at - 1) and found.token < len(new)
+            return
+        at += len(new)
+    assert expected is None
 
 
 @given(text=st.text(alphabet="ab", max_size=12), stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=6)))
@@ -169,7 +203,7 @@ class TestBeams:
         letters = np.array(VOCABULARY, dtype=np.int32)
         stop = tuple(rng.choice(["ab", "he", "é", "the a", "aé", "b<|im_end|>", "hethe", "a\n"], 3, replace=False))
         min_new = int(rng.choice([0, 0, 5]))
-        request = make_request(stop=stop, min_new_tokens=min_new, skip_special_tokens=False, beam_width=4)
+        sampling = SamplingParams(stop=stop, min_new_tokens=min_new, skip_special_tokens=False, beam_width=4)
         checker = StopStringChecker(TOKENS)
         sequences = np.empty((1, 0), dtype=np.int32)
         num_found = 0
@@ -177,8 +211,8 @@ class TestBeams:
             parents = rng.integers(0, len(sequences), 12).astype(np.int32)
             tokens = rng.choice(letters, 12)
             if rng.random() < 0.25:
-                checker.check_beams(request, sequences, parents, tokens)
-            found = checker.check_beams(request, sequences, parents, tokens)
+                checker.check_beams(7, sampling, sequences, parents, tokens)
+            found = checker.check_beams(7, sampling, sequences, parents, tokens)
             expected = {}
             for i, (parent, token) in enumerate(zip(parents, tokens)):
                 ids = [*sequences[parent].tolist(), int(token)]
@@ -189,13 +223,13 @@ class TestBeams:
             num_found += len(found)
             live = [i for i in range(12) if i not in found]
             chosen = rng.choice(live or [0], int(rng.integers(1, 5)), replace=False) if len(live) > 4 else live[:1]
-            if len(chosen) == 0:  # all ended: a new search under the same key
+            if len(chosen) == 0:  # all ended: all over again under the same serial
                 sequences = np.empty((1, 0), dtype=np.int32)
                 continue
             grown = np.column_stack([sequences[parents[chosen]], tokens[chosen]]).astype(np.int32)
             sequences = np.unique(grown, axis=0)
             if rng.random() < 0.1:
-                checker.drop(request.key)
+                checker.drop(7)
         assert num_found > 3
 
     def test_a_step_costs_one_push_per_beam_and_candidate(self, monkeypatch):
@@ -203,29 +237,33 @@ class TestBeams:
         pushes = []
         push = StopStringMatcher.push
         monkeypatch.setattr(StopStringMatcher, "push", lambda self, token: (pushes.append(token), push(self, token))[1])
-        checker, request = StopStringChecker(TOKENS), make_request(stop=("never",), beam_width=2)
+        checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("never",), beam_width=2)
         sequences = np.empty((1, 0), dtype=np.int32)
         letters = np.array(VOCABULARY[:2], dtype=np.int32)
         for length in range(50):
             pushes.clear()
             parents = np.array([0, 0], dtype=np.int32)
-            assert checker.check_beams(request, sequences, parents, letters) == {}
+            assert checker.check_beams(7, sampling, sequences, parents, letters) == {}
             assert len(pushes) == 2 + (len(sequences) if length else 0)
             sequences = np.column_stack([sequences[parents], letters])
 
     def test_the_rest_of_a_hidden_token_is_not_seen(self):
         end = VOCABULARY[9]
         for hidden, rest in ((True, ""), (False, "<|im")):
-            request = make_request(stop=("_end|>",), skip_special_tokens=hidden, beam_width=2)
+            sampling = SamplingParams(stop=("_end|>",), skip_special_tokens=hidden, beam_width=2)
             found = StopStringChecker(TOKENS).check_beams(
-                request, np.array([[VOCABULARY[0]]], dtype=np.int32), np.zeros(1, np.int32), np.array([end], np.int32)
+                0,
+                sampling,
+                np.array([[VOCABULARY[0]]], dtype=np.int32),
+                np.zeros(1, np.int32),
+                np.array([end], np.int32),
             )
-            assert found == {0: FoundStop(0, 1, rest)}
+            assert found == {0: StopMatch(0, 1, rest)}
 
     def test_drop_forgets_the_beams_too(self):
-        checker, request = StopStringChecker(TOKENS), make_request(stop=("x",), beam_width=2)
+        checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("x",), beam_width=2)
         nothing = np.empty((1, 0), dtype=np.int32)
-        checker.check_beams(request, nothing, np.zeros(1, np.int32), np.array(VOCABULARY[:1], np.int32))
+        checker.check_beams(7, sampling, nothing, np.zeros(1, np.int32), np.array(VOCABULARY[:1], np.int32))
         assert len(checker) == 1
-        checker.drop(request.key)
+        checker.drop(7)
         assert len(checker) == 0

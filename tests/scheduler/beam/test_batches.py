@@ -117,7 +117,8 @@ def test_a_step_that_fails_takes_no_copies_of_a_search_that_waits(first: int) ->
     harness.add("p", [9] * 40, 3)
     harness._take(scheduler.process_result(harness._results.popleft(), harness.now))
     batch = scheduler.next_batch(harness.now)
-    assert batch is not None and [r.rid for r in batch.requests] == ["p"]
+    (added,) = (request for request in scheduler.live_requests if request.rid == "p")
+    assert batch is not None and batch.serials.tolist() == [added.serial]
     harness._take(scheduler.fail_step(harness.now, "no"))
     harness.run()
     finish = harness.outcomes["p", 0].finish

@@ -9,8 +9,8 @@ from beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search
 from kv_echo import VOCAB
 from scheduler_harness import PAGES, Harness
 
-from baton.scheduler.beam.search import ITEM
 from baton.scheduler.constraints.item_trie import ItemTrie
+from baton.scheduler.constraints.items import ITEM
 from baton.scheduler.refusal import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -1,0 +1,180 @@
+"""A whole scheduler, driven from one seed: random arrivals, shared prefixes, aborts, pressure, failing allocations."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from kv_echo import VOCAB, expected_beams, expected_output
+from scheduler_harness import Harness
+
+from baton.scheduler.constraints.item_trie import ItemTrie
+from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.sampling_params import SamplingParams
+
+SEED = int(os.environ.get("BATON_SIM_SEED", "20"))
+
+
+def random_prompt(rng: random.Random, stems: list[list[int]], longest: int) -> list[int]:
+    """A few shared stems, cut at random, and a tail of its own: splits at every kind of place."""
+    prompt = rng.choice(stems)[: rng.randrange(0, 90)] + [rng.randrange(20) for _ in range(rng.randrange(1, 40))]
+    return prompt[:longest]
+
+
+@dataclass
+class Sent:
+    """What a request asked for. ``prompt``: only the suffix, for a continuation of ``parent``."""
+
+    prompt: list[int]
+    new: int
+    ignore_eos: bool
+    parent: tuple[str, int] | None = None
+    search: SamplingParams | None = None
+    trie: ItemTrie | None = None
+
+
+class Simulation:
+    """One run from one seed. Time advances by one second per step; everything else is drawn."""
+
+    def __init__(self, seed: int, **options) -> None:
+        self.rng = rng = random.Random(seed)
+        self.eos = (3, 4, 5, 6)
+        self.harness = Harness(
+            num_tokens=rng.choice([320, 384, 640]),
+            rows=rng.choice([3, 8]),
+            leases=rng.choice([2, 8]),
+            leased_ratio=rng.choice([0.3, 0.9]),
+            chunk=rng.choice([1, 7, 32, 64, 500]),
+            max_finished_requests=rng.choice([4, 1000]),
+            context=256,
+            eos=self.eos,
+            **options,
+        )
+        self.failure_rate = rng.choice([0.0, 0.0, 0.1])
+        self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
+        self.stems = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
+        self.sent: dict[str, Sent] = {}
+        self.namespaces: dict[str, str] = {}
+        self.aborted: set[str] = set()
+        self.trie = ItemTrie.build(np.random.default_rng(seed).integers(0, VOCAB, (60, 3), dtype=np.int32))
+        self.paths: set[str] = set()
+        self.searches = 0
+
+    def run(self, steps: int) -> None:
+        rng, harness = self.rng, self.harness
+        for number in range(steps):
+            if rng.random() < 0.3 and len(harness.scheduler.live_requests) < 24:
+                self.send(f"r{number}")
+            if rng.random() < 0.03 and self.sent:
+                self.abort(rng.choice(list(self.sent)))
+            if rng.random() < 0.02 and self.sent:
+                harness.scheduler.release(rng.choice(list(self.sent)))
+            if rng.random() < 0.01:
+                harness.scheduler.flush_cache()
+            harness.step()
+        self.failure_rate = 0.0
+        harness.run()
+        harness.now += 1000.0
+        harness.step()  # the last leases expire
+        self.check()
+
+    def send(self, rid: str) -> None:
+        rng = self.rng
+        new, n, ignore = rng.randrange(1, 40), rng.choice([1, 1, 1, 3]), rng.random() < 0.5
+        ttl = rng.choice([0.0, 5.0, 60.0])
+        trie = self.trie if rng.random() < 0.1 else None
+        search: dict[str, Any] = {}
+        if rng.random() < 0.25:
+            width = rng.choice([1, 2, 3])
+            n, new = rng.randint(1, width), max(3, new // 2)
+            search = {"beam_width": width, "early_stopping": rng.choice([False, True, "never"])}
+            search["length_penalty"] = rng.choice([0.0, 1.0, 1.5])
+        elif trie is not None:
+            new = max(3, new)
+        common = {"n": n, "ignore_eos": ignore, "no_stop_trim": rng.random() < 0.2, **search}
+        params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
+        common |= {"retain_ttl": ttl, "trie": trie}
+        if self.sent and rng.random() < 0.5:
+            parent = rng.choice(list(self.sent)[-12:])
+            suffix = [rng.randrange(20) for _ in range(rng.choice([0, 1, 3, 20]))]
+            namespace = self.namespaces[parent]
+            index = rng.choice([0, 0, 1])
+            at: Literal["finish", "now"] = "now" if rng.random() < 0.3 else "finish"
+            keep = rng.random() < 0.3
+            try:
+                self.harness.continue_from(
+                    parent, rid, suffix, new, index=index, at=at, keep_parent=keep, namespace=namespace, **common
+                )
+            except RequestRefused as refusal:
+                assert refusal.status in (400, 404, 409, 410), refusal
+                return
+            self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie)
+        else:
+            namespace = rng.choice(["", "", "salt"])
+            prompt = random_prompt(rng, self.stems, 200)
+            try:
+                self.harness.add(rid, prompt, new, namespace=namespace, **common)
+            except RequestRefused as refusal:
+                assert params is not None and refusal.code == "kv_pool_exceeded", refusal
+                return
+            self.sent[rid] = Sent(prompt, new, ignore, None, params, trie)
+        self.namespaces[rid] = namespace
+
+    def abort(self, rid: str) -> None:
+        if any(r.rid == rid for r in self.harness.scheduler.live_requests):
+            self.aborted.add(rid)
+        self.harness.abort(rid)
+
+    def prompt_of(self, rid: str, index: int) -> list[int]:
+        """The whole prompt of a sample, from what its ancestors really said."""
+        sent = self.sent[rid]
+        if sent.parent is None:
+            return sent.prompt
+        request = self.harness.outcomes[rid, index].request
+        assert request is not None and request.inheritance is not None
+        self.paths.add(request.inheritance.path)
+        parent, sample = sent.parent
+        if self.sent[parent].search is not None:
+            said = self.harness.outcomes[parent, 0].results[sample].ids.tolist()
+            sequence = self.prompt_of(parent, 0) + said
+        else:
+            sequence = self.prompt_of(parent, sample) + self.harness.outcomes[parent, sample].tokens
+        return sequence[: request.inheritance.inherited_tokens] + sent.prompt
+
+    def check(self) -> None:
+        for (rid, index), outcome in self.harness.outcomes.items():
+            sent = self.sent[rid]
+            assert outcome.finish is not None
+            if outcome.refusal is not None:
+                assert sent.parent is not None and outcome.refusal.status in (400, 409)
+                continue
+            if outcome.finish.type == "abort":
+                assert rid in self.aborted
+                if not outcome.tokens:
+                    continue
+            if sent.search is not None:
+                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, frozenset(self.eos))
+                assert [(r.ids.tolist(), r.score) for r in outcome.results] == [
+                    (r.ids.tolist(), r.score) for r in found
+                ]
+                self.searches += 1
+                continue
+            end_ids = frozenset() if sent.ignore_eos else frozenset(self.eos)
+            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids, sent.trie)
+            if outcome.finish.type == "abort":
+                expected = expected[: len(outcome.tokens)]
+            assert outcome.tokens == expected, (rid, index)
+        stats = self.harness.scheduler.stats()
+        assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
+        assert stats.protected_tokens == stats.private_tokens == stats.leased_tokens == 0
+        assert self.harness.pool.num_free == self.harness.pool.num_rows
+
+
+def simulate(seed: int, *, steps: int, **options) -> Simulation:
+    print(f"BATON_SIM_SEED={seed}")
+    simulation = Simulation(seed, **options)
+    simulation.run(steps)
+    return simulation
