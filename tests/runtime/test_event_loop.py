@@ -234,3 +234,44 @@ def test_steps_are_profiled_between_start_and_stop(overlap: bool) -> None:
     assert decode["rows"] == {"min": 2, "median": 2.0, "max": 2}
     laps = [times["total"] for times in decode["phases_ms"].values()]
     assert sum(laps) == pytest.approx(decode["step_ms"]["total"]) and decode["phases_ms"]["schedule"]["median"] > 0
+
+
+@LOOPS
+def test_a_turn_has_one_now(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock moves on with every look at it; all that a turn decides, it decides at one time."""
+    rig = Rig(overlap=overlap)
+    seen: list[float] = []
+
+    def clock() -> float:
+        rig.now += 1.0
+        return rig.now
+
+    def spy(name: str, place: int) -> None:
+        method = getattr(Scheduler, name)
+
+        def called(self: Scheduler, *args: Any, **kwargs: Any) -> Any:
+            seen.append(args[place])
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(Scheduler, name, called)
+
+    for name, place in {
+        "add": 1,
+        "abort": 1,
+        "next_batch": 0,
+        "process_result": 1,
+        "fail_step": 0,
+        "self_check": 0,
+    }.items():
+        spy(name, place)
+    rig.loop._clock = clock
+    rig.step_runner.failing_waits.add(2)
+    rig.inbox.extend([[ask("a", [1, 2], 9), ask("b", [3], 5)], [], [AbortRequest(rid="a")], [ask("c", [4, 4], 5)]])
+    times: list[float] = []
+    while not rig.stop.is_set():
+        seen.clear()
+        rig.loop.turn()
+        assert len(set(seen)) == 1, "next_batch at least is asked in every turn"
+        times.append(seen[0])
+    assert times == sorted(set(times)) and len(times) > 8
+    assert rig.said("c") == expected_output([4, 4], 5)

@@ -60,23 +60,23 @@ def make_batch(
     """A row for each of ``infos``, several for that of a search. opens: it is their first step."""
     nothing = np.empty(0, dtype=np.int32)
     ones = np.ones(len(infos), dtype=np.int32)
-    fields: dict[str, Any] = dict(
-        step_id=0,
-        mode=ForwardMode.DECODE,
-        opened=list({info.serial: info for info in infos}.values()) if opens else [],
-        closed=[],
-        serials=np.array([info.serial for info in infos], dtype=np.int64),
-        input_ids=ones,
-        out_cache_loc=ones,
-        req_pool_indices=ones,
-        prefix_lens=ones,
-        extend_lens=ones,
-        samples=np.array(samples or [True] * len(infos), dtype=bool),
-        output_positions=0 * ones,
-        logprob_starts=ones,
-        logprob_targets=[],
-        row_updates=RowUpdates(nothing, nothing, nothing, nothing),
-    )
+    fields: dict[str, Any] = {
+        "step_id": 0,
+        "mode": ForwardMode.DECODE,
+        "opened": list({info.serial: info for info in infos}.values()) if opens else [],
+        "closed": [],
+        "serials": np.array([info.serial for info in infos], dtype=np.int64),
+        "input_ids": ones,
+        "out_cache_loc": ones,
+        "req_pool_indices": ones,
+        "prefix_lens": ones,
+        "extend_lens": ones,
+        "samples": np.array(samples or [True] * len(infos), dtype=bool),
+        "output_positions": 0 * ones,
+        "logprob_starts": ones,
+        "logprob_targets": [],
+        "row_updates": RowUpdates(nothing, nothing, nothing, nothing),
+    }
     return ScheduleBatch(**(fields | options))
 
 
@@ -193,7 +193,7 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     assert list(zip(found.parents.tolist(), found.tokens.tolist())) == [(0, spaced), (1, spaced)]
     assert found.stops == ({} if min_new_tokens else {0: StopMatch(1, 0, "h")})
     assert step_runner._stop_strings is not None and len(step_runner._stop_strings) == 2
-    step_runner.run(make_batch([greedy()], closed=[search.serial]))
+    step_runner.run(make_batch([greedy(), greedy()], closed=[search.serial]))
     assert len(step_runner._stop_strings) == 1
 
 

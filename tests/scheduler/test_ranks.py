@@ -62,8 +62,8 @@ def test_two_schedulers_on_one_message_log(page_size: int, depth: int) -> None:
         simulation.failure_rate = 0.0
     recorder = Recorder(one.harness.scheduler, other.harness.scheduler)
     one.harness.scheduler = recorder  # pyright: ignore[reportAttributeAccessIssue]
-    one.run(250)
-    assert recorder.num_steps > 200
+    one.run(150)
+    assert recorder.num_steps > 100
 
 
 def test_a_request_that_gets_in_is_no_plain_data() -> None:
