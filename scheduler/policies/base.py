@@ -48,7 +48,7 @@ class BasePolicy(ABC):
         """The prompt that is partly computed, else the request that arrived last: the oldest always gets on."""
         return prefilling or max(running, key=lambda request: (request.arrival, request.sequence_number))
 
-    def lease_value(self, lease: Lease, now: float) -> tuple[float, float]:
+    def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
         """Granted leases break before claimed ones: of them the one that would expire first, then the claimed one
         that was granted last."""
         if lease.state is LeaseState.CLAIMED:

@@ -46,9 +46,9 @@ class SchedulePolicy(Protocol):
         """
         ...
 
-    def lease_value(self, lease: Lease, now: float) -> tuple[float, float]:
-        """What a live lease is worth: the lowest value breaks first when memory is needed. Values are compared with
-        those of other leases only, and only for the same ``now``."""
+    def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
+        """What a live lease is worth: the lowest value breaks first when memory is needed, of equal ones the lease that
+        was granted first. As time passes the value may rise; it falls only where the lease itself changes."""
         ...
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
