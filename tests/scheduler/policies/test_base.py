@@ -35,6 +35,8 @@ class TestOrder:
         child = returning_child(1, lease=Lease(None, 0.0, 0, state=state))
         queue = [waiting_request(0), child, waiting_request(2)]
         assert FirstComeFirstServed().order(queue, 9.0) == queue
+        returning = returning_child(3)
+        assert FirstComeFirstServed().order([*queue, returning], 9.0) == [returning, *queue]
 
     def test_the_queue_itself_is_not_touched(self) -> None:
         queue = [waiting_request(0), returning_child(1)]

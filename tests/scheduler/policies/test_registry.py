@@ -115,6 +115,28 @@ def test_when_nothing_runs_leases_break_whatever_the_policy_says(mine: Mine, pol
     assert harness.scheduler.stats().leases_broken == 1
 
 
+@pytest.mark.parametrize(("limit", "is_admitted"), [(3, True), (2, False)])
+def test_the_policy_bounds_how_many_wait_for_a_prefix_and_are_passed(mine: Mine, limit: int, is_admitted: bool) -> None:
+    mine.max_deferred = limit
+    harness = Harness(policy="mine", num_tokens=1024)
+    harness.add("behind", prompt_of(20, 5), 2)
+    for number in range(3):  # `Mine` takes the last first; these two wait for its prompt
+        harness.add(f"same{number}", prompt_of(50), 2)
+    harness.step()
+    assert (request_of(harness, "behind").kv is not None) is is_admitted
+    harness.run()
+
+
+@pytest.mark.parametrize(("least", "computed"), [(40, 50 + 1), (51, 100)])
+def test_the_policy_says_what_is_worth_waiting_for(mine: Mine, least: int, computed: int) -> None:
+    mine.min_shared_tokens = least
+    harness = Harness(policy="mine", chunk=200)
+    harness.add("a", prompt_of(50), 1)
+    harness.add("b", prompt_of(50), 1)
+    harness.run()
+    assert harness.model.computed_tokens == computed
+
+
 def test_a_policy_is_told_the_time_of_the_turn(mine: Mine) -> None:
     harness = pool_of_leases("mine")
     harness.add("large", prompt_of(60, 4), 2)
