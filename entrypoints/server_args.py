@@ -75,12 +75,13 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
 
     Raises UsageError for an unknown name, a value of the wrong type, or a contradiction.
     """
-    owner = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
+    owner = {field.name: (part, field) for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
     grouped: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
     for name, value in settings.items():
         if name not in owner:
             raise UsageError(f"unknown setting {name!r}{_nearest(name, owner)}")
-        grouped[owner[name]][name] = _checked(name, value, get_type_hints(_PARTS[owner[name]])[name])
+        part, field = owner[name]
+        grouped[part][name] = _checked(field, value, get_type_hints(_PARTS[part])[name])
     args = ServerArgs(
         model=ModelArgs(**grouped["model"]),
         scheduler=SchedulerConfig(**grouped["scheduler"]),
@@ -134,16 +135,22 @@ def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
         return options | {"action": action}
     if kind == tuple[str, ...]:
         return options | {"action": "append", "metavar": "NAME=FILE"}
-    if get_origin(kind) is Literal:
-        return options | {"choices": get_args(kind), "metavar": "{" + ",".join(get_args(kind)) + "}"}
+    if choices := _choices(field, kind):
+        return options | {"choices": choices, "metavar": "{" + ",".join(choices) + "}"}
     return options | {"type": kind, "metavar": kind.__name__.upper()}
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def _choices(field: dataclasses.Field, kind: Any) -> tuple[str, ...]:
+    """The only values a field takes: those of its Literal type, or those it was declared with; () for any."""
+    return get_args(kind) if get_origin(kind) is Literal else field.metadata["choices"]
+
+
+def _checked(field: dataclasses.Field, value: Any, kind: Any) -> Any:
     """The value, where its type fits the field; an int passes as a float."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UsageError(f"{_flag_name(name)} is {value!r}; use one of {', '.join(get_args(kind))}")
+    name = field.name
+    if choices := _choices(field, kind):
+        if value not in choices:
+            raise UsageError(f"{_flag_name(name)} is {value!r}; use one of {', '.join(choices)}")
         return value
     if kind == tuple[str, ...]:
         values = [value] if isinstance(value, str) else value

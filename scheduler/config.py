@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-PolicyName = Literal["fcfs", "lpm"]
+from .policies.registry import POLICIES
 
 
-def flag(default, help: str):
-    """A dataclass field that becomes the CLI flag ``--name-with-dashes``."""
-    return field(default=default, metadata={"help": help})
+def flag(default, help: str, choices: Collection[str] = ()):
+    """A dataclass field that becomes the CLI flag ``--name-with-dashes``. choices: the only values it takes, where its
+    type does not say them."""
+    return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class SchedulerConfig:
     max_beam_width: int = flag(128, "widest beam search; each beam counts as a running request")
     chunked_prefill_size: int = flag(2048, "new prompt tokens per step; longer prompts are computed in chunks")
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
-    schedule_policy: PolicyName = flag("fcfs", "order of the waiting queue: first come, or longest cached prefix")
+    schedule_policy: str = flag("fcfs", "order of the waiting queue: first come, or longest cached prefix", POLICIES)
     disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
     overlap_schedule: Literal["auto", "on", "off"] = flag(
         "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"

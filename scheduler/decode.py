@@ -2,16 +2,16 @@
 out.
 
 A retracted request gives its KV back (what it had committed stays findable in the tree) and waits again with its
-known tokens; nothing the client has seen changes. Victims are the newest first, so the oldest always gets on and no
-two requests can retract each other for ever.
+known tokens; nothing the client has seen changes. The policy picks the victim.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .batch import ForwardMode, KVCopies, ScheduleBatch
+from .batch import ForwardMode, ScheduleBatch
 from .batch_builder import PlannedStep, add_searches, plan_step
+from .beam.memory import BeamMemory
 from .kv_memory import KVMemory
 from .request import Request
 
@@ -23,11 +23,12 @@ class OutOfMemory(Exception):
 class DecodeScheduler:
     """Forms decode batches. Owns ``running``: requests whose prompt is computed, in order of admission."""
 
-    def __init__(self, memory: KVMemory) -> None:
+    def __init__(self, memory: KVMemory, beams: BeamMemory) -> None:
         self._memory = memory
+        self._beams = beams
         self.running: list[Request] = []
 
-    def next_batch(self, step_id: int, previous: ScheduleBatch | None) -> PlannedStep | None:
+    def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
         """The next decode step; None if no request can take one. Raises OutOfMemory.
 
         previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
@@ -36,9 +37,9 @@ class DecodeScheduler:
         searches = [r for r in self.running if r.beams is not None and not r.num_output_placeholders]
         if not requests and not searches:
             return None
-        if not all(map(self._memory.fork_beams, searches)):
+        if not all(self._beams.fork(search, now) for search in searches):
             raise OutOfMemory
-        slots = self._memory.extend_by_one(requests, searches)
+        slots = self._allocate(requests, searches, now)
         if slots is None:
             raise OutOfMemory
         new_lens = np.fromiter((r.scheduled_len + 1 for r in requests), dtype=np.int32, count=len(requests))
@@ -55,16 +56,29 @@ class DecodeScheduler:
             slots[: len(requests)],
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
-            copies=KVCopies.join(self._memory.take_copies(searches)),
+            copies=self._memory.copies.take(search.held_kv for search in searches),
             input_ids=input_ids,
         )
         if searches:
             add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), slots[len(requests) :])
         return step
 
-    def pick_victim(self) -> Request:
-        """The running request that loses least by starting over: the one that arrived last."""
-        return max(self.running, key=lambda r: (r.arrival, r.serial))
+    def _allocate(self, requests: list[Request], searches: list[Request], now: float) -> np.ndarray | None:
+        """One slot for each request, then one for each beam of each search, which has been forked: int32 [rows]. None,
+        and nothing allocated, if there is no memory."""
+        rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
+        lengths = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
+        for search in searches:
+            rows.append(search.held_beams.rows)
+            lengths.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
+        slots = self._memory.extend_rows(np.concatenate(rows), np.concatenate(lengths), now)
+        if slots is None:
+            return None
+        for request, length in zip(requests, lengths[0].tolist()):
+            request.held_kv.length = length + 1
+        for search in searches:
+            search.held_beams.length += 1
+        return slots
 
 
 def _wants_token(request: Request) -> bool:

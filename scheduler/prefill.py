@@ -1,27 +1,20 @@
 """Admission: which waiting requests enter, and how many of their prompt tokens the next step computes.
 
 A prompt longer than the step's token budget is computed in chunks; one request at a time is in that state. A request
-enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`).
+enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`). Who is
+tried first, who had better wait and which leases may break for whom, the policy says.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .batch import ForwardMode, KVCopies
+from ..radix.lease import Lease
+from .batch import ForwardMode
 from .batch_builder import PlannedStep, plan_step
 from .kv_memory import KVMemory
 from .policies.policy import SchedulePolicy
 from .request import Request, RequestStatus
-
-MIN_SHARED_TOKENS = 32
-"""A request waits for a prompt being computed right now if that saves it at least so many tokens."""
-
-MAX_DEFERRED = 256
-"""A step looks at no more requests that had better wait; the rest of a long queue is looked at in the next."""
-
-MAX_PASSES = 32
-"""Continuations with a lease may pass the head of the queue so many times before it is its turn."""
 
 
 class DecodeReserve:
@@ -56,12 +49,13 @@ class DecodeReserve:
 class SharedPrefixes:
     """Prompts that the coming step computes; later requests that share them wait for the cache instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_tokens: int) -> None:
+        """min_tokens: shorter common starts may go unnoticed."""
+        self._min_tokens = min_tokens
         self._by_head: dict[tuple[str, bytes], list[Request]] = {}
 
-    @staticmethod
-    def _head(request: Request) -> tuple[str, bytes]:
-        return request.namespace, request.token_ids.view(0, MIN_SHARED_TOKENS).tobytes()
+    def _head(self, request: Request) -> tuple[str, bytes]:
+        return request.namespace, request.token_ids.view(0, self._min_tokens).tobytes()
 
     def add(self, request: Request) -> None:
         self._by_head.setdefault(self._head(request), []).append(request)
@@ -103,9 +97,6 @@ class PrefillScheduler:
         self._reserve = reserve
         self._chunk_size = chunk_size
         self._max_running = max_running
-        self._head: Request | None = None
-        """The request at the head of the queue that children with a lease have passed ``_passes`` times."""
-        self._passes = 0
         self.prefilling: Request | None = None
 
     def next_batch(
@@ -114,7 +105,7 @@ class PrefillScheduler:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
         computes join ``running``. ``computing``: requests of an extend step in flight."""
         step = ExtendStep(self._chunk_size)
-        if self.prefilling is not None and not self._add_chunk(self.prefilling, step):
+        if self.prefilling is not None and not self._add_chunk(self.prefilling, step, now):
             return None  # no memory for the next chunk: running requests must end or be retracted first
         if waiting:
             self._admit(waiting, running, computing, step, now)
@@ -127,7 +118,7 @@ class PrefillScheduler:
             np.concatenate(step.slots),
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
-            copies=KVCopies.join(self._memory.take_copies()),
+            copies=self._memory.copies.take(),
         )
         for request, samples in zip(step.requests, planned.batch.samples.tolist()):
             if samples:
@@ -143,14 +134,14 @@ class PrefillScheduler:
         rows = sum(request.num_rows for request in (*running, *step.requests))
         if rows >= self._max_running or step.budget <= 0:
             return  # before a long queue is looked at
-        shared = SharedPrefixes()
+        shared = SharedPrefixes(self._policy.min_shared_tokens)
         for request in (*computing, *step.requests):
             shared.add(request)
         deferred = 0
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: set[Request] = set()
-        for request in self._order(waiting):
-            if deferred >= MAX_DEFERRED or step.budget <= 0:
+        for request in self._policy.order(waiting, now):
+            if deferred >= self._policy.max_deferred or step.budget <= 0:
                 break
             if rows + request.num_rows > self._max_running:
                 break
@@ -160,52 +151,52 @@ class PrefillScheduler:
             # Quarantined pages come back with the step in flight: nothing must give way for them.
             alone = not (running or step.requests or self._memory.allocator.quarantined_tokens)
             own_reserve = self._reserve.tokens(request)
-            if not self._memory.open(request, None if alone else reserve + own_reserve, now):
+            if not self._open(request, 0 if alone else reserve + own_reserve, alone, now):
                 break
             request.status = RequestStatus.PREFILLING
-            if not self._add_chunk(request, step):
+            if not self._add_chunk(request, step, now):
                 self._memory.close(request, None)
                 request.status = RequestStatus.WAITING
                 break
             admitted.add(request)
             rows += request.num_rows
-            self._count_pass(request)
+            self._policy.admitted(request, now)
             shared.add(request)
             reserve += own_reserve
         if admitted:
             waiting[:] = [r for r in waiting if r not in admitted]
 
-    def _order(self, waiting: list[Request]) -> list[Request]:
-        """The policy's order, but those for which a lease waits come first: they cost little and free the lease. No
-        more than MAX_PASSES of them pass the same request."""
-        order = self._policy.order(waiting)
-        plain = [request for request in order if not request.has_claim]
-        if len(plain) == len(order):
-            return order
-        if plain and plain[0] is not self._head:
-            self._head, self._passes = plain[0], 0
-        if self._passes >= MAX_PASSES:
-            return order
-        return [request for request in order if request.has_claim] + plain
+    def _open(self, request: Request, reserve: int, alone: bool, now: float) -> bool:
+        """Open a request; break leases until it fits, as long as the policy lets them break for it. ``alone``: nothing
+        else runs, so any lease breaks. The lease that waits for the request itself comes last."""
+        claimed = request.inheritance.lease if request.inheritance is not None else None
+        while not self._memory.open(request, reserve, now):
+            lease = self._least_valuable(claimed, now)
+            if lease is None or not (alone or self._policy.may_break_for(request, lease, now)):
+                return False
+            self._memory.leases.break_one(spare=claimed if lease is not claimed else None)
+        return True
 
-    def _count_pass(self, admitted: Request) -> None:
-        if self._head is not None and admitted.inheritance is not None:
-            self._passes += admitted.serial > self._head.serial
+    def _least_valuable(self, spare: Lease | None, now: float) -> Lease | None:
+        """The lease that breaks next; ``spare`` only if there is no other."""
+        leases = self._memory.leases.live()
+        others = [lease for lease in leases if lease is not spare]
+        return min(others or leases, key=lambda lease: self._policy.lease_value(lease, now), default=None)
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if a prompt in this very step computes what this request could then find in the cache."""
         if self._memory.cache.disabled or request.has_claim:
             return False
         common = min(shared.longest(request), request.prefix_limit)
-        if common < MIN_SHARED_TOKENS:
+        if common < self._policy.min_shared_tokens:
             return False
         cached = self._memory.cache.match_len(request.namespace, request.token_ids.view(0, common))
-        return common - common % self._memory.page_size - cached >= MIN_SHARED_TOKENS
+        return common - common % self._memory.page_size - cached >= self._policy.min_shared_tokens
 
-    def _add_chunk(self, request: Request, step: ExtendStep) -> bool:
+    def _add_chunk(self, request: Request, step: ExtendStep, now: float) -> bool:
         """Allocate as much of the request's known tokens as the budget allows; False if there is no memory."""
         new = min(len(request.token_ids) - request.scheduled_len, step.budget)
-        slots = self._memory.extend(request, request.scheduled_len + new)
+        slots = self._memory.extend(request, request.scheduled_len + new, now)
         if slots is None:
             return False
         step.add(request, request.scheduled_len + new, slots)

@@ -20,6 +20,7 @@ from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
+from .beam.memory import BeamMemory
 from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
@@ -29,7 +30,7 @@ from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
 from .limits import check_beam_limits, check_lengths, check_logprob_start
 from .outcome import FinishReason
-from .policies.policy import make_policy
+from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
 from .request import Request, RequestEvent, RequestStatus
@@ -53,22 +54,24 @@ class Scheduler:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._policy = make_policy(config.schedule_policy, cache)
         self.leases = LeaseTable(
             cache,
             max_tokens=int(config.max_leased_ratio * allocator.total_tokens),
             max_leases=config.max_leased_requests,
         )
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
+        self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(
             self._memory,
-            make_policy(config.schedule_policy, cache),
+            self._policy,
             self._reserve,
             chunk_size=config.chunked_prefill_size,
             max_running=config.max_running_requests,
         )
-        self._decode = DecodeScheduler(self._memory)
-        self._continuations = Continuations(config, self._memory, self.leases)
+        self._decode = DecodeScheduler(self._memory, self._beams)
+        self._continuations = Continuations(config, self._memory, self._beams, self.leases)
         self._waiting: list[Request] = []
         self._live: dict[str, list[Request]] = {}
         self._in_flight: list[PlannedStep] = []
@@ -221,7 +224,7 @@ class Scheduler:
             elif current.refusal is None:
                 self._continuations.fail(request)
             if request.kv is not None:  # what has been retained is in a lease by now
-                self._memory.close(request, self._newest_step)
+                self._close(request, self._newest_step)
             request.status = RequestStatus.FINISHED
             if request.is_open:
                 self._closed.append(request.serial)
@@ -252,6 +255,11 @@ class Scheduler:
         else:
             self._decode.running.remove(request)
 
+    def _close(self, request: Request, quarantine_step: int | None) -> None:
+        """Give back all that a request holds. quarantine_step: a step in flight that may still write for it."""
+        self._beams.close(request, quarantine_step)
+        self._memory.close(request, quarantine_step)
+
     @property
     def _newest_step(self) -> int | None:
         """The step in flight that was formed last."""
@@ -270,7 +278,7 @@ class Scheduler:
         if step is not None:
             self._count_admissions(step)
         elif self._decode.running:
-            step = self._next_decode_step()
+            step = self._next_decode_step(now)
         if step is None:
             return None
         step.batch.closed, self._closed = self._closed, []
@@ -283,19 +291,19 @@ class Scheduler:
         """Between the chunks of a long prompt the running requests get a token, so that none stalls for long."""
         return self._last_was_extend and self._prefill.prefilling is not None and bool(self._decode.running)
 
-    def _next_decode_step(self) -> PlannedStep | None:
+    def _next_decode_step(self, now: float) -> PlannedStep | None:
         previous = self._in_flight[-1].batch if self._in_flight else None
         while True:
             try:
-                return self._decode.next_batch(self._counters.steps, previous)
+                return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
                 if self._in_flight:
                     return None  # retraction needs to know every token; the caller processes the step in flight first
-                self._retract(self._prefill.prefilling or self._decode.pick_victim())
+                self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))
 
     def _retract(self, request: Request) -> None:
         self._stop_computing(request)
-        self._memory.close(request, None)
+        self._close(request, None)
         request.status = RequestStatus.WAITING
         request.retractions += 1
         self._counters.retractions += 1
@@ -407,13 +415,13 @@ class Scheduler:
         assert group is not None
         search.num_output_placeholders = 0
         if search.beam_kv is None:
-            self._memory.start_search(search)
+            self._beams.start(search)
         if candidates is None:
             return []
         selection = group.select(candidates, self._end_ids(search))
-        self._memory.keep_finished(search, selection.finished)
+        self._beams.keep_finished(search, selection.finished)
         if not group.done:
-            self._memory.choose_beams(search, selection.parents)
+            self._beams.choose(search, selection.parents)
             return []
         if group.results:
             reason = group.results[0].finish
@@ -448,7 +456,7 @@ class Scheduler:
         holders = [request for request in self.live_requests if request.kv is not None]
         sequences = [request.held_kv for request in holders]
         sequences += [lease.kv for lease in self.leases.live() if lease.kv is not None]
-        beam_pages = [self._memory.beam_rows.pages(r.beam_kv) for r in holders if r.beam_kv is not None]
+        beam_pages = [self._beams.pages(r) for r in holders if r.beam_kv is not None]
         if unaccounted_tokens(cache, sequences, beam_pages) == 0:
             return []
         audit = audit_pages(cache, sequences, beam_pages)
@@ -460,7 +468,7 @@ class Scheduler:
             request.kv = request.beam_kv = None
         self.leases.abandon()
         cache.abandon()
-        self._memory.drop_copies()
+        self._memory.copies.clear()
         rids = dict.fromkeys(request.rid for request in holders)
         message = "the KV cache was found damaged and has been reset; send the request again"
         return [event for rid in rids for event in self.abort(rid, now, message)]

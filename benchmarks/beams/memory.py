@@ -140,7 +140,7 @@ def measure(width: int, steps: int, page_size: int, forks: str, seed: int) -> Ca
 
 
 def pages_of(scheduler: Scheduler, search: Request) -> np.ndarray:
-    return scheduler._memory.beam_rows.pages(search.held_beams)
+    return scheduler._beams.pages(search)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...radix.lease import Lease, LeaseTable
+from ..beam.memory import BeamMemory
 from ..config import SchedulerConfig
 from ..kv_memory import KVMemory
 from ..outcome import Retained
@@ -50,8 +51,9 @@ class Handover:
 class Continuations:
     """See the module."""
 
-    def __init__(self, config: SchedulerConfig, memory: KVMemory, leases: LeaseTable) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, beams: BeamMemory, leases: LeaseTable) -> None:
         self._memory = memory
+        self._beams = beams
         self._leases = leases
         self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
         self._parked = ParkedChildren()
@@ -142,7 +144,7 @@ class Continuations:
         assert group is not None
         results = group.results
         wanted = [i for i in range(len(results)) if i < num_retained or self._parked.waiting_for(search.rid, i)]
-        granted = self._memory.retain_results(search, [results[i] for i in wanted], now + search.retain_ttl)
+        granted = self._beams.retain_results(search, [results[i] for i in wanted], now + search.retain_ttl)
         leases: list[Lease | None] = [None] * len(results)
         for index, lease in zip(wanted, granted):
             leases[index] = lease

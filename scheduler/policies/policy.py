@@ -1,43 +1,60 @@
-"""Orders of the waiting queue. A policy is a plain object: waiting requests in, the same requests ordered out."""
+"""The one home of scheduling policy: who goes first, who waits for whom, and who gives way when memory runs out.
+
+Admission, decoding, retraction and the lease table ask; they decide nothing of this themselves. A policy sees requests
+(arrival, inheritance, how often retracted), leases and the time, and answers. It changes nothing but its own notes.
+``now`` is the scheduler's clock in seconds, the same for a whole turn.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from ...radix.cache import RadixCache
-from ..config import PolicyName
+from ...radix.lease import Lease
 from ..request import Request
 
 
 class SchedulePolicy(Protocol):
-    def order(self, waiting: list[Request]) -> list[Request]:
-        """``waiting`` comes in order of arrival; returns the order in which admission tries them."""
+    """To add one: a class in a file of its own, usually on `BasePolicy`, and a line in registry.py."""
+
+    min_shared_tokens: int
+    """A request waits for a prompt that the coming step computes if that saves it at least so many tokens."""
+
+    max_deferred: int
+    """So many requests of a turn may wait like that and be passed by those behind them; then admission stops."""
+
+    def order(self, waiting: list[Request], now: float) -> list[Request]:
+        """The order in which admission tries the waiting requests: all of them, each once.
+
+        ``waiting`` is in order of arrival, a retracted request in its old place, and must not be changed; it may be
+        returned as it is. Admission stops at the first request that does not fit, so whoever is put in front of
+        others can hold them up, and whoever is always put behind others starves: a policy that lets some pass has
+        to bound it.
+        """
         ...
 
+    def admitted(self, request: Request, now: float) -> None:
+        """``request`` has been admitted and is about to leave the queue; ``order`` may want to count that."""
+        ...
 
-class FirstComeFirstServed:
-    """fcfs: whoever waits longest. A retracted request keeps its first arrival, so it comes back first."""
+    def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
+        """Who is retracted when a decode step finds no memory: one of ``running``, or ``prefilling``, whose prompt is
+        partly computed.
 
-    def order(self, waiting: list[Request]) -> list[Request]:
-        return waiting
+        Called again until the rest fits. ``running`` is not empty. Somebody must always get on: two requests must
+        never be able to retract each other in turns.
+        """
+        ...
 
+    def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
+        """What a live lease is worth: the lowest value breaks first when memory is needed, of equal ones the lease that
+        was granted first. As time passes the value may rise; it falls only where the lease itself changes."""
+        ...
 
-class LongestPrefixMatch:
-    """lpm: most cached tokens first, arrival breaks ties (SGLang's default). Long queues fall back to fcfs, since
-    every order costs one tree walk per waiting request."""
+    def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
+        """May ``lease``, the least valuable there is, break so that ``request`` is admitted beside those that run?
 
-    MAX_QUEUE = 128
-
-    def __init__(self, cache: RadixCache) -> None:
-        self._cache = cache
-
-    def order(self, waiting: list[Request]) -> list[Request]:
-        if len(waiting) > self.MAX_QUEUE:
-            return waiting
-        return sorted(waiting, key=lambda r: -self._cache.match_len(r.namespace, r.token_ids.view()))
-
-
-def make_policy(name: PolicyName, cache: RadixCache) -> SchedulePolicy:
-    if name == "lpm":
-        return LongestPrefixMatch(cache)
-    return FirstComeFirstServed()
+        Asked only while something else runs. A request that would run alone has any lease broken for it, and so has
+        a running one that needs a slot: no policy can keep the last request out.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""Sequences and requests as a sampler sees them, without a scheduler."""
+"""Sequences as a sampler sees them, without a scheduler."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from specs import make_spec
 
-from baton.radix.cache import KVSequence
 from baton.runtime.sampling.sequences import SequenceState
 from baton.scheduler.batch import SequenceInfo
 from baton.scheduler.constraints.constraint import AllowedTokens
-from baton.scheduler.request import Request
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -83,23 +80,3 @@ def allow(tokens_of: Mapping[int, Sequence[int] | np.ndarray]) -> AllowedTokens:
     pairs = [(row, token) for row in sorted(tokens_of) for token in sorted({int(i) for i in tokens_of[row]})]
     rows, tokens = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
     return AllowedTokens.pack(rows, tokens)
-
-
-def make_request(
-    *,
-    prompt: list[int] | None = None,
-    output: list[int] | None = None,
-    seed: int = 0,
-    row: int = 0,
-    rid: str = "r",
-    serial: int = 0,
-    **sampling,
-) -> Request:
-    """A running request that has generated ``output`` and holds request row ``row``."""
-    spec = make_spec(rid, prompt or [1], SamplingParams(**sampling))
-    request = Request(spec, index=0, seed=seed, arrival=0.0, serial=serial)
-    request.begin(request.token_ids, max_new_tokens=1000)
-    request.kv = KVSequence(namespace="", row=row, node=None, tree_len=0, length=0)
-    for token_id in output or []:
-        request.token_ids.append(token_id)
-    return request

@@ -19,7 +19,7 @@ from baton.radix.invariants import check_tree, conservation
 from baton.scheduler.batch import StepResult
 from baton.scheduler.beam.memory import BeamRows
 from baton.scheduler.beam.search import Hypothesis
-from baton.scheduler.config import PolicyName, SchedulerConfig
+from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import FinishReason
@@ -72,7 +72,7 @@ class Harness:
         max_finished_requests: int = 1024,
         context: int = 256,
         chunk: int = 64,
-        policy: PolicyName = "fcfs",
+        policy: str = "fcfs",
         disable_radix_cache: bool = False,
         depth: int = 1,
         eos: tuple[int, ...] = (),

@@ -48,8 +48,8 @@ def slow_sample(logits: torch.Tensor, sequence: KnownSequence, allowed: np.ndarr
     for token_id in {*sequence.prompt, *output}:
         value = logits[token_id]
         value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
-        value = value - np.float32(sampling.frequency_penalty) * output.count(token_id)
-        logits[token_id] = value - np.float32(sampling.presence_penalty) * (token_id in output)
+        value = value - float(np.float32(sampling.frequency_penalty) * output.count(token_id))
+        logits[token_id] = value - float(np.float32(sampling.presence_penalty) * (token_id in output))
     if sampling.is_greedy:
         return int(logits.argmax())
     weights = kept_tokens(logits, sequence)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draw_cases import random_case
-from sampling_requests import make_request
+from sampling_requests import make_sequence
 
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.ops import TORCH_OPS
@@ -49,9 +49,10 @@ def test_beams_ranked_by_either_survey_are_the_same(interpreter):
     from baton.runtime.sampling import triton_ranking
 
     logits = random_case(1, 8, 5000, ties=False).logits
-    step = BeamStep(make_request(beam_width=8), 0, 8, 16, np.linspace(-1, -2, 8, dtype=np.float32))
-    (expected,) = BeamRanker(5000, (2,), "cpu").rank(logits, [step])
+    sequence = make_sequence(beam_width=8)
+    step = BeamStep(0, 0, 8, 16, np.linspace(-1, -2, 8, dtype=np.float32))
+    (expected,) = BeamRanker(5000, (2,), "cpu").rank(logits, [step], [sequence])
     ops = replace(TORCH_OPS, row_statistics=triton_ranking.row_statistics)
-    (found,) = BeamRanker(5000, (2,), "cpu", ops).rank(logits, [step])
+    (found,) = BeamRanker(5000, (2,), "cpu", ops).rank(logits, [step], [sequence])
     assert np.array_equal(found.tokens, expected.tokens) and np.array_equal(found.parents, expected.parents)
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)

@@ -1,0 +1,103 @@
+"""KV that is still to be copied from slot to slot: noted when a row is forked or cut, done by the runtime in a step.
+
+    fork, cut ──add──▶ book ──take──▶ the step now formed makes the copies before it computes anything
+                        │
+                        └── the sequence is closed, or gives the target slots back: nobody needs them any more
+
+The rules of the book:
+
+- A row has one entry: a later change of the row replaces what was noted before.
+- A sequence's copies go with the very next step, whatever that computes: a lease may be waiting for them, and a lease
+  never computes anything.
+- A beam search's copies wait for a step that computes the search: it lives on if a step it has no part in fails.
+- A step reads all its sources before it writes any target. So whoever copies from a slot that is itself still to be
+  filled must copy from where the KV is now (`source_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..memory_pool.req_to_token import ReqToTokenPool
+from ..radix.cache import KVSequence
+from .batch import KVCopies
+
+
+@dataclass(slots=True, frozen=True)
+class _Entry:
+    sequence: KVSequence
+    copies: KVCopies
+    own_step: bool
+    """They wait for a step that computes the sequence."""
+
+
+class PendingCopies:
+    """The book of copies that no step has made yet, by the row of the sequence that needs them."""
+
+    def __init__(self, req_to_token: ReqToTokenPool) -> None:
+        self._req_to_token = req_to_token
+        self._entries: dict[int, _Entry] = {}
+
+    def add(self, sequence: KVSequence, source: np.ndarray, target: np.ndarray) -> None:
+        """Fill slots of a sequence. source, target: int32 [n]."""
+        self._entries[sequence.row] = _Entry(sequence, KVCopies(source, target), own_step=False)
+
+    def add_beams(self, trunk: KVSequence, copies: KVCopies) -> None:
+        """Fill slots of the beams that go on from a computed prompt, ``trunk``."""
+        self._entries[trunk.row] = _Entry(trunk, copies, own_step=True)
+
+    def has(self, sequence: KVSequence) -> bool:
+        """True if slots of the sequence, or of its beams, are still to be filled."""
+        return self._find(sequence) is not None
+
+    def source_of(self, sequence: KVSequence, slots: np.ndarray) -> np.ndarray:
+        """Where the K and V are now that a sequence names in ``slots``, int32 [n]."""
+        entry = self._find(sequence)
+        if entry is None:
+            return slots
+        source, target = entry.copies.source, entry.copies.target
+        order = np.argsort(target)
+        place = order[np.searchsorted(target, slots, sorter=order).clip(max=len(order) - 1)]
+        return np.where(target[place] == slots, source[place], slots)
+
+    def take(self, searches: Iterable[KVSequence] = ()) -> list[KVCopies]:
+        """The copies that the step now formed has to make; they leave the book. ``searches``: the prompts of the beam
+        searches that it computes."""
+        if not self._entries:
+            return []
+        rows = {trunk.row for trunk in searches}
+        taken: list[KVCopies] = []
+        waiting: dict[int, _Entry] = {}
+        for row, entry in self._entries.items():
+            if entry.sequence.node is None:
+                continue
+            if not entry.own_step:
+                taken.append(self._still_wanted(entry))
+            elif row in rows:
+                taken.append(entry.copies)
+            else:
+                waiting[row] = entry
+        self._entries = waiting
+        return taken
+
+    def drop(self, sequence: KVSequence) -> None:
+        """The sequence, or its beams, need no copies any more."""
+        if self.has(sequence):
+            del self._entries[sequence.row]
+
+    def clear(self) -> None:
+        """Nobody needs any copies any more."""
+        self._entries.clear()
+
+    def _find(self, sequence: KVSequence) -> _Entry | None:
+        entry = self._entries.get(sequence.row)
+        return entry if entry is not None and entry.sequence is sequence else None
+
+    def _still_wanted(self, entry: _Entry) -> KVCopies:
+        """Without those whose target the sequence has given back since."""
+        sequence, copies = entry.sequence, entry.copies
+        named = np.isin(copies.target, self._req_to_token.rows[sequence.row, : sequence.length])
+        return copies if named.all() else KVCopies(copies.source[named], copies.target[named])

@@ -1,0 +1,60 @@
+"""What all policies share; each adds its `rank`, and overrides what it sees differently."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ...radix.lease import Lease, LeaseState
+from ..request import Request
+
+
+class BasePolicy(ABC):
+    """Children return first, the newest gives way, and leases hold until nothing else runs."""
+
+    min_shared_tokens = 32
+    max_deferred = 256
+    max_passes = 32
+    """Children with a lease may pass the head of the queue so many times before it is its turn."""
+
+    def __init__(self) -> None:
+        self._head: Request | None = None
+        """The first of those without a lease; children have passed it ``_passes`` times."""
+        self._passes = 0
+
+    @abstractmethod
+    def rank(self, waiting: list[Request], now: float) -> list[Request]:
+        """The order of the queue if nobody had a lease; as `SchedulePolicy.order`."""
+
+    def order(self, waiting: list[Request], now: float) -> list[Request]:
+        """As ranked, but children for which a lease waits come first: they cost little and free the lease. No more
+        than ``max_passes`` of them pass the same request."""
+        ranked = self.rank(waiting, now)
+        plain = [request for request in ranked if not request.has_claim]
+        if len(plain) == len(ranked):
+            return ranked
+        if plain and plain[0] is not self._head:
+            self._head, self._passes = plain[0], 0
+        if self._passes >= self.max_passes:
+            return ranked
+        return [request for request in ranked if request.has_claim] + plain
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Count a child that arrived after the head of the queue and goes before it."""
+        if self._head is not None and request.inheritance is not None:
+            self._passes += request.serial > self._head.serial
+
+    def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
+        """The prompt that is partly computed, else the request that arrived last: the oldest always gets on."""
+        return prefilling or max(running, key=lambda request: (request.arrival, request.serial))
+
+    def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
+        """Granted leases break before claimed ones: of them the one that would expire first, then the claimed one
+        that was granted last."""
+        if lease.state is LeaseState.CLAIMED:
+            return 1, -lease.serial
+        return 0, lease.deadline
+
+    def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
+        """Never: a newcomer would be let in at the cost of somebody who is about to return."""
+        return False

@@ -1,0 +1,13 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from ..request import Request
+from .base import BasePolicy
+
+
+class FirstComeFirstServed(BasePolicy):
+    """Whoever has waited longest. A retracted request keeps its first arrival, so it comes back first."""
+
+    def rank(self, waiting: list[Request], now: float) -> list[Request]:
+        return waiting

@@ -1,0 +1,48 @@
+"""Requests and leases for the tests of scheduling policies: nothing runs, nothing is allocated."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.radix.cache import KVSequence
+from baton.radix.lease import Lease, LeaseState
+from baton.scheduler.request import ContinuationSpec, Inheritance, Request, RequestSpec, TokenBuffer
+from baton.scheduler.sampling_params import SamplingParams
+
+
+def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: str = "") -> Request:
+    """The ``number``-th to arrive, that many seconds after the first."""
+    ids = np.array(prompt or [number, 1, 2], dtype=np.int32)
+    spec = RequestSpec(f"r{number}", ids, SamplingParams(max_new_tokens=4), namespace)
+    request = Request(spec, index=0, seed=0, arrival=float(number), sequence_number=number)
+    request.begin(TokenBuffer(ids), 4)
+    return request
+
+
+def returning_child(number: int, *, lease: Lease | None = None) -> Request:
+    """A continuation for which a claimed lease waits."""
+    ids = np.array([number, 5], dtype=np.int32)
+    spec = RequestSpec(f"c{number}", ids, SamplingParams(max_new_tokens=4), continuation=ContinuationSpec("parent"))
+    request = Request(spec, index=0, seed=0, arrival=float(number), sequence_number=number)
+    request.begin(TokenBuffer(ids), 4)
+    request.inheritance = Inheritance("handoff", lease=lease or claimed_lease(number))
+    return request
+
+
+def granted_lease(serial: int, deadline: float) -> Lease:
+    return Lease(_kept(), deadline, serial)
+
+
+def claimed_lease(serial: int, deadline: float = 0.0) -> Lease:
+    return Lease(_kept(), deadline, serial, state=LeaseState.CLAIMED, claims=1)
+
+
+def _kept() -> KVSequence:
+    return KVSequence("", row=0, node=None, tree_len=0, length=9)
+
+
+def admit(child: Request) -> Request:
+    """What admission makes of a child: its lease is its own KV now."""
+    assert child.inheritance is not None
+    child.inheritance.lease = None
+    return child

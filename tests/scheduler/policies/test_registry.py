@@ -1,0 +1,146 @@
+"""A policy is a class and a line in the registry; the scheduler asks it for all that it decides."""
+
+from __future__ import annotations
+
+import pytest
+from kv_echo import expected_output, prompt_of
+from scheduler_harness import Harness
+
+from baton.entrypoints.server_args import UsageError, build_parser, compose, parse_command_line
+from baton.radix.lease import Lease
+from baton.scheduler.policies.fcfs import FirstComeFirstServed
+from baton.scheduler.policies.registry import POLICIES
+from baton.scheduler.request import Request, RequestStatus
+
+
+class Mine(FirstComeFirstServed):
+    """Last come, first served; the oldest gives way; the lease that would expire last breaks first."""
+
+    breaks_leases = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def rank(self, waiting: list[Request], now: float) -> list[Request]:
+        self.times.append(now)
+        return waiting[::-1]
+
+    def victim(self, running, prefilling, now: float) -> Request:
+        self.times.append(now)
+        return running[0]
+
+    def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
+        self.times.append(now)
+        return 0, -lease.deadline
+
+    def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
+        self.times.append(now)
+        return self.breaks_leases
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Mine:
+    policy = Mine()
+    monkeypatch.setitem(POLICIES, "mine", lambda cache: policy)
+    return policy
+
+
+def request_of(harness: Harness, rid: str) -> Request:
+    request = harness.outcomes[rid, 0].request
+    assert request is not None
+    return request
+
+
+def test_choices_of_the_flag_are_the_registry() -> None:
+    assert f"{{{','.join(POLICIES)}}}" in build_parser().format_help()
+    for name in POLICIES:
+        assert parse_command_line(["--model-path", "m", "--schedule-policy", name]).scheduler.schedule_policy == name
+    with pytest.raises(UsageError, match="'sjf'; use one of fcfs, lpm"):
+        compose({"model_path": "m", "schedule_policy": "sjf"})
+
+
+def test_the_policy_orders_the_queue(mine: Mine) -> None:
+    harness = Harness(policy="mine", rows=1)
+    for rid in ("first", "second", "third"):
+        harness.add(rid, prompt_of(20, len(rid)), 2)
+    harness.step()
+    statuses = [request_of(harness, rid).status for rid in ("first", "second", "third")]
+    assert statuses == [RequestStatus.WAITING, RequestStatus.WAITING, RequestStatus.RUNNING]
+    harness.run()
+
+
+def test_the_policy_picks_the_victim(mine: Mine) -> None:
+    harness = Harness(policy="mine", num_tokens=100, rows=2)
+    harness.scheduler._reserve._ratio = 0.0  # so that both are admitted
+    harness.add("a", prompt_of(30, 1), 40)
+    harness.step()
+    harness.add("b", prompt_of(30, 2), 30)
+    while not any(request_of(harness, rid).retractions for rid in "ab"):
+        harness.step()
+    assert [request_of(harness, rid).retractions for rid in "ab"] == [1, 0]
+    harness.run()
+    assert harness.outcomes["a", 0].tokens == expected_output(prompt_of(30, 1), 40)
+
+
+def pool_of_leases(policy: str) -> Harness:
+    """Two leases of 100 tokens in a pool of 256, one that expires soon and one late; a small request runs."""
+    harness = Harness(policy=policy, num_tokens=256, leased_ratio=1.0)
+    harness.add("soon", prompt_of(100, 1), 1, retain_ttl=1e5)
+    harness.add("late", prompt_of(99, 2), 1, retain_ttl=1e6)
+    harness.run()
+    harness.add("small", prompt_of(5, 3), 20)
+    harness.step()
+    return harness
+
+
+def test_leases_break_for_whom_the_policy_says(mine: Mine) -> None:
+    harness = pool_of_leases("mine")
+    harness.add("large", prompt_of(60, 4), 2)
+    harness.step()
+    assert request_of(harness, "large").kv is not None
+    assert harness.scheduler.stats().leases_broken == 1
+    harness.run()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "mine"])
+def test_when_nothing_runs_leases_break_whatever_the_policy_says(mine: Mine, policy: str) -> None:
+    mine.breaks_leases = False
+    harness = pool_of_leases(policy)
+    harness.add("large", prompt_of(60, 4), 2)
+    harness.step()
+    assert request_of(harness, "large").kv is None and harness.scheduler.stats().leases_broken == 0
+    harness.run()
+    assert harness.outcomes["large", 0].tokens == expected_output(prompt_of(60, 4), 2)
+    assert harness.scheduler.stats().leases_broken == 1
+
+
+@pytest.mark.parametrize(("limit", "is_admitted"), [(3, True), (2, False)])
+def test_the_policy_bounds_how_many_wait_for_a_prefix_and_are_passed(mine: Mine, limit: int, is_admitted: bool) -> None:
+    mine.max_deferred = limit
+    harness = Harness(policy="mine", num_tokens=1024)
+    harness.add("behind", prompt_of(20, 5), 2)
+    for number in range(3):  # `Mine` takes the last first; these two wait for its prompt
+        harness.add(f"same{number}", prompt_of(50), 2)
+    harness.step()
+    assert (request_of(harness, "behind").kv is not None) is is_admitted
+    harness.run()
+
+
+@pytest.mark.parametrize(("least", "computed"), [(40, 50 + 1), (51, 100)])
+def test_the_policy_says_what_is_worth_waiting_for(mine: Mine, least: int, computed: int) -> None:
+    mine.min_shared_tokens = least
+    harness = Harness(policy="mine", chunk=200)
+    harness.add("a", prompt_of(50), 1)
+    harness.add("b", prompt_of(50), 1)
+    harness.run()
+    assert harness.model.computed_tokens == computed
+
+
+def test_a_policy_is_told_the_time_of_the_turn(mine: Mine) -> None:
+    harness = pool_of_leases("mine")
+    harness.add("large", prompt_of(60, 4), 2)
+    mine.times.clear()
+    harness.step()
+    assert len(mine.times) >= 3 and set(mine.times) == {harness.now}
+    harness.run()

@@ -1,0 +1,109 @@
+"""The rules of the book of copies that no step has made yet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cache_rig import int32
+
+from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.radix.cache import KVSequence, RadixCache
+from baton.scheduler.batch import KVCopies
+from baton.scheduler.pending_copies import PendingCopies
+
+
+class Book:
+    """A book beside sequences of four tokens in the slots 10, 11, 12, 13 (row 0), 20, … (row 1) and so on."""
+
+    def __init__(self) -> None:
+        self.pool = ReqToTokenPool(4, 16)
+        self._root = RadixCache(self.pool, Allocator(64, 1), page_size=1).tree.root
+        self.copies = PendingCopies(self.pool)
+
+    def sequence(self, row: int) -> KVSequence:
+        self.pool.write(row, 0, np.arange(10 * row + 10, 10 * row + 14, dtype=np.int32))
+        return KVSequence("", row, self._root, 0, 4)
+
+    def take(self, *searches: KVSequence) -> list[tuple[int, int]]:
+        """(source, target) of all copies of a step."""
+        parts = self.copies.take(searches)
+        return [pair for part in parts for pair in zip(part.source.tolist(), part.target.tolist(), strict=True)]
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def test_copies_of_a_sequence_go_with_the_next_step_and_once(book: Book) -> None:
+    first, second = book.sequence(0), book.sequence(1)
+    book.copies.add(first, int32(50, 51), int32(12, 13))
+    book.copies.add(second, int32(52), int32(23))
+    assert book.take() == [(50, 12), (51, 13), (52, 23)]
+    assert book.take() == [] and not book.copies.has(first)
+
+
+def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None:
+    search, other, plain = (book.sequence(row) for row in range(3))
+    book.copies.add_beams(search, KVCopies(int32(13), int32(60)))
+    book.copies.add_beams(other, KVCopies(int32(23), int32(61)))
+    book.copies.add(plain, int32(50), int32(33))
+    assert book.take() == [(50, 33)]
+    assert book.take(other) == [(23, 61)]
+    assert book.copies.has(search) and not book.copies.has(other)
+    assert book.take(search, other) == [(13, 60)]
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_a_sequence_that_is_closed_needs_none(book: Book, own_step: bool) -> None:
+    closed = book.sequence(0)
+    if own_step:
+        book.copies.add_beams(closed, KVCopies(int32(13), int32(60)))
+    else:
+        book.copies.add(closed, int32(50), int32(13))
+    closed.node = None
+    assert book.take(closed) == []
+    assert book.take(book.sequence(0)) == []
+
+
+def test_what_has_been_given_back_since_is_not_copied(book: Book) -> None:
+    cut = book.sequence(0)
+    book.copies.add(cut, int32(50, 51, 52), int32(11, 12, 13))
+    cut.length = 3
+    assert book.take() == [(50, 11), (51, 12)]
+
+
+def test_a_later_change_of_the_row_replaces_what_was_noted(book: Book) -> None:
+    sequence = book.sequence(0)
+    book.copies.add(sequence, int32(50, 51), int32(12, 13))
+    book.copies.add(sequence, int32(52), int32(12))
+    assert book.take() == [(52, 12)]
+
+
+def test_what_is_still_to_be_filled_is_copied_from_where_it_is_now(book: Book) -> None:
+    sequence = book.sequence(0)
+    book.copies.add(sequence, int32(55, 51), int32(13, 11))
+    assert book.copies.source_of(sequence, int32(10, 11, 12, 13)).tolist() == [10, 51, 12, 55]
+    assert book.copies.source_of(book.sequence(1), int32(11, 13)).tolist() == [11, 13]
+    book.take()
+    assert book.copies.source_of(sequence, int32(11, 13)).tolist() == [11, 13]
+
+
+def test_the_next_owner_of_a_row_does_not_inherit_its_copies(book: Book) -> None:
+    before = book.sequence(0)
+    book.copies.add(before, int32(50), int32(13))
+    after = book.sequence(0)
+    assert book.copies.has(before) and not book.copies.has(after)
+    book.copies.drop(after)
+    assert book.copies.has(before)
+    book.copies.drop(before)
+    assert book.take() == []
+
+
+def test_clear_forgets_all(book: Book) -> None:
+    sequence, search = book.sequence(0), book.sequence(1)
+    book.copies.add(sequence, int32(50), int32(13))
+    book.copies.add_beams(search, KVCopies(int32(23), int32(60)))
+    book.copies.clear()
+    assert book.take(search) == []
