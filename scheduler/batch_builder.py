@@ -33,7 +33,7 @@ def plan_step(
     *,
     step_id: int,
     row_updates: RowUpdates,
-    copies: KVCopies,
+    copies: list[KVCopies],
     input_ids: np.ndarray | None = None,
 ) -> PlannedStep:
     """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
@@ -63,7 +63,7 @@ def plan_step(
             logprob_starts=new_lens - prefix_lens,
             logprob_targets=[],
             row_updates=row_updates,
-            copies=copies,
+            copies=KVCopies.join(copies),
         ),
         requests,
     )

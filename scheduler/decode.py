@@ -11,8 +11,8 @@ import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch
 from .batch_builder import PlannedStep, add_searches, plan_step
-from .beam.memory import BeamMemory
-from .kv_memory import KVMemory
+from .memory.beam_memory import BeamMemory
+from .memory.kv_memory import KVMemory
 from .request import Request
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..radix.lease import Lease
 from .batch import ForwardMode
 from .batch_builder import PlannedStep, plan_step
-from .kv_memory import KVMemory
+from .memory.kv_memory import KVMemory
 from .policies.policy import SchedulePolicy
 from .request import Request, RequestStatus
 

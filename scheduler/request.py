@@ -25,7 +25,7 @@ import numpy as np
 
 from ..radix.cache import KVSequence
 from ..radix.lease import Lease
-from .beam.memory import BeamKV
+from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
 from .outcome import FinishReason, Retained

@@ -20,22 +20,22 @@ from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
-from .beam.memory import BeamMemory
 from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
-from .kv_memory import KVMemory
 from .limits import check_beam_limits, check_lengths, check_logprob_start
+from .memory.beam_memory import BeamMemory
+from .memory.kv_memory import KVMemory
+from .memory.self_check import audit_pages, unaccounted_tokens
 from .outcome import FinishReason
 from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
 from .request import Request, RequestEvent, RequestStatus
 from .request_spec import RequestSpec
-from .self_check import audit_pages, unaccounted_tokens
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .token_buffer import TokenBuffer
 

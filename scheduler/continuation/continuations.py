@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...radix.lease import Lease, LeaseTable
-from ..beam.memory import BeamMemory
 from ..config import SchedulerConfig
-from ..kv_memory import KVMemory
+from ..memory.beam_memory import BeamMemory
+from ..memory.kv_memory import KVMemory
 from ..outcome import Retained
 from ..refusal import RequestRefused
 from ..request import ContinuationPath, Inheritance, Request, RequestStatus

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+from specs import make_spec
 
 from baton.radix.cache import KVSequence
 from baton.radix.lease import Lease, LeaseState
-from baton.scheduler.request import ContinuationSpec, Inheritance, Request, RequestSpec, TokenBuffer
+from baton.scheduler.request import Inheritance, Request
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.token_buffer import TokenBuffer
 
 
 def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: str = "") -> Request:
     """The ``number``-th to arrive, that many seconds after the first."""
     ids = np.array(prompt or [number, 1, 2], dtype=np.int32)
-    spec = RequestSpec(f"r{number}", ids, SamplingParams(max_new_tokens=4), namespace)
-    request = Request(spec, index=0, seed=0, arrival=float(number), sequence_number=number)
+    spec = make_spec(f"r{number}", ids, SamplingParams(max_new_tokens=4), namespace=namespace)
+    request = Request(spec, index=0, seed=0, arrival=float(number), serial=number)
     request.begin(TokenBuffer(ids), 4)
     return request
 
@@ -22,8 +25,8 @@ def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: 
 def returning_child(number: int, *, lease: Lease | None = None) -> Request:
     """A continuation for which a claimed lease waits."""
     ids = np.array([number, 5], dtype=np.int32)
-    spec = RequestSpec(f"c{number}", ids, SamplingParams(max_new_tokens=4), continuation=ContinuationSpec("parent"))
-    request = Request(spec, index=0, seed=0, arrival=float(number), sequence_number=number)
+    spec = make_spec(f"c{number}", ids, SamplingParams(max_new_tokens=4), continuation=ContinuationSpec("parent"))
+    request = Request(spec, index=0, seed=0, arrival=float(number), serial=number)
     request.begin(TokenBuffer(ids), 4)
     request.inheritance = Inheritance("handoff", lease=lease or claimed_lease(number))
     return request

@@ -17,7 +17,7 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_tree, conservation
 from baton.scheduler.batch import StepResult
-from baton.scheduler.beam.memory import BeamRows
+from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie

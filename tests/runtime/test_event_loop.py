@@ -17,14 +17,7 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
-from baton.runtime.messages import (
-    AbortRequest,
-    ControlReply,
-    ControlRequest,
-    RequestError,
-    TokenOutputs,
-    WorkerStats,
-)
+from baton.runtime.messages import AbortRequest, ControlReply, ControlRequest, RequestError, TokenOutputs, WorkerStats
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.step_runner import StepOutput
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes

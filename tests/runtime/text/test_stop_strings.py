@@ -11,12 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.runtime.text.incremental_decode import IncrementalDecoder
-from baton.runtime.text.stop_strings import (
-    StopStringChecker,
-    StopStringMatcher,
-    find_final_stop,
-    held_back,
-)
+from baton.runtime.text.stop_strings import StopStringChecker, StopStringMatcher, find_final_stop, held_back
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import StopMatch
 from baton.scheduler.sampling_params import SamplingParams

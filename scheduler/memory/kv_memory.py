@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..memory_pool.allocator import Allocator
-from ..memory_pool.req_to_token import ReqToTokenPool
-from ..radix.cache import KVSequence, RadixCache
-from ..radix.lease import Lease, LeaseTable
+from ...memory_pool.allocator import Allocator
+from ...memory_pool.req_to_token import ReqToTokenPool
+from ...radix.cache import KVSequence, RadixCache
+from ...radix.lease import Lease, LeaseTable
+from ..request import Request
 from .pending_copies import PendingCopies
-from .request import Request
 
 
 class KVMemory:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..radix.cache import KVSequence, RadixCache
-from ..radix.invariants import dump
+from ...radix.cache import KVSequence, RadixCache
+from ...radix.invariants import dump
 
 logger = logging.getLogger(__name__)
 

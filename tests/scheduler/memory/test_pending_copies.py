@@ -10,7 +10,7 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import KVSequence, RadixCache
 from baton.scheduler.batch import KVCopies
-from baton.scheduler.pending_copies import PendingCopies
+from baton.scheduler.memory.pending_copies import PendingCopies
 
 
 class Book:

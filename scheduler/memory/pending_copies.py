@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..memory_pool.req_to_token import ReqToTokenPool
-from ..radix.cache import KVSequence
-from .batch import KVCopies
+from ...memory_pool.req_to_token import ReqToTokenPool
+from ...radix.cache import KVSequence
+from ..batch import KVCopies
 
 
 @dataclass(slots=True, frozen=True)

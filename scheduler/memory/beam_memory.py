@@ -1,0 +1,101 @@
+"""The KV of beam searches, from the first step behind the prompt to the end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...radix.cache import KVSequence
+from ...radix.lease import Lease
+from ..beam.rows import BeamRows
+from ..beam.search import Hypothesis
+from ..request import Request
+from .kv_memory import KVMemory
+
+
+class BeamMemory:
+    """Forks, keeps and closes what the beams of a search hold. Their prompt is opened, extended and closed like that
+    of any other request."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        self._memory = memory
+        self._rows = BeamRows(memory.req_to_token, memory.allocator)
+
+    def start(self, search: Request) -> None:
+        """The prompt is computed: from now on the beams hold what comes behind its whole pages."""
+        assert search.beams is not None
+        search.beam_kv = self._rows.adopt(search.held_kv, search.beams.num_live)
+        search.committed_len = search.scheduled_len = search.held_kv.length
+
+    def pages(self, search: Request) -> np.ndarray:
+        """int32 [n]: the pages that the beams hold, each once."""
+        return self._rows.pages(search.held_beams)
+
+    def fork(self, search: Request, now: float) -> bool:
+        """Give each beam of the next step its row; False, and nothing changed, if there is no memory."""
+        kv = search.held_beams
+        if kv.is_forked:
+            return True
+        self._memory.reclaim(self._rows.tokens_to_fork(kv), now)
+        copies = self._rows.fork_rows(kv)
+        if copies is None:
+            return False
+        if len(copies):
+            self._memory.copies.add_beams(search.held_kv, copies)
+        return True
+
+    def keep_finished(self, search: Request, finished: list[tuple[Hypothesis, int]]) -> None:
+        """Note where the KV of sequences that have just finished is; with each comes the beam it went on from."""
+        kv = search.held_beams
+        for hypothesis, parent in finished:
+            hypothesis.slots = self._memory.req_to_token.rows[kv.rows[parent], kv.start : kv.length].copy()
+
+    def choose(self, search: Request, parents: np.ndarray) -> None:
+        """The search goes on from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
+        assert search.beams is not None
+        kept: list[np.ndarray] = []
+        for rank, hypothesis in enumerate(search.beams.finished):
+            if rank >= search.num_retained:
+                hypothesis.slots = None  # a rank only ever gets worse
+            elif hypothesis.slots is not None:
+                kept.append(hypothesis.slots)
+        self._rows.choose(search.held_beams, parents, kept)
+
+    def retain_results(self, search: Request, results: list[Hypothesis], deadline: float) -> list[Lease | None]:
+        """A lease on each finished sequence, as far as its KV is still there: at least the prompt's. None where a
+        budget or the pool has no room for it. The search itself goes on holding what it holds."""
+        pool, table, trunk = self._memory.req_to_token, self._memory.leases, search.held_kv
+        prompt_slots = pool.rows[trunk.row, : trunk.length].copy()
+        leases: list[Lease | None] = []
+        for hypothesis in results:
+            row = pool.alloc() if len(table) < table.max_leases else None
+            if row is None:
+                leases.append(None)
+                continue
+            slots = hypothesis.slots if hypothesis.slots is not None else prompt_slots[:0]
+            pool.write(row, 0, prompt_slots)
+            pool.write(row, trunk.length, slots)
+            length = min(trunk.length + len(slots), search.prompt_len + hypothesis.kept_tokens)
+            view = KVSequence(trunk.namespace, row, trunk.node, trunk.tree_len, length)
+            forked = self._memory.fork_into(view, length, row)
+            lease = table.grant(forked, deadline) if forked is not None else None
+            if forked is None:
+                pool.free(row)
+            elif lease is None:
+                self._memory.cache.release(forked)
+            leases.append(lease)
+        return leases
+
+    def close(self, search: Request, quarantine_step: int | None) -> None:
+        """Give back what the beams hold, before the prompt is closed; nothing if there are none yet.
+
+        quarantine_step: a step in flight may still write for the search; the pages come back after it.
+        """
+        if search.beam_kv is None:
+            return
+        in_flight = quarantine_step if search.num_output_placeholders else None
+        self._rows.close(search.beam_kv, search.held_kv, in_flight)
+        search.beam_kv = None
+        self._memory.copies.drop(search.held_kv)
+        assert search.beams is not None
+        for hypothesis in search.beams.finished:
+            hypothesis.slots = None
