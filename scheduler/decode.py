@@ -26,7 +26,7 @@ class DecodeScheduler:
         self._memory = memory
         self.running: list[Request] = []
 
-    def next_batch(self, step_id: int, previous: ScheduleBatch | None) -> ScheduleBatch | None:
+    def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> ScheduleBatch | None:
         """The next decode step; None if no request can take one. Raises OutOfMemory.
 
         previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
@@ -35,9 +35,9 @@ class DecodeScheduler:
         searches = [r for r in self.running if r.beams is not None and not r.num_output_placeholders]
         if not requests and not searches:
             return None
-        if not all(map(self._memory.fork_beams, searches)):
+        if not all(self._memory.fork_beams(search, now) for search in searches):
             raise OutOfMemory
-        slots = self._memory.extend_by_one(requests, searches)
+        slots = self._memory.extend_by_one(requests, searches, now)
         if slots is None:
             raise OutOfMemory
         new_lens = np.fromiter((r.scheduled_len + 1 for r in requests), dtype=np.int32, count=len(requests))

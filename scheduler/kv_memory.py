@@ -67,7 +67,7 @@ class KVMemory:
             if reserve is not None:
                 return False
             claimed = request.inheritance.lease if request.inheritance is not None else None
-            if not (self.leases.break_one(spare=claimed) or self.leases.break_one()):
+            if not (self.leases.break_one(now, spare=claimed) or self.leases.break_one(now)):
                 return False
         return True
 
@@ -151,7 +151,7 @@ class KVMemory:
 
     # -- extend -------------------------------------------------------------------------------------------------------
 
-    def extend(self, request: Request, new_len: int) -> np.ndarray | None:
+    def extend(self, request: Request, new_len: int, now: float) -> np.ndarray | None:
         """Slots for the tokens of a request up to ``new_len``; evicts and breaks leases if need be.
 
         Returns int32 [new tokens] and has written the row, or None and has allocated nothing.
@@ -160,14 +160,14 @@ class KVMemory:
         old_lens, new_lens = np.array([old_len], dtype=np.int32), np.array([new_len], dtype=np.int32)
         last = max(old_len - 1, 0)
         last_slots = self.req_to_token.rows[kv.row, last : last + 1]
-        self._make_free(self.allocator.tokens_needed(old_lens, new_lens), may_break=True)
+        self._make_free(self.allocator.tokens_needed(old_lens, new_lens), break_at=now)
         slots = self.allocator.alloc_extend(old_lens, new_lens, last_slots)
         if slots is not None:
             self.req_to_token.write(kv.row, old_len, slots)
             kv.length = new_len
         return slots
 
-    def extend_by_one(self, requests: list[Request], searches: list[Request]) -> np.ndarray | None:
+    def extend_by_one(self, requests: list[Request], searches: list[Request], now: float) -> np.ndarray | None:
         """One slot for each request, then one for each beam of each search, which has been forked; as `extend`."""
         rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
         old_lens = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
@@ -176,7 +176,7 @@ class KVMemory:
             old_lens.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
         all_rows, all_lens = np.concatenate(rows), np.concatenate(old_lens)
         last_slots = self.req_to_token.rows[all_rows, np.maximum(all_lens - 1, 0)]
-        self._make_free(self.allocator.tokens_needed(all_lens, all_lens + 1), may_break=True)
+        self._make_free(self.allocator.tokens_needed(all_lens, all_lens + 1), break_at=now)
         slots = self.allocator.alloc_extend(all_lens, all_lens + 1, last_slots)
         if slots is None:
             return None
@@ -187,11 +187,12 @@ class KVMemory:
             search.held_beams.length += 1
         return slots
 
-    def _make_free(self, needed: int, *, may_break: bool = False) -> None:
-        """Evict until ``needed`` tokens are free, or nothing is left to evict; leases only with ``may_break``."""
+    def _make_free(self, needed: int, *, break_at: float | None = None) -> None:
+        """Evict until ``needed`` tokens are free, or nothing is left to evict. Leases break only if the caller says at
+        what time."""
         while (short := needed - self.allocator.free_tokens) > 0:
             self.cache.evict(short)
-            if needed <= self.allocator.free_tokens or not may_break or not self.leases.break_one():
+            if needed <= self.allocator.free_tokens or break_at is None or not self.leases.break_one(break_at):
                 return
 
     def take_copies(self, searches: Sequence[Request] = ()) -> list[KVCopies]:
@@ -238,12 +239,12 @@ class KVMemory:
         request.beam_kv = self.beam_rows.adopt(request.held_kv, request.beams.num_live)
         request.committed_len = request.scheduled_len = request.held_kv.length
 
-    def fork_beams(self, search: Request) -> bool:
+    def fork_beams(self, search: Request, now: float) -> bool:
         """Give each beam of the next step its row; False, and nothing changed, if there is no memory."""
         kv = search.held_beams
         if kv.is_forked:
             return True
-        self._make_free(self.beam_rows.tokens_to_fork(kv), may_break=True)
+        self._make_free(self.beam_rows.tokens_to_fork(kv), break_at=now)
         copies = self.beam_rows.fork_rows(kv)
         if copies is None:
             return False

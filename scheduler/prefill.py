@@ -113,7 +113,7 @@ class PrefillScheduler:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
         computes join ``running``. ``computing``: requests of an extend step in flight."""
         step = ExtendStep(self._chunk_size)
-        if self.prefilling is not None and not self._add_chunk(self.prefilling, step):
+        if self.prefilling is not None and not self._add_chunk(self.prefilling, step, now):
             return None  # no memory for the next chunk: running requests must end or be retracted first
         if waiting:
             self._admit(waiting, running, computing, step, now)
@@ -162,7 +162,7 @@ class PrefillScheduler:
             if not self._memory.open(request, None if alone else reserve + own_reserve, now):
                 break
             request.status = RequestStatus.PREFILLING
-            if not self._add_chunk(request, step):
+            if not self._add_chunk(request, step, now):
                 self._memory.close(request, None)
                 request.status = RequestStatus.WAITING
                 break
@@ -201,10 +201,10 @@ class PrefillScheduler:
         cached = self._memory.cache.match_len(request.namespace, request.token_ids.view(0, common))
         return common - common % self._memory.page_size - cached >= MIN_SHARED_TOKENS
 
-    def _add_chunk(self, request: Request, step: ExtendStep) -> bool:
+    def _add_chunk(self, request: Request, step: ExtendStep, now: float) -> bool:
         """Allocate as much of the request's known tokens as the budget allows; False if there is no memory."""
         new = min(len(request.token_ids) - request.scheduled_len, step.budget)
-        slots = self._memory.extend(request, request.scheduled_len + new)
+        slots = self._memory.extend(request, request.scheduled_len + new, now)
         if slots is None:
             return False
         step.add(request, request.scheduled_len + new, slots)

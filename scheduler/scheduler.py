@@ -26,7 +26,7 @@ from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .kv_memory import KVMemory
 from .limits import check_beam_limits, check_lengths, check_logprob_start
-from .policies.policy import make_policy
+from .policies.policy import lease_value, make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
 from .request import FinishReason, Request, RequestSpec, RequestStatus, TokenBuffer
@@ -52,6 +52,7 @@ class Scheduler:
             cache,
             max_tokens=int(config.max_leased_ratio * allocator.total_tokens),
             max_leases=config.max_leased_requests,
+            value=lease_value,
         )
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
         self._reserve = DecodeReserve(allocator.page_size)
@@ -238,7 +239,7 @@ class Scheduler:
         if batch is not None:
             self._count_admissions(batch)
         elif self._decode.running:
-            batch = self._next_decode_batch()
+            batch = self._next_decode_batch(now)
         if batch is not None:
             self._counters.steps += 1
             self._in_flight.append(batch)
@@ -249,11 +250,11 @@ class Scheduler:
         """Between the chunks of a long prompt the running requests get a token, so that none stalls for long."""
         return self._last_was_extend and self._prefill.prefilling is not None and bool(self._decode.running)
 
-    def _next_decode_batch(self) -> ScheduleBatch | None:
+    def _next_decode_batch(self, now: float) -> ScheduleBatch | None:
         previous = self._in_flight[-1] if self._in_flight else None
         while True:
             try:
-                return self._decode.next_batch(self._counters.steps, previous)
+                return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
                 if self._in_flight:
                     return None  # retraction needs to know every token; the caller processes the step in flight first

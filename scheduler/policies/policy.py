@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...radix.cache import RadixCache
+from ...radix.lease import Lease, LeaseState
 from ..config import PolicyName
 from ..request import Request
 
@@ -41,3 +42,11 @@ def make_policy(name: PolicyName, cache: RadixCache) -> SchedulePolicy:
     if name == "lpm":
         return LongestPrefixMatch(cache)
     return FirstComeFirstServed()
+
+
+def lease_value(lease: Lease, now: float) -> tuple[int, float]:
+    """Which lease breaks first when memory is short: the one that expires first, whatever the time is; claimed ones
+    only when no other is left, the youngest of them first."""
+    if lease.state is LeaseState.CLAIMED:
+        return 1, -lease.serial
+    return 0, lease.deadline

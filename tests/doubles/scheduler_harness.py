@@ -14,7 +14,7 @@ from kv_echo import KVEchoModel
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.invariants import check_tree, conservation
+from baton.radix.invariants import check_leases, check_tree, conservation
 from baton.scheduler.batch import RequestEvent, StepResult
 from baton.scheduler.beam.memory import BeamRows
 from baton.scheduler.beam.search import Hypothesis
@@ -173,6 +173,7 @@ class Harness:
         if not self.check:
             return
         check_tree(self.cache)
+        check_leases(self.scheduler.leases)
         sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
         sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]
         searches = [r for r in self.scheduler.live_requests if r.beam_kv is not None]
