@@ -19,7 +19,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction import EvictionOrder
 from .node import ID_BYTES, TreeNode
-from .residency import DeviceOnly, Fate, Residency
+from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 
 
@@ -304,7 +304,7 @@ class RadixCache:
         if not victims:
             return 0
         for victim, fate in zip(victims, self.residency.fates(victims)):
-            if fate is Fate.DROP:
+            if fate == "drop":
                 self.tree.remove_leaf(victim)
         slots = victims[0].value if len(victims) == 1 else np.concatenate([victim.value for victim in victims])
         self.allocator.free(slots)

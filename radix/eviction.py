@@ -43,6 +43,10 @@ class EvictionOrder:
 
     def pop(self) -> TreeNode | None:
         """The least recently used unlocked leaf, without its entry; None if there is none."""
+        return next(self._take(), None)
+
+    def _take(self) -> Iterator[TreeNode]:
+        """One `pop` after the other; the order may change in between."""
         queue, heap = self._queue, self._heap
         while queue or heap:
             if not heap or (queue and queue[0] < heap[0]):
@@ -55,23 +59,16 @@ class EvictionOrder:
                 self._push(node)
             else:
                 node.in_order = False
-                return node
-        return None
-
-    def clear(self) -> None:
-        self._queue.clear()
-        self._heap.clear()
+                yield node
 
     def choose_victims(self, num_tokens: int) -> list[TreeNode]:
-        """Take leaves off the device until they hold ``num_tokens`` tokens, or none is left that is not locked; whole
-        nodes, least recently used first. A parent can follow its last child at once. Their slots stay theirs."""
+        """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; whole
+        nodes, the least recently used first. Once its last child is chosen, a parent is a leaf too."""
         victims: list[TreeNode] = []
-        while num_tokens > 0:
-            victim = self.pop()
-            if victim is None:
-                break
+        if num_tokens <= 0:
+            return victims
+        for victim in self._take():
             victims.append(victim)
-            num_tokens -= len(victim.value)
             victim.on_device = False
             parent = victim.parent
             assert parent is not None
@@ -80,7 +77,14 @@ class EvictionOrder:
                 parent.last_access = victim.last_access
             if not parent.device_children and not parent.lock_ref:
                 self.add(parent)
+            num_tokens -= len(victim.value)
+            if num_tokens <= 0:
+                break
         return victims
+
+    def clear(self) -> None:
+        self._queue.clear()
+        self._heap.clear()
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(time, node) of every entry in no particular order, for invariants."""

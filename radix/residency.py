@@ -4,7 +4,7 @@
                    ▲           └─ unlocked: in the eviction order ◀─────┘
                    │                      │ evict: the least recently used leaf
                    │                      ▼
-                   │                    victim ──Residency.fates──▶ DROP: the node leaves the tree, its slots are free
+                   │                    victim ──Residency.fates──▶ drop: the node leaves the tree, its slots are free
                    └── computed again, if anybody asks
 
 Device residency is prefix-closed: a node is on the device only if its parent is. So only leaves are evicted, and a
@@ -18,17 +18,13 @@ third.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from .node import TreeNode
 
 
-class Fate(Enum):
-    """What becomes of a victim."""
-
-    DROP = "drop"
-    """Its KV is given up: it leaves the tree and its slots are free."""
+Fate = Literal["drop"]
+"""What becomes of a victim. "drop": its KV is given up; it leaves the tree and its slots are free."""
 
 
 class Residency(Protocol):
@@ -44,4 +40,4 @@ class DeviceOnly:
     """The residency of a single tier: what leaves the device is gone."""
 
     def fates(self, victims: Sequence[TreeNode]) -> list[Fate]:
-        return [Fate.DROP] * len(victims)
+        return ["drop"] * len(victims)

@@ -34,7 +34,7 @@ class RecordingResidency:
             assert all(child in victims[:number] for child in victim.children.values()), "children come first"
         self.asked.append([len(victim) for victim in victims])
         self.free.append(self.rig.allocator.free_tokens)
-        return [Fate.DROP] * len(victims)
+        return ["drop"] * len(victims)
 
 
 def rig_with_stem_and_branches() -> tuple[CacheRig, RecordingResidency]:
@@ -83,7 +83,7 @@ def test_splits_and_new_leaves_count_as_children_on_the_device() -> None:
 def test_a_single_tier_drops_every_victim() -> None:
     rig = CacheRig()
     rig.insert(tokens(1, 2, 3))
-    assert DeviceOnly().fates(list(rig.cache.tree.nodes())) == [Fate.DROP]
+    assert DeviceOnly().fates(list(rig.cache.tree.nodes())) == ["drop"]
     assert isinstance(rig.cache.residency, DeviceOnly)
 
 
