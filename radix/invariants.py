@@ -15,6 +15,8 @@ import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from .cache import KVSequence, RadixCache
+from .lazy_heap import SPARE_ENTRIES
+from .lease import LeaseState, LeaseTable
 from .node import ID_BYTES, TreeNode
 
 
@@ -74,6 +76,26 @@ def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None)
     _check_order(cache, nodes)
     slots = _concatenate(node.value for node in nodes)
     _expect(len(np.unique(slots)) == len(slots), cache, "a slot stands in the tree twice")
+
+
+def check_leases(leases: LeaseTable) -> None:
+    """Every live lease stands where the table looks for it, so that it expires and can break, and the heaps of the
+    table stay small. Raises InvariantError."""
+    expiring, valued = leases.deadlines.serials(), leases.values.serials()
+    for lease in leases.live():
+        if lease.kv is None or lease.kv.node is None:
+            raise InvariantError(f"{lease} is live but holds nothing")
+        if lease.state is LeaseState.GRANTED and lease.serial not in expiring:
+            raise InvariantError(f"{lease} would never expire")
+        unvalued = leases.unvalued.get(lease.serial) is lease
+        if unvalued != (lease.value is None) or unvalued == (lease.serial in valued):
+            raise InvariantError(f"{lease} would never break, or would be valued in vain")
+    if len(leases.unvalued) > len(leases):
+        raise InvariantError(f"{len(leases.unvalued)} leases are to be valued, but only {len(leases)} are live")
+    most = 2 * leases.max_leases + SPARE_ENTRIES
+    for heap in (leases.deadlines, leases.values):
+        if len(heap) > most:
+            raise InvariantError(f"{len(heap)} entries in a heap of at most {leases.max_leases} leases")
 
 
 def conservation(
@@ -149,6 +171,9 @@ def _check_node(cache: RadixCache, node: TreeNode) -> None:
     _expect(named, cache, f"{node} is not filed under its first page")
     _expect(len(node) > 0 and len(node) % page == 0, cache, f"{node} does not hold whole pages of {page} tokens")
     _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, f"{node} has a wrong prefix_len")
+    resident = sum(child.on_device for child in node.children.values())
+    _expect(node.on_device, cache, f"{node} is no more on the device, but in the tree")
+    _expect(node.device_children == resident, cache, f"{node} has {resident} children on the device")
     _expect(node.value.dtype == np.int32, cache, f"{node} has slots of {node.value.dtype}")
     _expect(len(node.key) == ID_BYTES * len(node), cache, f"{node} has {len(node.key)} key bytes for {len(node)} slots")
     pages = node.value.reshape(-1, page)
@@ -173,7 +198,7 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
         _expect(
             node.in_order == (id(node) in entries), cache, f"{node}: in_order is {node.in_order}, its entry differs"
         )
-        if not node.children and not node.lock_ref:
+        if not node.device_children and not node.lock_ref:
             _expect(node.in_order, cache, f"{node} is an unlocked leaf without an entry in the eviction order")
         if node.in_order:
             late = entries[id(node)] > node.last_access

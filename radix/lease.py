@@ -10,14 +10,18 @@
 A lease owns its `KVSequence` from grant to end; every arrow moves that one object or closes it, so the lock on the
 node never passes through 0 on the way to a child. A claim stops the clock; giving it back restores the time that was
 left. Time is an argument. Any lease can be broken at any moment: its whole pages stay in the tree, evictable.
+
+Which lease breaks first is not decided here: the table is given a function that says what each is worth (`LeaseValue`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from .cache import KVSequence, RadixCache
+from .lazy_heap import LazyHeap
 
 
 class LeaseState(Enum):
@@ -27,9 +31,6 @@ class LeaseState(Enum):
     EXPIRED = "expired"
     BROKEN = "broken"
     RELEASED = "released"
-
-
-_LIVE = (LeaseState.GRANTED, LeaseState.CLAIMED)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,8 @@ class Lease:
     """Children that wait to take it over or to copy it."""
     written_by: int | None = None
     """A step that was in flight when the lease was granted and writes a slot of its partial page."""
+    value: tuple[float, ...] | None = None
+    """What it was worth when that was last asked; None: to be asked before the next lease breaks."""
 
     @property
     def tokens(self) -> int:
@@ -54,7 +57,17 @@ class Lease:
 
     @property
     def is_live(self) -> bool:
-        return self.state in _LIVE
+        return self.kv is not None
+
+
+LeaseValue = Callable[[Lease, float], tuple[float, ...]]
+"""``value(lease, now)``: what a live lease is worth. The lowest breaks first; of equal ones the one granted first.
+
+It is asked only when a lease has to break: for those that are new or were changed (claimed, unclaimed, extended) since
+the last time, and for the one that comes first. So a value may rise as time passes: a lease whose value has risen goes
+back into its place. It must not fall by itself, or the lease breaks later than it should; who knows that it falls says
+so with `LeaseTable.extend`, to the same deadline if need be.
+"""
 
 
 @dataclass(slots=True)
@@ -69,12 +82,23 @@ class LeaseCounts:
 
 
 class LeaseTable:
-    """Owns all live leases. Budgets: ``max_tokens`` of the pool, shared ones counted once, and ``max_leases`` rows."""
+    """Owns all live leases. Budgets: ``max_tokens`` of the pool, shared ones counted once, and ``max_leases`` rows.
 
-    def __init__(self, cache: RadixCache, *, max_tokens: int, max_leases: int) -> None:
+    Expiry and breaking cost O(log leases), all else O(1).
+    """
+
+    def __init__(self, cache: RadixCache, *, max_tokens: int, max_leases: int, value: LeaseValue) -> None:
         self._cache = cache
+        self._value = value
         self._leases: dict[int, Lease] = {}
+        """By serial, as in the heaps."""
         self._next_serial = 0
+        self.deadlines = LazyHeap(self._deadline_of)
+        """Of granted leases."""
+        self.values = LazyHeap(self._value_of)
+        """Of live leases that have been valued."""
+        self.unvalued: dict[int, Lease] = {}
+        """All other live leases: those whose ``value`` is None."""
         self.max_tokens = max_tokens
         self.max_leases = max_leases
         self.leased_tokens = 0
@@ -99,7 +123,8 @@ class LeaseTable:
         self.leased_tokens += added
         lease = Lease(kv, deadline, self._next_serial, written_by=written_by)
         self._next_serial += 1
-        self._leases[lease.serial] = lease
+        self._leases[lease.serial] = self.unvalued[lease.serial] = lease
+        self.deadlines.push(deadline, lease.serial)
         self.counts.granted += 1
         return lease
 
@@ -116,6 +141,7 @@ class LeaseTable:
             lease.state = LeaseState.CLAIMED
             lease.remaining = lease.deadline - now
         lease.claims += 1
+        self._changed(lease)
         return True
 
     def unclaim(self, lease: Lease, now: float) -> None:
@@ -125,13 +151,15 @@ class LeaseTable:
             lease.claims -= 1
             if lease.claims == 0:
                 lease.state = LeaseState.GRANTED
-                lease.deadline = now + lease.remaining
+                self._set_deadline(lease, now + lease.remaining)
+            self._changed(lease)
 
     def extend(self, lease: Lease, deadline: float) -> bool:
         """Move the deadline of a granted lease, in either direction."""
         if lease.state is not LeaseState.GRANTED:
             return False
-        lease.deadline = deadline
+        self._set_deadline(lease, deadline)
+        self._changed(lease)
         return True
 
     def hand_off(self, lease: Lease) -> KVSequence:
@@ -155,30 +183,56 @@ class LeaseTable:
 
     def expire(self, now: float) -> int:
         """End every granted lease whose deadline has come; returns how many."""
-        due = [lease for lease in self._leases.values() if lease.state is LeaseState.GRANTED and lease.deadline <= now]
-        for lease in due:
-            self._close(lease, LeaseState.EXPIRED)
-        self.counts.expired += len(due)
-        return len(due)
+        expired = 0
+        while (first := self.deadlines.first()) is not None and first[0] <= now:
+            self._close(self._leases[first[1]], LeaseState.EXPIRED)
+            expired += 1
+        self.counts.expired += expired
+        return expired
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do, at the earliest."""
-        return min((x.deadline for x in self._leases.values() if x.state is LeaseState.GRANTED), default=None)
+        first = self.deadlines.first()
+        return first[0] if first is not None else None
 
-    def break_one(self, spare: Lease | None = None) -> bool:
-        """End the least valuable lease to free memory: the one that would expire first; claimed ones only when no
-        other is left, the youngest first. False if there is none but ``spare``."""
-        lease = min((lease for lease in self._leases.values() if lease is not spare), key=_value, default=None)
+    def break_one(self, now: float, spare: Lease | None = None) -> bool:
+        """End the least valuable lease to free memory. False if there is none but ``spare``."""
+        lease = self.least_valuable(now, spare)
         if lease is None:
             return False
+        self.break_lease(lease)
+        return True
+
+    def break_lease(self, lease: Lease) -> None:
+        """End a live lease to free memory."""
         self._close(lease, LeaseState.BROKEN)
         self.counts.broken += 1
-        return True
+
+    def least_valuable(self, now: float, spare: Lease | None = None) -> Lease | None:
+        """The live lease that `break_one` would break; None if there is none but ``spare``."""
+        for lease in self.unvalued.values():
+            self._set_value(lease, self._value(lease, now))
+        self.unvalued.clear()
+        victim, spared = None, False
+        while victim is None and (first := self.values.pop()) is not None:
+            old_value, serial = first
+            lease = self._leases[serial]
+            if lease is spare:
+                spared = True
+            elif (value := self._value(lease, now)) > old_value:
+                self._set_value(lease, value)
+            else:
+                victim = lease
+        for lease in (spare if spared else None, victim):
+            if lease is not None and lease.value is not None:
+                self._set_value(lease, lease.value)  # back into its place
+        return victim
 
     def break_all(self) -> None:
         """End every lease."""
-        while self.break_one():
-            pass
+        for lease in self.live():
+            self._close(lease, LeaseState.BROKEN)
+            self.counts.broken += 1
 
     def abandon(self) -> None:
         """Every lease is broken, and nothing is given back; goes with `RadixCache.abandon`."""
@@ -186,6 +240,7 @@ class LeaseTable:
             lease.kv, lease.state = None, LeaseState.BROKEN
         self.counts.broken += len(self._leases)
         self._leases.clear()
+        self.unvalued.clear()
         self.leased_tokens = 0
 
     def _close(self, lease: Lease, state: LeaseState) -> None:
@@ -195,13 +250,38 @@ class LeaseTable:
         self._cache.release(self._end(lease, state), quarantine_step=in_flight)
 
     def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
-        if not lease.is_live:
+        kv = lease.kv
+        if kv is None:
             raise ValueError(f"the lease is {lease.state.value} already")
-        assert lease.kv is not None
-        kv, lease.kv, lease.state = lease.kv, None, state
+        lease.kv, lease.state = None, state
         del self._leases[lease.serial]
+        self.unvalued.pop(lease.serial, None)
         self.leased_tokens -= self._unhold(kv)
         return kv
+
+    # -- the heaps: a change pushes a new entry, and the old one is dead ----------------------------------------------
+
+    def _set_deadline(self, lease: Lease, deadline: float) -> None:
+        lease.deadline = deadline
+        self.deadlines.push(deadline, lease.serial)
+
+    def _set_value(self, lease: Lease, value: tuple[float, ...]) -> None:
+        lease.value = value
+        self.values.push(value, lease.serial)
+
+    def _changed(self, lease: Lease) -> None:
+        """It may be worth more or less now."""
+        if lease.value is not None:
+            lease.value = None
+            self.unvalued[lease.serial] = lease
+
+    def _deadline_of(self, serial: int) -> float | None:
+        lease = self._leases.get(serial)
+        return lease.deadline if lease is not None and lease.state is LeaseState.GRANTED else None
+
+    def _value_of(self, serial: int) -> tuple[float, ...] | None:
+        lease = self._leases.get(serial)
+        return lease.value if lease is not None else None
 
     # -- the budget: lease_ref counts leases on a node as lock_ref counts locks --------------------------------------
 
@@ -228,9 +308,3 @@ class LeaseTable:
     def _tail(self, kv: KVSequence) -> int:
         page = self._cache.page_size
         return -(-kv.length // page) * page - kv.tree_len
-
-
-def _value(lease: Lease) -> tuple[int, float]:
-    if lease.state is LeaseState.CLAIMED:
-        return 1, -lease.serial
-    return 0, lease.deadline

@@ -98,6 +98,7 @@ class RadixTree:
         node.parent = upper
         node.child_key = node.key[: self.page_bytes]
         upper.children[node.child_key] = node
+        upper.device_children = 1
         self.total_nodes += 1
         return upper
 
@@ -107,6 +108,7 @@ class RadixTree:
         assert child_key not in parent.children
         leaf = self._new_node(parent, child_key, key, value, last_access)
         parent.children[child_key] = leaf
+        parent.device_children += 1
         self.total_nodes += 1
         return leaf
 
@@ -115,6 +117,9 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None and not leaf.children
         del parent.children[leaf.child_key]
+        if leaf.on_device:
+            leaf.on_device = False
+            parent.device_children -= 1
         leaf.parent = None
         self.total_nodes -= 1
         return parent

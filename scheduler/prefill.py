@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..radix.lease import Lease
 from .batch import ForwardMode
 from .batch_builder import PlannedStep, plan_step
 from .memory.kv_memory import KVMemory
@@ -171,17 +170,12 @@ class PrefillScheduler:
         else runs, so any lease breaks. The lease that waits for the request itself comes last."""
         claimed = request.inheritance.lease if request.inheritance is not None else None
         while not self._memory.open(request, reserve, now):
-            lease = self._least_valuable(claimed, now)
+            leases = self._memory.leases
+            lease = leases.least_valuable(now, spare=claimed) or leases.least_valuable(now)
             if lease is None or not (alone or self._policy.may_break_for(request, lease, now)):
                 return False
-            self._memory.leases.break_one(spare=claimed if lease is not claimed else None)
+            leases.break_lease(lease)
         return True
-
-    def _least_valuable(self, spare: Lease | None, now: float) -> Lease | None:
-        """The lease that breaks next; ``spare`` only if there is no other."""
-        leases = self._memory.leases.live()
-        others = [lease for lease in leases if lease is not spare]
-        return min(others or leases, key=lambda lease: self._policy.lease_value(lease, now), default=None)
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if a prompt in this very step computes what this request could then find in the cache."""

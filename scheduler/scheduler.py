@@ -59,6 +59,7 @@ class Scheduler:
             cache,
             max_tokens=int(config.max_leased_ratio * allocator.total_tokens),
             max_leases=config.max_leased_requests,
+            value=self._policy.lease_value,
         )
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
         self._beams = BeamMemory(self._memory)

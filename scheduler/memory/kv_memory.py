@@ -168,7 +168,7 @@ class KVMemory:
         """Free memory for what already runs: evict, then break leases, until ``needed`` tokens are free or nothing is
         left to give way."""
         self._evict_for(needed)
-        while needed > self.allocator.free_tokens and self.leases.break_one():
+        while needed > self.allocator.free_tokens and self.leases.break_one(now):
             self._evict_for(needed)
 
     def _evict_for(self, needed: int) -> None:

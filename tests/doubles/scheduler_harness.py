@@ -15,7 +15,7 @@ from specs import make_spec
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.invariants import check_tree, conservation
+from baton.radix.invariants import check_leases, check_tree, conservation
 from baton.scheduler.batch import StepResult
 from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
@@ -177,6 +177,7 @@ class Harness:
         if not self.check:
             return
         check_tree(self.cache)
+        check_leases(self.scheduler.leases)
         sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
         sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]
         searches = [r for r in self.scheduler.live_requests if r.beam_kv is not None]

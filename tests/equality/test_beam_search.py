@@ -355,9 +355,9 @@ def test_a_stop_string_of_one_character_is_a_set_of_end_ids(subjects: Callable[[
         for hypothesis in answer.beams.results:
             found = find_final_stop(tokenizer.token_bytes, hypothesis.ids.tolist(), stop)
             if hypothesis.finish.matched == stop:
-                assert found is not None and (found.kept_tokens, found.rest) == (
+                assert found is not None and (found.kept_tokens, found.visible_tail) == (
                     hypothesis.kept_tokens,
-                    hypothesis.rest,
+                    hypothesis.visible_tail,
                 )
                 matched += 1
             else:

@@ -9,12 +9,19 @@ import pytest
 from cache_rig import CacheRig, Running
 
 from baton.radix.lease import Lease, LeaseState, LeaseTable
+from baton.scheduler.policies.fcfs import FirstComeFirstServed
+
+lease_value = FirstComeFirstServed().lease_value
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 
 
 def tokens(count: int, first: int = 0) -> np.ndarray:
     return np.arange(first, first + count, dtype=np.int32)
+
+
+def lease_table(rig: CacheRig, *, max_tokens: int = 1024, max_leases: int = 8) -> LeaseTable:
+    return LeaseTable(rig.cache, max_tokens=max_tokens, max_leases=max_leases, value=lease_value)
 
 
 def leased_by_hand(rig: CacheRig, leases: LeaseTable) -> int:
@@ -40,7 +47,7 @@ def lease_of(rig: CacheRig, leases: LeaseTable, ids: np.ndarray, deadline: float
 class TestStates:
     def test_handed_off_whole(self, page: int) -> None:
         rig = CacheRig(page_size=page)
-        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, running = lease_of(rig, leases, tokens(50), 10.0)
         kv = lease.kv
         assert leases.claim(lease, 3.0) and lease.state is LeaseState.CLAIMED
@@ -53,7 +60,7 @@ class TestStates:
 
     def test_unclaimed_gets_the_remaining_time_back(self, page: int) -> None:
         rig = CacheRig(page_size=page)
-        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, running = lease_of(rig, leases, tokens(50), 10.0)
         assert leases.claim(lease, 4.0) and leases.claim(lease, 5.0)
         leases.unclaim(lease, 20.0)
@@ -69,14 +76,14 @@ class TestStates:
     @pytest.mark.parametrize("end", ["release", "break", "expire"])
     def test_every_end_gives_back_row_lock_and_tail(self, page: int, end: str) -> None:
         rig = CacheRig(page_size=page)
-        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, running = lease_of(rig, leases, tokens(53), 10.0)
         rig.running.remove(running)
         if end == "release":
             leases.release(lease)
             leases.release(lease)
         elif end == "break":
-            assert leases.break_one() and not leases.break_one()
+            assert leases.break_one(0.0) and not leases.break_one(0.0)
         else:
             assert leases.expire(10.0) == 1
         account = rig.verify()
@@ -88,7 +95,7 @@ class TestStates:
 
     def test_extend_moves_only_granted_leases(self, page: int) -> None:
         rig = CacheRig(page_size=page)
-        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, _ = lease_of(rig, leases, tokens(20), 10.0)
         assert leases.extend(lease, 50.0) and leases.expire(49.0) == 0
         leases.claim(lease, 1.0)
@@ -97,12 +104,12 @@ class TestStates:
 
 def test_the_least_valuable_breaks_first_and_claimed_ones_last() -> None:
     rig = CacheRig()
-    leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+    leases = lease_table(rig, max_tokens=1024, max_leases=8)
     made = [lease_of(rig, leases, tokens(10, 100 * i), 10.0 + i)[0] for i in range(4)]
     rig.running.clear()
     leases.claim(made[0], 0.0)
     order = []
-    while leases.break_one():
+    while leases.break_one(0.0):
         order.append(next(i for i, lease in enumerate(made) if lease.kv is None and i not in order))
     assert order == [1, 2, 3, 0]
     assert rig.verify().protected == 0
@@ -110,14 +117,14 @@ def test_the_least_valuable_breaks_first_and_claimed_ones_last() -> None:
 
 def test_a_spared_lease_is_not_broken() -> None:
     rig = CacheRig()
-    leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+    leases = lease_table(rig, max_tokens=1024, max_leases=8)
     lease, _ = lease_of(rig, leases, tokens(10), 10.0)
-    assert not leases.break_one(spare=lease) and lease.is_live
+    assert not leases.break_one(0.0, spare=lease) and lease.is_live
 
 
 def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
     rig = CacheRig()
-    leases = LeaseTable(rig.cache, max_tokens=60, max_leases=2)
+    leases = lease_table(rig, max_tokens=60, max_leases=2)
     lease_of(rig, leases, tokens(40), 10.0)
     running = rig.start(tokens(30, 500))
     assert rig.compute(running)
@@ -139,7 +146,7 @@ def test_leased_tokens_count_shared_pages_once_whatever_happens(page: int) -> No
     rng = random.Random(page)
     print("seed", page)
     rig = CacheRig(num_tokens=2048, page_size=page, rows=16)
-    leases = LeaseTable(rig.cache, max_tokens=2048, max_leases=16)
+    leases = lease_table(rig, max_tokens=2048, max_leases=16)
     stem = tokens(80)
     for _ in range(400):
         live = leases.live()

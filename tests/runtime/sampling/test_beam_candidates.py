@@ -244,7 +244,8 @@ def random_search(rng: np.random.Generator, start: int, rows: int, vocab_size: i
 @pytest.mark.parametrize("vocab_size", [33, 300])
 @pytest.mark.parametrize("seed", range(6))
 def test_many_allowed_pairs_are_ranked_as_few_are(monkeypatch, seed, vocab_size):
-    """All pairs with the others at -inf, or the allowed ones gathered: the candidates are the same to the bit."""
+    """All pairs with the others at -inf, or the allowed ones gathered: the candidates are the same, and so are their
+    scores but for rounding, as a bias is added before or after the log-softmax."""
     rng = np.random.default_rng([seed, vocab_size])
     searches, start = [], 0
     for share in (1.0, 0.9, 0.5, 0.5, 0.3, 0.05, 0.0):
@@ -264,5 +265,5 @@ def test_many_allowed_pairs_are_ranked_as_few_are(monkeypatch, seed, vocab_size)
         for search, candidates, gathered in zip(searches, found[name], found["gathered"], strict=True):
             assert np.array_equal(candidates.parents, gathered.parents), (name, search)
             assert np.array_equal(candidates.tokens, gathered.tokens), (name, search)
-            np.testing.assert_allclose(candidates.scores, gathered.scores, rtol=0, atol=2e-6)
+            np.testing.assert_allclose(candidates.scores, gathered.scores, rtol=1e-6, atol=2e-6)
             assert np.array_equal(candidates.logprobs, gathered.logprobs)

@@ -113,7 +113,7 @@ class TestLeases:
 
     def test_values_agree_with_the_order_in_which_a_table_breaks(self) -> None:
         rig, policy, rng = CacheRig(), FirstComeFirstServed(), random.Random(3)
-        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8)
+        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8, value=policy.lease_value)
         for i in range(8):
             running = rig.start(np.arange(100 * i, 100 * i + 10, dtype=np.int32))
             assert rig.compute(running)
@@ -121,7 +121,7 @@ class TestLeases:
             assert lease is not None and (i % 3 or leases.claim(lease, 0.0))
         while live := leases.live():
             least = min(live, key=lambda lease: policy.lease_value(lease, 1.0))
-            leases.break_one()
+            leases.break_one(1.0)
             assert least.state is LeaseState.BROKEN
 
     def test_none_breaks_for_a_newcomer_while_others_run(self) -> None:

@@ -1,0 +1,177 @@
+"""Which lease ends next: expiry and breaking against slow twins, values that change, heaps that stay small."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig
+
+from baton.radix.invariants import InvariantError, check_leases
+from baton.radix.lazy_heap import SPARE_ENTRIES, LazyHeap
+from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseValue
+from baton.scheduler.policies.fcfs import FirstComeFirstServed
+
+lease_value = FirstComeFirstServed().lease_value
+
+
+class LeaseRig:
+    """A lease table, and leases of one token each."""
+
+    def __init__(self, value: LeaseValue = lease_value, max_leases: int = 64) -> None:
+        self.rig = CacheRig(num_tokens=1024, rows=max_leases)
+        self.leases = LeaseTable(self.rig.cache, max_tokens=1024, max_leases=max_leases, value=value)
+
+    def grant(self, deadline: float) -> Lease:
+        running = self.rig.start(np.array([len(self.leases)], dtype=np.int32))
+        self.rig.running.clear()
+        assert self.rig.compute(running)
+        lease = self.leases.grant(running.kv, deadline)
+        assert lease is not None
+        return lease
+
+    def break_one(self, now: float, spare: Lease | None = None) -> Lease | None:
+        """The lease that broke; None if there was none to break."""
+        before = self.leases.live()
+        broke = self.leases.break_one(now, spare)
+        gone = [lease for lease in before if not lease.is_live]
+        assert len(gone) == broke and all(lease.state is LeaseState.BROKEN for lease in gone)
+        return gone[0] if gone else None
+
+
+def first_of(live: list[Lease], value: LeaseValue, now: float, spare: Lease | None = None) -> Lease | None:
+    """The slow twin of `break_one`: what the table did before it had heaps."""
+    return min((lease for lease in live if lease is not spare), key=lambda lease: value(lease, now), default=None)
+
+
+def todays_value(lease: Lease, now: float) -> tuple[float, ...]:
+    """Written down once more, so that the default policy cannot change unseen."""
+    return (1, -lease.serial) if lease.state is LeaseState.CLAIMED else (0, lease.deadline)
+
+
+def rising_value(lease: Lease, now: float) -> tuple[float, ...]:
+    """Rises at its own speed, in steps; equal values are frequent."""
+    return (lease.claims, float(now * (lease.serial % 4) // 10), lease.deadline // 20)
+
+
+@pytest.mark.parametrize("value", [lease_value, rising_value])
+@pytest.mark.parametrize("seed", range(5))
+def test_expiry_and_breaking_equal_a_look_at_all_leases(seed: int, value: LeaseValue) -> None:
+    rng, now = random.Random(seed), 0.0
+    rig = LeaseRig(value)
+    leases, twin = rig.leases, todays_value if value is lease_value else value
+    broken = expired = 0
+    for _ in range(3000):
+        now += rng.choice([0.0, 0.0, 0.3, 2.0])
+        live = leases.live()
+        action = rng.random()
+        if len(live) < 4 or (action < 0.35 and len(live) < leases.max_leases):
+            rig.grant(now + rng.randrange(60))  # whole numbers: ties
+        elif action < 0.5:
+            leases.claim(rng.choice(live), now)
+        elif action < 0.6:
+            leases.unclaim(rng.choice(live), now)
+        elif action < 0.68:
+            leases.extend(rng.choice(live), now + rng.randrange(60))
+        elif action < 0.73:
+            leases.release(rng.choice(live))
+        elif action < 0.78:
+            leases.orphan(rng.choice(live))
+        elif action < 0.9:
+            spare = rng.choice([None, *live])
+            expected = first_of(live, twin, now, spare)
+            assert rig.break_one(now, spare) is expected
+            broken += expected is not None
+        else:
+            due = {x for x in live if x.state is LeaseState.GRANTED and x.deadline <= now}
+            assert leases.expire(now) == len(due)
+            assert {x for x in live if not x.is_live} == due
+            expired += len(due)
+        deadlines = [x.deadline for x in leases.live() if x.state is LeaseState.GRANTED]
+        assert leases.next_deadline() == min(deadlines, default=None)
+        check_leases(leases)
+    assert broken > 100 and expired > 50, "the operations are too one-sided to show anything"
+    assert leases.counts.broken == broken and leases.counts.expired == expired
+
+
+def test_a_value_that_has_risen_is_seen() -> None:
+    worth = {0: 1.0, 1: 2.0, 2: 3.0}
+    rig = LeaseRig(lambda lease, now: (worth[lease.serial] + (10.0 if lease.serial == 0 and now > 5.0 else 0.0),))
+    cheap, middle, dear = (rig.grant(99.0) for _ in range(3))
+    assert rig.break_one(1.0, spare=cheap) is middle  # all are valued now
+    assert rig.break_one(6.0) is dear, "the cheapest one is worth 11 by now"
+    assert rig.break_one(6.0) is cheap
+
+
+def test_a_value_that_has_fallen_is_seen_once_the_table_is_told() -> None:
+    worth = {0: 1.0, 1: 2.0, 2: 3.0}
+    rig = LeaseRig(lambda lease, now: (worth[lease.serial],))
+    first, _, last = (rig.grant(99.0) for _ in range(3))
+    assert rig.break_one(0.0) is first
+    worth[2] = 0.0
+    assert rig.leases.extend(last, last.deadline)
+    assert rig.break_one(0.0) is last
+
+
+def test_only_changed_leases_and_the_first_one_are_valued() -> None:
+    asked: list[int] = []
+
+    def value(lease: Lease, now: float) -> tuple[float, ...]:
+        asked.append(lease.serial)
+        return (lease.serial,)
+
+    rig = LeaseRig(value)
+    made = [rig.grant(99.0) for _ in range(40)]
+    assert not asked, "nobody needs a value before a lease has to break"
+    rig.break_one(0.0)
+    asked.clear()
+    rig.leases.claim(made[20], 0.0)
+    rig.break_one(0.0)
+    assert asked == [20, 1]
+
+
+def test_dead_entries_are_thrown_away() -> None:
+    rig = LeaseRig(max_leases=8)
+    kept = [rig.grant(1e9) for _ in range(4)]
+    for number in range(2000):
+        assert rig.leases.extend(kept[number % 4], 1e9 - number)
+        assert rig.leases.claim(kept[3], 0.0)
+        rig.leases.unclaim(kept[3], 0.0)
+        lease = rig.grant(1e8 + number)
+        assert rig.break_one(0.0, spare=kept[0]) is lease
+        for heap in (rig.leases.deadlines, rig.leases.values):
+            assert len(heap) <= 2 * rig.leases.max_leases + SPARE_ENTRIES
+    check_leases(rig.leases)
+
+
+def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
+    keys: dict[int, float] = {}
+    heap = LazyHeap(keys.get)
+    rng = random.Random(3)
+    for _ in range(5000):
+        serial = rng.randrange(30)
+        if rng.random() < 0.3:
+            keys.pop(serial, None)
+        else:
+            keys[serial] = float(rng.randrange(5))
+            heap.push(keys[serial], serial)
+        assert heap.first() == min(((key, serial) for serial, key in keys.items()), default=None)
+        assert len(heap) <= 2 * 30 + SPARE_ENTRIES
+    while (first := heap.pop()) is not None:
+        assert first == min((key, serial) for serial, key in keys.items())
+        del keys[first[1]]
+    assert not keys and len(heap) == 0
+
+
+def test_the_invariants_see_a_lease_that_the_table_has_lost() -> None:
+    rig = LeaseRig()
+    lease = rig.grant(10.0)
+    check_leases(rig.leases)
+    lease.deadline = 5.0
+    with pytest.raises(InvariantError, match="never expire"):
+        check_leases(rig.leases)
+    lease.deadline = 10.0
+    del rig.leases.unvalued[lease.serial]
+    with pytest.raises(InvariantError, match="never break"):
+        check_leases(rig.leases)
