@@ -39,7 +39,7 @@ class Backend:
         for message in messages:
             self.outbox.send(message)
         marker = asyncio.get_running_loop().create_future()
-        self.manager._controls[-1] = marker
+        self.manager.control._waiting[-1] = marker
         self.outbox.send(ControlReply(call_id=-1))
         await asyncio.wait_for(marker, 5)
 

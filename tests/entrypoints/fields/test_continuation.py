@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.native.generate import GenerateCall, parse_generate
+from baton.entrypoints.fields.prompts import PromptBatch
+from baton.entrypoints.native.generate import parse_generate
 from baton.runtime.prompt import ContinuationPrompt
 from baton.scheduler.refusal import RequestRefused
 
 
-def parents(call: GenerateCall) -> list[str | None]:
+def parents(call: PromptBatch) -> list[str | None]:
     return [None if p.continuation is None else p.continuation.parent_rid for p in call.prompts]
 
 
