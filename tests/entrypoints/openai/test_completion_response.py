@@ -68,7 +68,7 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
 
 def test_a_search_with_fewer_results_than_asked_for(tokenizer: Tokenizer) -> None:
     call = parse_completion({"prompt": ["ab", "c"], "n": 2, "use_beam_search": True, "rid": "r"})
-    scores = {"cumulative_logprob": -1.0, "sequence_score": -0.5}
+    scores: dict[str, Any] = {"cumulative_logprob": -1.0, "sequence_score": -0.5}
     few = {"beam_search": {"results": 1, "reason": "no more"}}
     all_found, one_found = BeamOutput(**scores, num_results=2), BeamOutput(**scores, num_results=1, shortfall="no more")
     outputs = [output("x", LENGTH, 0, beam=all_found), output("y", LENGTH, 1, beam=all_found)]
