@@ -29,8 +29,10 @@ from ..runtime.prompt import Prompt
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.refusal import RequestRefused
+from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
-from .http.server import HttpApi, Readiness
+from .http.health_routes import Readiness
+from .http.server import build_app
 from .server_args import ServerArgs, UsageError, parse_command_line
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class _Server:
         self._state = Readiness()
         self._http = _HttpServer(
             uvicorn.Config(
-                HttpApi(self._manager, args, self._state).build(),
+                build_app(self._manager, args, self._state),
                 log_config=None,
                 access_log=args.server.log_level == "debug",
                 lifespan="off",
@@ -148,10 +150,11 @@ class _Server:
             await self._processes.dump()
             timeout = self._args.server.ready_timeout
             raise ServerFailure(f"the worker was not ready within {timeout:g} s; see --ready-timeout") from None
-        prompt = Prompt(rid="server-warm-up", input_ids=[0], sampling=SamplingParams(max_new_tokens=1, temperature=0.0))
+        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+        prompt = Prompt(spec=RequestSpec(rid="server-warm-up", sampling=sampling), input_ids=[0])
         try:
-            with await self._manager.open([prompt], stream=False) as call:
-                await call.results()
+            with await self._manager.open([prompt], stream=False) as answer:
+                await answer.outputs()
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
         self._state.warmed_up = True

@@ -39,6 +39,10 @@ class ServerConfig:
     drain_timeout: float = flag(30.0, "open requests get this long to finish after SIGTERM")
     watchdog_timeout: float = flag(300.0, "a worker without a sign of life for this long counts as hung")
 
+    @property
+    def max_body_bytes(self) -> int:
+        return self.max_body_mb * 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from .messages import WorkerStats
+from .messages import TokenOutput, WorkerStats
+from .prompt import Prompt
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -109,3 +110,47 @@ class ServerMetrics:
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+
+class RequestMeter:
+    """Counts what one request brings: its tokens, its latencies and its ends."""
+
+    def __init__(self, metrics: ServerMetrics, prompt: Prompt, *, started: float, streams: bool) -> None:
+        """started: when its call arrived, on the clock of `count`."""
+        self._metrics = metrics
+        self._started: float | None = started
+        self._streams = streams
+        self._is_search = prompt.sampling.beam_width is not None
+        self._is_continuation = prompt.continuation is not None
+        self._last_token_at: dict[int, float] = {}
+        """Sample -> when its last token came; streamed requests only."""
+
+    def caller_left(self) -> None:
+        """Nobody waits any more: no latencies from now on."""
+        self._started = None
+
+    def count(self, output: TokenOutput, now: float) -> None:
+        metrics, num_new = self._metrics, len(output.new_ids) // 4
+        metrics.generation_tokens.inc(num_new)
+        if self._streams and num_new:
+            self._count_gaps(output.index, num_new, now)
+        if output.finish is None:
+            return
+        metrics.output_finished(output.finish.type)
+        # The results of a search are one request's.
+        if output.index == 0 or not self._is_search:
+            metrics.cached_tokens.inc(output.cached_tokens)
+            if self._is_continuation and output.index == 0:
+                metrics.prompt_tokens.inc(output.prompt_tokens)  # nobody here knew the parent's length before
+            if self._started is not None:
+                metrics.e2e_request_latency.observe(now - self._started)
+
+    def _count_gaps(self, sample: int, num_new: int, now: float) -> None:
+        last = self._last_token_at.get(sample)
+        if last is not None:
+            gap = (now - last) / num_new
+            for _ in range(num_new):
+                self._metrics.inter_token_latency.observe(gap)
+        elif self._started is not None:
+            self._metrics.time_to_first_token.observe(now - self._started)
+        self._last_token_at[sample] = now

@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from ..scheduler.refusal import RequestRefused
+from ..scheduler.request_spec import ContinuationSpec, RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 
 _INT32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class ContinuationPrompt:
-    """A prompt that begins with all tokens of an earlier request: only what follows them, the suffix, is given.
-
-    index: which of the parent's samples. at: wait for the parent's end, or go on from what it has now. keep_parent:
-    leave the parent's lease for further children. At most one of ``suffix_text`` and ``suffix_ids`` is given; neither
-    is the empty suffix.
-    """
-
-    parent_rid: str
-    index: int = 0
-    at: Literal["finish", "now"] = "finish"
-    keep_parent: bool = False
-    suffix_text: str | None = None
-    suffix_ids: list[int] | None = None
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
 class Prompt:
-    """One prompt, continued ``sampling.n`` times: by samples, or by the best sequences of a beam search. Exactly one of
-    ``text`` and ``input_ids`` is given; with ``continuation`` they are the whole prompt for the case that the parent
-    has been forgotten, and may be missing.
+    """One prompt before it is tokenised: its spec, and what the spec's tokens will come from.
 
+    Exactly one of ``text`` and ``input_ids`` is given. With a continuation they are the whole prompt for the case that
+    the parent has been forgotten, and may be missing; the suffix is its ``suffix_text`` or ``suffix_ids``, or empty.
     group: the name the caller gave the call this prompt belongs to; aborting it aborts every prompt of the call.
-    namespace: prompts of different namespaces share no cache.
-    logprob_start_len: first prompt position whose logprob is wanted; -1 means only output tokens.
-    retain_ttl: seconds for which the finished output stays leased for continuations; None takes the server's default.
-    retain_n: how many of the n outputs that is for, the first or best; None for all.
+    return_text_in_logprobs: tokens come with their text there.
     """
 
-    rid: str
+    spec: RequestSpec
     group: str = ""
     text: str | None = None
     input_ids: list[int] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    namespace: str = ""
-    return_logprob: bool = False
-    logprob_start_len: int = -1
-    top_logprobs_num: int = 0
+    suffix_ids: list[int] | None = None
     return_text_in_logprobs: bool = False
-    continuation: ContinuationPrompt | None = None
-    retain_ttl: float | None = None
-    retain_n: int | None = None
+
+    @property
+    def rid(self) -> str:
+        return self.spec.rid
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.spec.sampling
+
+    @property
+    def continuation(self) -> ContinuationSpec | None:
+        return self.spec.continuation
 
     @property
     def source(self) -> str:
         """The field its tokens come from."""
         if self.continuation is not None:
-            return "continuation_suffix" if self.continuation.suffix_ids is None else "continuation_ids"
+            return "continuation_suffix" if self.suffix_ids is None else "continuation_ids"
         return "text" if self.input_ids is None else "input_ids"
 
 
@@ -77,9 +62,10 @@ def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> N
         raise RequestRefused("the prompt is empty; give at least one token", param=prompt.source)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
     _check_length(len(input_ids), "the prompt has", prompt, limits.context_length)
-    if prompt.logprob_start_len >= len(input_ids):
+    logprobs = prompt.spec.logprobs
+    if logprobs is not None and logprobs.start_len >= len(input_ids):
         raise RequestRefused(
-            f"logprob_start_len is {prompt.logprob_start_len}; the prompt has {len(input_ids)} tokens. Use -1 for the "
+            f"logprob_start_len is {logprobs.start_len}; the prompt has {len(input_ids)} tokens. Use -1 for the "
             "logprobs of output tokens only",
             param="logprob_start_len",
         )
@@ -87,10 +73,10 @@ def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> N
 
 
 def check_continuation(prompt: Prompt, suffix_ids: list[int], limits: ModelLimits) -> None:
-    """`check_prompt` for a continuation. How long the parent is, only the worker knows; it refuses what is too long in
-    the end. Here the parent counts as one token. Raises RequestRefused."""
+    """`check_prompt` for a continuation. Only the worker knows the parent's length, so this counts the parent as one
+    token; the worker makes the final check. Raises RequestRefused."""
     assert prompt.continuation is not None
-    _check_ids(prompt.continuation.suffix_ids, "continuation_ids", limits.vocab_size)
+    _check_ids(prompt.suffix_ids, "continuation_ids", limits.vocab_size)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
     _check_length(len(suffix_ids) + 1, "the parent's tokens and the suffix are at least", prompt, limits.context_length)
     _check_vocabulary(prompt, limits.vocab_size)
@@ -141,9 +127,10 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
     for name in ("stop_token_ids", "logit_bias"):
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:
             raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
-    if prompt.top_logprobs_num > vocab:
+    logprobs = prompt.spec.logprobs
+    if logprobs is not None and logprobs.top_k > vocab:
         raise RequestRefused(
-            f"top_logprobs_num is {prompt.top_logprobs_num}; the vocabulary has {vocab} tokens",
+            f"top_logprobs_num is {logprobs.top_k}; the vocabulary has {vocab} tokens",
             param="top_logprobs_num",
         )
 

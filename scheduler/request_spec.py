@@ -43,7 +43,8 @@ class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Generate"):
     """One prompt to continue, by ``sampling.num_requests`` sequences.
 
-    input_ids: packed int32, the prompt; of a continuation only what follows the parent's tokens, and may be empty.
+    input_ids: packed int32, the prompt, empty until it is tokenised; of a continuation only what follows the parent's
+    tokens.
     stream: send tokens as they come, not only at the end.
     namespace: requests of different namespaces share no cache.
     logprobs: None for none.
@@ -52,8 +53,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """
 
     rid: str
-    input_ids: bytes
     sampling: SamplingParams
+    input_ids: bytes = b""
     stream: bool = False
     namespace: str = ""
     logprobs: LogprobOptions | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ...runtime.prompt import ContinuationPrompt
 from ...scheduler.refusal import RequestRefused
+from ...scheduler.request_spec import ContinuationSpec
 from .reading import PerPrompt, one_of, read_rid, typed
 
 CONTINUATION_FIELDS = (
@@ -38,15 +39,23 @@ def continuation_batch_size(fields: dict[str, Any]) -> int | None:
     return size
 
 
-def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[ContinuationPrompt | None]:
-    """What each prompt of a call continues; None for one that stands by itself. Raises RequestRefused."""
+@dataclass(slots=True, frozen=True)
+class ContinuationFields:
+    """What one prompt continues: nothing where ``spec`` is None. suffix_ids: the suffix where it came as ids."""
+
+    spec: ContinuationSpec | None = None
+    suffix_ids: list[int] | None = None
+
+
+def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[ContinuationFields]:
+    """What each prompt of a call continues. Raises RequestRefused."""
     parents = per_prompt.read("continuation_of", read_rid, None)
     suffixes = per_prompt.typed("continuation_suffix", str, None)
     id_lists = _id_lists(fields, per_prompt)
     ats = per_prompt.read("continuation_at", lambda value, name: one_of(value, ("finish", "now"), name), "finish")
     indices = per_prompt.read("continuation_index", _index, 0)
     keeps = per_prompt.typed("keep_parent", bool, False)
-    continuations: list[ContinuationPrompt | None] = []
+    continuations: list[ContinuationFields] = []
     for parent, suffix, ids, at, index, keep in zip(parents, suffixes, id_lists, ats, indices, keeps, strict=True):
         if parent is None:
             asked = {
@@ -58,18 +67,15 @@ def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[Co
                     f"{name} is set without continuation_of; add continuation_of: the rid of the request to continue",
                     param=name,
                 )
-            continuations.append(None)
+            continuations.append(ContinuationFields())
             continue
         if suffix is not None and ids is not None:
             raise RequestRefused(
                 "continuation_suffix and continuation_ids are both given; give the suffix as text or as token ids",
                 param="continuation_suffix",
             )
-        continuations.append(
-            ContinuationPrompt(
-                parent_rid=parent, index=index, at=at, keep_parent=keep, suffix_text=suffix, suffix_ids=ids
-            )
-        )
+        spec = ContinuationSpec(parent, index=index, at=at, keep_parent=keep, suffix_text=suffix)
+        continuations.append(ContinuationFields(spec, ids))
     return continuations
 
 

@@ -108,6 +108,17 @@ class PerPrompt:
         return self.read(name, lambda value, name: typed(value, kind, name), default)
 
 
+def check_model(name: Any, served: str) -> None:
+    """Refuse a ``model`` that is not the one served; None is not asked."""
+    if name is not None and name != served:
+        raise RequestRefused(
+            f"model {name!r} is not served here; this server has {served!r}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+
 # -- names -------------------------------------------------------------------------------------------------------------
 
 

@@ -24,9 +24,9 @@ _FIELDS = SamplingParams.__struct_fields__
 _SERVED = (*_FIELDS, *SAMPLING_ALIASES)
 
 
-def read_sampling_params(fields: dict[str, Any], per_prompt: PerPrompt) -> list[SamplingParams]:
-    """One per prompt, from the call's ``sampling_params`` and its ``no_stop_trim``. Raises RequestRefused."""
-    given = fields.get("sampling_params")
+def read_sampling_params(given: Any, per_prompt: PerPrompt) -> list[SamplingParams]:
+    """One per prompt, from ``sampling_params`` (an object, a list of them, or None) and ``no_stop_trim`` beside it.
+    Raises RequestRefused."""
     given = {} if given is None else given
     trims = per_prompt.typed("no_stop_trim", bool, None)
     if not isinstance(given, list) and len(set(trims)) == 1:

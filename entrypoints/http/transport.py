@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...runtime.answer import Call
+from ...runtime.answer import Answer
 from ...scheduler.refusal import RequestRefused
 
 T = TypeVar("T")
@@ -26,6 +26,9 @@ _OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")
 """Probes and scrapers carry no key."""
 
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 413: "request_too_large"}
+
+
+_CLIENT_CLOSED_REQUEST = 499
 
 
 class JSONAnswer(Response):
@@ -57,6 +60,16 @@ def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -
     if error.status == 503:
         headers["Retry-After"] = "1"
     return JSONAnswer(error_body(error), status_code=error.status, headers=headers)
+
+
+def client_gone() -> Response:
+    """For a client that went away before its answer; only logs see it."""
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+def request_id(rid: str) -> dict[str, str]:
+    """The header that says the request's name, where a header can."""
+    return {"X-Request-Id": rid} if rid.isascii() and rid.isprintable() else {}
 
 
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
@@ -151,21 +164,21 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A call's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
+    """An answer's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
 
     The status line waits for the first event, so that a call refused by the worker still gets its proper status; an
     error after that is an event. A client that reads slowly gets fewer, larger events. One that goes away aborts.
     """
 
-    def __init__(self, call: Call, events: AsyncIterator[dict], headers: dict[str, str]) -> None:
+    def __init__(self, answer: Answer, events: AsyncIterator[dict], headers: dict[str, str]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
         # The length is not known; Response has counted its empty body.
         del self.headers["content-length"]
-        self._call = call
+        self._answer = answer
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._call:
+        with self._answer:
             await until_disconnect(receive, self._send_events(scope, receive, send))
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Reads a call in the shape of SGLang's ``POST /generate`` and turns it into plain prompts. No HTTP, no model.
+"""Reads a request in the shape of SGLang's ``POST /generate`` and turns it into plain prompts. No HTTP, no model.
 
 Every field is either served, or known and accepted only at a value that means "off" (``UNSUPPORTED``), or unknown and
 refused with the nearest name. Nothing is accepted and ignored, but for ``WITHOUT_EFFECT``.
@@ -6,28 +6,14 @@ refused with the nearest name. Nothing is accepted and ignored, but for ``WITHOU
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from ...runtime.answer import Call
-from ...runtime.prompt import Prompt
-from ...scheduler.refusal import RequestRefused
-from ..fields.continuation import (
-    CONTINUATION_FIELDS,
-    continuation_batch_size,
-    read_continuations,
-    read_retain_ns,
-    read_retain_ttls,
-)
-from ..fields.reading import PerPrompt, read_rids, refuse_unserved, shown, typed
-from ..fields.sampling import read_sampling_params
+from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
+from ..fields.reading import PerPrompt, refuse_unserved, typed
 
 FIELDS = (
     "text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num",
-    "return_text_in_logprobs", "cache_salt", "extra_key", "no_stop_trim", *CONTINUATION_FIELDS,
+    "return_text_in_logprobs", *SHARED_FIELDS,
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
@@ -53,128 +39,20 @@ WITHOUT_EFFECT = ("routing_key", "conversation_id", "no_logs")
 """Labels for routers and logs. Prompts are never logged, so that ``no_logs`` is always kept."""
 
 
-@dataclass(slots=True, frozen=True)
-class GenerateCall:
-    """A parsed call. ``is_list``: it is answered with a list (a batch, or n > 1). rid: the caller's name for it."""
-
-    prompts: list[Prompt]
-    stream: bool
-    is_list: bool
-    rid: str
-
-
-def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> GenerateCall:
+def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> PromptBatch:
     """Fields of the request body -> prompts. ``rid`` is used where the body brings none. Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
-    texts, id_lists, is_batch, size = _inputs(fields)
-    group, rids = read_rids(fields.get("rid", rid), size, is_batch)
-    stream = typed(fields.get("stream", False), bool, "stream")
-    with_text = typed(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
+    tokens = read_tokens(fields)
+    logprobs = _logprobs(fields, tokens)
+    return read_prompts(fields, tokens, fields.get("sampling_params"), logprobs, rid=fields.get("rid", rid))
 
-    per_prompt = PerPrompt(fields, size, is_batch)
-    continuations = read_continuations(fields, per_prompt)
-    samplings = read_sampling_params(fields, per_prompt)
-    want = per_prompt.typed("return_logprob", bool, False)
+
+def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobFields]:
+    """One per prompt; their text is shown for all of them or for none."""
+    with_text = typed(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
+    per_prompt = PerPrompt(fields, tokens.size, tokens.is_batch)
+    wanted = per_prompt.typed("return_logprob", bool, False)
     starts = per_prompt.typed("logprob_start_len", int, -1)
     tops = per_prompt.typed("top_logprobs_num", int, 0)
-    salts = per_prompt.typed("cache_salt", str, "")
-    extra_keys = per_prompt.typed("extra_key", str, "")
-    retain_ttls = read_retain_ttls(per_prompt)
-    retain_ns = read_retain_ns(per_prompt)
-    prompts = []
-    for i in range(size):
-        _check_logprob_fields(want[i], starts[i], tops[i])
-        prompts.append(
-            Prompt(
-                rid=rids[i],
-                group=group,
-                text=None if texts is None else texts[i],
-                input_ids=None if id_lists is None else id_lists[i],
-                sampling=samplings[i],
-                # A salt alone is its own namespace; both together make another one.
-                namespace=f"{salts[i]}\0{extra_keys[i]}" if extra_keys[i] else salts[i],
-                return_logprob=want[i],
-                logprob_start_len=starts[i],
-                top_logprobs_num=tops[i],
-                return_text_in_logprobs=with_text,
-                continuation=continuations[i],
-                retain_ttl=retain_ttls[i],
-                retain_n=retain_ns[i],
-            )
-        )
-    is_list = is_batch or any(sampling.n > 1 for sampling in samplings)
-    return GenerateCall(prompts, stream, is_list, group)
-
-
-async def stream_events(call: Call, parsed: GenerateCall, *, incremental: bool) -> AsyncGenerator[dict, None]:
-    """The events of a streamed call: each the whole output so far, or only what is new where ``incremental``."""
-    async for position, output in call.updates(incremental=incremental):
-        if parsed.is_list:
-            output["index"] = position
-        yield output
-
-
-def _inputs(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool, int]:
-    """(texts, None, is_batch, number of prompts) or (None, id lists, …); (None, None, …) where only parents are
-    continued."""
-    if "text" in fields and "input_ids" in fields:
-        raise RequestRefused("give the prompt as text or as input_ids; both are given", param="text")
-    parents = continuation_batch_size(fields)
-    texts, id_lists, is_batch = None, None, parents is not None
-    if "text" in fields:
-        texts, is_batch = _texts(fields["text"])
-    elif "input_ids" in fields:
-        id_lists, is_batch = _id_lists(fields["input_ids"])
-    elif "continuation_of" not in fields:
-        # A continuation that forgot its parent hears of that instead.
-        read_continuations(fields, PerPrompt(fields, parents or 1, is_batch))
-        raise RequestRefused("give the prompt as text or as input_ids; both are missing", param="text")
-    own = texts if texts is not None else id_lists
-    if own is None:
-        return None, None, is_batch, parents or 1
-    name = "text" if texts is not None else "input_ids"
-    if parents is not None and (not is_batch or len(own) != parents):
-        raise RequestRefused(
-            f"the continuation fields list {parents} prompts and {name} holds {len(own)}; give one {name} for each, or "
-            "none",
-            param=name,
-        )
-    if "continuation_of" in fields and not all(own):
-        raise RequestRefused(f"{name} is empty; leave it out, or give the whole prompt", param=name)
-    return texts, id_lists, is_batch, len(own)
-
-
-def _texts(text: Any) -> tuple[list[str], bool]:
-    if isinstance(text, str):
-        return [text], False
-    if not isinstance(text, list) or not all(isinstance(item, str) for item in text):
-        raise RequestRefused("text takes a string, or a list of strings for a batch", param="text")
-    if not text:
-        raise RequestRefused("text is an empty list; give at least one prompt", param="text")
-    return text, True
-
-
-def _id_lists(ids: Any) -> tuple[list[list[int]], bool]:
-    if not isinstance(ids, list):
-        raise RequestRefused(f"input_ids is {shown(ids)}; it takes a list of token ids", param="input_ids")
-    is_batch = bool(ids) and isinstance(ids[0], list)
-    try:
-        return msgspec.convert(ids if is_batch else [ids], list[list[int]]), is_batch
-    except msgspec.ValidationError:
-        raise RequestRefused(
-            "input_ids takes a list of whole numbers, or a list of such lists for a batch", param="input_ids"
-        ) from None
-
-
-def _check_logprob_fields(want: bool, start: int, top: int) -> None:
-    if start < -1:
-        raise RequestRefused(
-            f"logprob_start_len is {start}; use a prompt position, or -1 for output tokens only",
-            param="logprob_start_len",
-        )
-    if top < 0:
-        raise RequestRefused(f"top_logprobs_num is {top}; use 0 or more", param="top_logprobs_num")
-    if not want and (start >= 0 or top > 0):
-        name = "logprob_start_len" if start >= 0 else "top_logprobs_num"
-        raise RequestRefused(f"{name} is set without return_logprob; add return_logprob: true", param=name)
+    return [LogprobFields(*each, with_text) for each in zip(wanted, starts, tops, strict=True)]

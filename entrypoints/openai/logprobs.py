@@ -1,10 +1,10 @@
-"""OpenAI's ``logprobs`` object of a completion, from the native lists of [logprob, token id, text]."""
+"""OpenAI's ``logprobs`` object of a completion."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
+from ...runtime.answer import Output, TokenLogprob
 from ...runtime.text.incremental_decode import IncrementalDecoder, decode_all
 from ...runtime.text.token_bytes import TokenBytes
 
@@ -24,30 +24,25 @@ class LogprobsBuilder:
         self._decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
         self._position = len(echo)
 
-    def add(self, meta: dict) -> dict | None:
-        """What the new logprobs of ``meta`` (a meta_info) add; None if it brings none."""
-        prompt, output = meta["input_token_logprobs"], meta["output_token_logprobs"]
-        rows = [*prompt, *output]
-        if not rows:
+    def add(self, output: Output) -> dict | None:
+        """What the new logprobs of ``output`` add; None if it brings none."""
+        tokens = [*output.input_logprobs, *output.output_logprobs]
+        if not tokens:
             return None
-        tops = [
-            *meta.get("input_top_logprobs", [None] * len(prompt)),
-            *meta.get("output_top_logprobs", [None] * len(output)),
-        ]
-        offsets = self._prompt_offsets([row[1] for row in prompt]) if prompt else []
-        for _, token_id, _ in output:
+        prompt_ids = [token.id for token in output.input_logprobs]
+        offsets = self._prompt_offsets(prompt_ids) if prompt_ids else []
+        for token in output.output_logprobs:
             offsets.append(self._position)
-            self._position += len(self._decoder.push((token_id,)))
+            self._position += len(self._decoder.push((token.id,)))
         return {
-            "tokens": [text for _, _, text in rows],
-            "token_logprobs": [value for value, _, _ in rows],
-            "top_logprobs": [_alternatives(row, top) for row, top in zip(rows, tops, strict=True)],
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_alternatives(token) for token in tokens],
             "text_offset": offsets,
         }
 
-    def _prompt_offsets(self, ids: Iterable[int]) -> list[int]:
+    def _prompt_offsets(self, ids: list[int]) -> list[int]:
         """What the tokenizer put before the text (a bos token) takes no room in it."""
-        ids = list(ids)
         added = len(decode_all(self._token_bytes, ids, skip_special_tokens=False)) - len(self._echo)
         decoder = IncrementalDecoder(self._token_bytes, skip_special_tokens=False)
         offsets, position = [], -max(0, added)
@@ -57,13 +52,17 @@ class LogprobsBuilder:
         return offsets
 
 
-def _alternatives(row: list, top: list[list] | None) -> dict[str, float | None] | None:
+def _alternatives(token: TokenLogprob) -> dict[str | None, float | None] | None:
     """Text -> logprob, of the best tokens and the one taken; of tokens with the same text the best counts. None for the
     first prompt token, which follows nothing."""
-    if row[0] is None:
+    if token.logprob is None:
         return None
-    entries = sorted([*(top or ()), row], key=lambda entry: -math.inf if entry[0] is None else entry[0], reverse=True)
-    found: dict[str, float | None] = {}
-    for value, _, text in entries:
-        found.setdefault(text, value)
+    entries = sorted([*(token.top or ()), token], key=_likelihood, reverse=True)
+    found: dict[str | None, float | None] = {}
+    for entry in entries:
+        found.setdefault(entry.text, entry.logprob)
     return found
+
+
+def _likelihood(token: TokenLogprob) -> float:
+    return -math.inf if token.logprob is None else token.logprob

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from prompts import make_prompt
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.messages import ControlReply, TextOutput, TextOutputs, TokenOutput, ToWorker, WorkerReady
@@ -40,7 +41,7 @@ class Backend:
         for message in messages:
             self.outbox.send(message)
         marker = asyncio.get_running_loop().create_future()
-        self.manager._controls[-1] = marker
+        self.manager.control._waiting[-1] = marker
         self.outbox.send(ControlReply(call_id=-1))
         await asyncio.wait_for(marker, 5)
 
@@ -75,4 +76,4 @@ def check(tokenizer: Tokenizer, body: Callable[[Backend], Coroutine[Any, Any, No
 
 
 def prompt(rid: str = "r", text: str = "ab", **fields: Any) -> Prompt:
-    return Prompt(rid=rid, group=fields.pop("group", rid), text=text, **fields)
+    return make_prompt(rid=rid, group=fields.pop("group", rid), text=text, **fields)

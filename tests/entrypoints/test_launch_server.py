@@ -231,7 +231,7 @@ def test_mistakes_of_the_operator_are_one_line(tmp_path: Path, flags: list[str],
 
 
 def test_light_processes_do_not_import_torch() -> None:
-    modules = ["entrypoints.launch_server", "entrypoints.http_server", "runtime.detokenizer", "entrypoints.engine"]
+    modules = ["entrypoints.launch_server", "entrypoints.http.server", "runtime.detokenizer", "entrypoints.engine"]
     imports = "; ".join(f"import baton.{module}" for module in modules)
     code = f"import sys; {imports}; print(sorted({{'torch', 'transformers', 'pandas'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -5,29 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prompts import make_prompt
 
-from baton.runtime.prompt import ContinuationPrompt, ModelLimits, Prompt, check_continuation, check_prompt
+from baton.runtime.prompt import ModelLimits, Prompt, check_continuation, check_prompt
 from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 LIMITS = ModelLimits(context_length=100, vocab_size=50)
 
 
 def child(ids: list[int] | None = None, text: str | None = None, **fields: Any) -> Prompt:
-    continuation = ContinuationPrompt(parent_rid="p", suffix_ids=ids, suffix_text=text)
-    return Prompt(rid="c", continuation=continuation, **fields)
+    continuation = ContinuationSpec("p", suffix_text=text)
+    return make_prompt(rid="c", continuation=continuation, suffix_ids=ids, **fields)
 
 
 def test_the_source_of_a_prompt() -> None:
-    assert Prompt(rid="r", text="a").source == "text"
-    assert Prompt(rid="r", input_ids=[1]).source == "input_ids"
+    assert make_prompt(rid="r", text="a").source == "text"
+    assert make_prompt(rid="r", input_ids=[1]).source == "input_ids"
     assert child(text="a", input_ids=[1]).source == child().source == "continuation_suffix"
     assert child(ids=[1], text=None).source == "continuation_ids"
 
 
 def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
     for width in (50, 51):
-        wide = Prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=9, beam_width=width))
+        wide = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=9, beam_width=width))
         if width == 50:
             check_prompt(wide, [1], LIMITS)
             continue
@@ -39,7 +41,7 @@ def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
 def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
     check_continuation(child(sampling=SamplingParams(max_new_tokens=99)), [], LIMITS)
     with pytest.raises(RequestRefused, match="empty"):
-        check_prompt(Prompt(rid="r", text=""), [], LIMITS)
+        check_prompt(make_prompt(rid="r", text=""), [], LIMITS)
 
 
 @pytest.mark.parametrize(

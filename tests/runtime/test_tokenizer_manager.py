@@ -11,9 +11,11 @@ import msgspec
 import pytest
 from byte_tokenizer import write_byte_tokenizer
 from manager_rig import Backend, check, prompt
+from prompts import make_prompt
 from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, byte_level, write_folder
 
+from baton.runtime.answer import Output, TokenLogprob
 from baton.runtime.messages import (
     AbortRequest,
     ContinuationOutput,
@@ -25,7 +27,7 @@ from baton.runtime.messages import (
     RetainedOutput,
     WorkerStats,
 )
-from baton.runtime.prompt import ContinuationPrompt, ModelLimits, Prompt
+from baton.runtime.prompt import ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.refusal import RequestRefused
@@ -51,9 +53,9 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
             assert (request.sampling, request.namespace, request.stream) == (sampling, "n", True)
             await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, cached_tokens=1)
             await backend.output("r", "yz", LENGTH, prompt_tokens=2, completion_tokens=3, cached_tokens=1)
-            (answer,) = await call.results()
-            assert answer["text"] == "xyz" and answer["output_ids"] == list(b"xyz")
-            assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+            (output,) = await call.outputs()
+            assert output.text == "xyz" and output.token_ids == list(b"xyz")
+            assert (output.finish, output.prompt_tokens, output.completion_tokens) == (LENGTH, 2, 3)
         assert backend.manager.num_open == 0
         assert backend.received() == [], "a finished call is not aborted"
 
@@ -65,12 +67,12 @@ def test_readers_that_fall_behind_find_the_newest_state(tokenizer: Tokenizer) ->
         with await backend.manager.open([prompt(sampling=SamplingParams(n=2))], stream=True) as call:
             updates = call.updates()
             await backend.output("r", "a")
-            assert (await anext(updates))[1]["text"] == "a"
+            assert (await anext(updates)).text == "a"
             for letter in "bcd":
                 await backend.output("r", letter)
             await backend.output("r", "z", LENGTH, index=1)
             await backend.output("r", "e", LENGTH)
-            assert [(position, output["text"]) async for position, output in updates] == [(0, "abcde"), (1, "z")]
+            assert [(output.position, output.text) async for output in updates] == [(0, "bcde"), (1, "z")]
 
     check(tokenizer, body)
 
@@ -80,19 +82,19 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
         ids, value = pack_ids([97]), struct.pack("<f", -0.5)
         chunk = LogprobChunk(ids=ids, values=value)
         with await backend.manager.open([prompt(return_logprob=True, logprob_start_len=0)], stream=True) as call:
-            updates = call.updates(incremental=True)
+            updates = call.updates()
             first = LogprobChunk(ids=ids, values=struct.pack("<f", float("nan")))
             await backend.output("r", "é", input_logprobs=first, output_logprobs=chunk)
-            _, one = await anext(updates)
+            one = await anext(updates)
             await backend.output("r", "b", output_logprobs=chunk)
             await backend.output("r", "c", LENGTH, output_logprobs=chunk)
-            (rest,) = [output async for _, output in updates]
-            assert (one["text"], rest["text"]) == ("é", "bc")
-            assert (len(one["output_ids"]), len(rest["output_ids"])) == (2, 2)
-            assert one["meta_info"]["input_token_logprobs"] == [[None, 97, None]]
-            assert rest["meta_info"]["input_token_logprobs"] == []
-            assert one["meta_info"]["output_token_logprobs"] == [[-0.5, 97, None]]
-            assert rest["meta_info"]["output_token_logprobs"] == [[-0.5, 97, None]] * 2
+            (later,) = [output async for output in updates]
+            assert (one.text, later.text) == ("é", "bc")
+            assert (len(one.token_ids), len(later.token_ids)) == (2, 2)
+            assert one.input_logprobs == [TokenLogprob(None, 97)]
+            assert later.input_logprobs == []
+            assert one.output_logprobs == [TokenLogprob(-0.5, 97)]
+            assert later.output_logprobs == [TokenLogprob(-0.5, 97)] * 2
 
     check(tokenizer, body)
 
@@ -110,7 +112,7 @@ def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(token
         assert backend.manager.num_open == 0
         with await backend.manager.open([prompt()], stream=False) as call:
             await backend.output("r", "new", LENGTH)
-            assert (await call.results())[0]["text"] == "new"
+            assert (await call.outputs())[0].text == "new"
 
     check(tokenizer, body)
 
@@ -133,9 +135,9 @@ def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
         for rid in ("a", "b_0", "b_1", "c"):
             await backend.output(rid, "part", FinishReason("abort", message="why"))
         for call in calls:
-            for answer in await call.results():
-                assert answer["text"] == "part"
-                assert answer["meta_info"]["finish_reason"] == {"type": "abort", "message": "why"}
+            for output in await call.outputs():
+                assert output.text == "part"
+                assert output.finish == FinishReason("abort", message="why")
 
     check(tokenizer, body)
 
@@ -145,7 +147,7 @@ def test_an_error_of_one_prompt_fails_its_call_and_aborts_the_rest(tokenizer: To
         with await backend.manager.open([prompt("x"), prompt("y")], stream=False) as call:
             await backend.send(RequestError(rid="x", status=400, message="too large", code="c", param="text"))
             with pytest.raises(RequestRefused) as caught:
-                await call.results()
+                await call.outputs()
             assert (caught.value.status, caught.value.message, caught.value.param) == (400, "too large", "text")
         aborts = [message.rid for message in backend.received() if isinstance(message, AbortRequest)]
         assert aborts == ["y"]
@@ -165,7 +167,7 @@ def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
 
 def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        for work in (backend.manager.open([prompt()], stream=False), backend.manager.flush_cache()):
+        for work in (backend.manager.open([prompt()], stream=False), backend.manager.control.flush_cache()):
             with pytest.raises(RequestRefused) as caught:
                 await work
             assert (caught.value.status, caught.value.code) == (503, "not_ready")
@@ -178,11 +180,11 @@ def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None
     async def body(backend: Backend) -> None:
         manager = backend.manager
         call = await manager.open([prompt()], stream=True)
-        flushing = asyncio.create_task(manager.flush_cache())
+        flushing = asyncio.create_task(manager.control.flush_cache())
         await asyncio.sleep(0)
         error = RequestRefused("the worker died", status=503)
         manager.fail_all(error)
-        for work in (call.results(), anext(call.updates()), flushing, manager.open([prompt("s")], stream=False)):
+        for work in (call.outputs(), anext(call.updates()), flushing, manager.open([prompt("s")], stream=False)):
             with pytest.raises(RequestRefused, match="the worker died"):
                 await work
         await manager.wait_empty()
@@ -208,8 +210,12 @@ def test_wait_empty(tokenizer: Tokenizer) -> None:
 
 
 def child(rid: str = "c", parent: str = "p", **fields: Any) -> Prompt:
-    own = {name: fields.pop(name) for name in ("text", "input_ids", "retain_ttl", "sampling") if name in fields}
-    return Prompt(rid=rid, group=rid, continuation=ContinuationPrompt(parent_rid=parent, **fields), **own)
+    own = {
+        name: fields.pop(name)
+        for name in ("text", "input_ids", "suffix_ids", "retain_ttl", "sampling")
+        if name in fields
+    }
+    return make_prompt(rid=rid, group=rid, continuation=ContinuationSpec(parent, **fields), **own)
 
 
 def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer) -> None:
@@ -259,7 +265,7 @@ def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
 def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
-        backend.manager._limits = ModelLimits(context_length=10**7, vocab_size=257)
+        backend.manager._availability.open(ModelLimits(context_length=10**7, vocab_size=257))
         calls = await asyncio.gather(
             manager.open([prompt("p", "word " * 200_000)], stream=False),
             manager.open([child("c", "p")], stream=False),
@@ -270,7 +276,7 @@ def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tok
         assert sorted(rids) == ["c", "g", "other", "p"]
         assert rids.index("p") < rids.index("c") < rids.index("g")
         assert rids[0] == "other", "nobody else waits"
-        assert not manager._tokenizing
+        assert manager._prompt_tokenizer.num_in_progress == 0
         for rid in rids:
             await backend.output(rid, "x", LENGTH)
         for call in calls:
@@ -291,9 +297,9 @@ def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) ->
         assert [m.rid for m in backend.received() if isinstance(m, RequestSpec)] == ["c"]
         await backend.send(RequestError(rid="c", status=404, message="no such request", param="continuation_of"))
         with pytest.raises(RequestRefused) as caught:
-            await opened.results()
+            await opened.outputs()
         assert (caught.value.status, caught.value.param) == (404, "continuation_of")
-        assert not manager._tokenizing
+        assert manager._prompt_tokenizer.num_in_progress == 0
 
     check(tokenizer, body)
 
@@ -304,7 +310,7 @@ def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: To
             (prompt("r"), "text"),
             (child("r", suffix_text="x"), "continuation_suffix"),
             (child("r", suffix_ids=[1]), "continuation_ids"),
-            (Prompt(rid="r", input_ids=[1]), "input_ids"),
+            (make_prompt(rid="r", input_ids=[1]), "input_ids"),
         ]
         for asked, param in cases:
             call = await backend.manager.open([asked], stream=True)
@@ -316,24 +322,22 @@ def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: To
     check(tokenizer, body)
 
 
-def test_what_was_inherited_and_what_is_retained_is_in_meta_info(tokenizer: Tokenizer) -> None:
+def test_what_was_inherited_and_what_is_retained_comes_with_the_end(tokenizer: Tokenizer) -> None:
     inherited = ContinuationOutput(path="handoff", inherited_tokens=9, recomputed_tokens=1, trimmed_tokens=0)
 
-    async def meta(backend: Backend, retained: RetainedOutput | None) -> dict:
+    async def ended(backend: Backend, retained: RetainedOutput | None) -> Output:
         with await backend.manager.open([child(retain_ttl=5.0)], stream=False) as call:
             await backend.output("c", "x", LENGTH, prompt_tokens=10, continuation=inherited, retained=retained)
-            return (await call.results())[0]["meta_info"]
+            return (await call.outputs())[0]
 
     async def body(backend: Backend) -> None:
-        got = await meta(backend, RetainedOutput(tokens=10, ttl=4.5))
-        assert got["continuation"] == {
-            "path": "handoff", "inherited_tokens": 9, "recomputed_tokens": 1, "trimmed_tokens": 0,
-        }  # fmt: skip
-        assert got["retained"] == {"tokens": 10, "ttl": 4.5}
-        assert (await meta(backend, RetainedOutput(refused="full")))["retained"] == {"refused": "full"}
+        kept, full = RetainedOutput(tokens=10, ttl=4.5), RetainedOutput(refused="full")
+        output = await ended(backend, kept)
+        assert (output.continuation, output.retained) == (inherited, kept)
+        assert (await ended(backend, full)).retained == full
         # Leased only for a child that waits: nobody asked.
-        assert "retained" not in await meta(backend, RetainedOutput(tokens=10, ttl=0.0))
-        assert "retained" not in await meta(backend, None)
+        assert (await ended(backend, RetainedOutput(tokens=10, ttl=0.0))).retained is None
+        assert (await ended(backend, None)).retained is None
 
         registry = backend.manager.metrics.registry
         counted = registry.get_sample_value("baton:prompt_tokens_total", {"model_name": "m"})
@@ -352,10 +356,10 @@ def test_release(tokenizer: Tokenizer) -> None:
             backend.outbox.send(ControlReply(call_id=request.call_id, payload=payload))
 
         for payload, released in ((b"true", True), (b"false", False)):
-            got, _ = await asyncio.gather(backend.manager.release("p"), reply(payload))
+            got, _ = await asyncio.gather(backend.manager.control.release("p"), reply(payload))
             assert got is released
         with pytest.raises(RequestRefused, match=r"did not answer release within 0.05 s"):
-            await backend.manager.release("p", timeout_s=0.05)
+            await backend.manager.control.release("p", timeout_s=0.05)
 
     check(tokenizer, body)
 
@@ -369,20 +373,22 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
             assert isinstance(request, ControlRequest) and request.verb == verb
             backend.outbox.send(ControlReply(call_id=request.call_id, ok=ok, payload=payload))
 
-        info, _ = await asyncio.gather(backend.manager.info(), reply("info", True, b'{"a": 1}'))
+        info, _ = await asyncio.gather(backend.manager.control.info(), reply("info", True, b'{"a": 1}'))
         assert info == {"a": 1}
-        await asyncio.gather(backend.manager.flush_cache(), reply("flush_cache", True, b"null"))
+        await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", True, b"null"))
         with pytest.raises(RequestRefused, match="requests run") as caught:
-            await asyncio.gather(backend.manager.flush_cache(), reply("flush_cache", False, b'"requests run"'))
+            await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", False, b'"requests run"'))
         assert caught.value.status == 409
-        await asyncio.gather(backend.manager.start_profile(), reply("start_profile", True, b"null"))
-        profile, _ = await asyncio.gather(backend.manager.stop_profile(), reply("stop_profile", True, b'{"steps": 3}'))
+        await asyncio.gather(backend.manager.control.start_profile(), reply("start_profile", True, b"null"))
+        profile, _ = await asyncio.gather(
+            backend.manager.control.stop_profile(), reply("stop_profile", True, b'{"steps": 3}')
+        )
         assert profile == {"steps": 3}
         with pytest.raises(RequestRefused, match="not begun") as caught:
-            await asyncio.gather(backend.manager.stop_profile(), reply("stop_profile", False, b'"not begun"'))
+            await asyncio.gather(backend.manager.control.stop_profile(), reply("stop_profile", False, b'"not begun"'))
         assert caught.value.status == 409 and caught.value.code == "not_profiling"
         with pytest.raises(RequestRefused, match=r"did not answer info within 0.05 s") as caught:
-            await backend.manager.info(timeout_s=0.05)
+            await backend.manager.control.info(timeout_s=0.05)
         assert caught.value.status == 504
 
     check(tokenizer, body)
@@ -417,7 +423,7 @@ def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
         with await backend.manager.open([prompt()], stream=True) as call:
             await backend.output("r", "x")
             await backend.output("r", "yz", LENGTH, cached_tokens=1)
-            await call.results()
+            await call.outputs()
         with await backend.manager.open([prompt()], stream=False):
             pass
         with pytest.raises(RequestRefused):

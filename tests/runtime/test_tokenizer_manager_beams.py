@@ -46,18 +46,12 @@ def test_a_search_answers_with_its_results(tokenizer: Tokenizer, stream: bool) -
             assert isinstance(second, RequestSpec) and second.stream is stream
             await backend.send(search_end("s", ["a", "bc", "d"]))
             await backend.output("t", "x", LENGTH)
-            if stream:
-                outputs = [pair async for pair in call.updates()]
-            else:
-                outputs = await call.outputs()
-            assert [(position, output["text"]) for position, output in outputs] == list(
-                enumerate(["a", "bc", "d", "x"])
-            )
-            for rank, (_, output) in enumerate(outputs[:3]):
-                meta = output["meta_info"]
-                assert (meta["sequence_score"], meta["cumulative_logprob"]) == (-rank, -2 * rank)
-                assert "beam_search" not in meta
-            assert "sequence_score" not in outputs[3][1]["meta_info"]
+            outputs = [output async for output in call.updates()] if stream else await call.outputs()
+            assert [(output.position, output.text) for output in outputs] == list(enumerate(["a", "bc", "d", "x"]))
+            for rank, output in enumerate(outputs[:3]):
+                assert output.beam is not None and output.beam.shortfall is None
+                assert (output.beam.sequence_score, output.beam.cumulative_logprob) == (-rank, -2 * rank)
+            assert outputs[3].beam is None
         assert backend.manager.num_open == 0 and backend.received() == []
 
     check(tokenizer, body)
@@ -72,16 +66,11 @@ def test_a_search_may_have_fewer_results_than_asked_for(tokenizer: Tokenizer, st
             await backend.send(search_end("s", ["a", "b"], "2 of 4 sequences: no more"))
             assert backend.manager.num_open == 1 and not call.finished
             await backend.send(search_end("t", ["x", "y", "z"], "3 of 4 sequences: no more"))
-            if stream:
-                outputs = [pair async for pair in call.updates(incremental=True)]
-            else:
-                outputs = await call.outputs()
-                assert await call.results() == [output for _, output in outputs]
-            texts = {position: output["text"] for position, output in outputs}
+            outputs = [output async for output in call.updates()] if stream else await call.outputs()
+            texts = {output.position: output.text for output in outputs}
             assert texts == {0: "a", 1: "b", 4: "x", 5: "y", 6: "z"}
-            few = [output["meta_info"]["beam_search"] for _, output in outputs]
-            assert few[:2] == [{"results": 2, "reason": "2 of 4 sequences: no more"}] * 2
-            assert few[2:] == [{"results": 3, "reason": "3 of 4 sequences: no more"}] * 3
+            few = [(output.beam.num_results, output.beam.shortfall) for output in outputs if output.beam is not None]
+            assert few == [(2, "2 of 4 sequences: no more")] * 2 + [(3, "3 of 4 sequences: no more")] * 3
         assert backend.manager.num_open == 0
 
     check(tokenizer, body)
@@ -100,8 +89,7 @@ def test_a_search_whose_caller_has_gone(tokenizer: Tokenizer) -> None:
             aborted = FinishReason("abort", message="why")
             for index in range(4):
                 await backend.output("s", finish=aborted, index=index)
-            reasons = [output["meta_info"]["finish_reason"] for output in await call.results()]
-            assert reasons == [{"type": "abort", "message": "why"}] * 4
+            assert [output.finish for output in await call.outputs()] == [aborted] * 4
         assert backend.manager.num_open == 0
 
     check(tokenizer, body)
@@ -112,7 +100,7 @@ def test_a_search_counts_once_its_tokens_all(tokenizer: Tokenizer) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
         with await backend.manager.open([prompt("s", sampling=sampling)], stream=True) as call:
             await backend.send(search_end("s", ["a", "bc", "def"], "no more"))
-            await call.results()
+            await call.outputs()
         metrics = backend.manager.metrics.render().decode()
         for line in (
             'generation_tokens_total{model_name="m"} 6.0',

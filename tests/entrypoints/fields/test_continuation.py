@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.native.generate import GenerateCall, parse_generate
-from baton.runtime.prompt import ContinuationPrompt
+from baton.entrypoints.fields.prompts import PromptBatch
+from baton.entrypoints.native.generate import parse_generate
 from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.request_spec import ContinuationSpec
 
 
-def parents(call: GenerateCall) -> list[str | None]:
+def parents(call: PromptBatch) -> list[str | None]:
     return [None if p.continuation is None else p.continuation.parent_rid for p in call.prompts]
 
 
@@ -25,23 +26,21 @@ def refusal(**fields: Any) -> RequestRefused:
 def test_a_single_continuation_needs_no_prompt() -> None:
     call = parse_generate({"continuation_of": "p", "rid": "c"})
     (prompt,) = call.prompts
-    assert (prompt.rid, prompt.text, prompt.input_ids, prompt.retain_ttl) == ("c", None, None, None)
-    assert prompt.continuation == ContinuationPrompt(parent_rid="p")
+    assert (prompt.rid, prompt.text, prompt.input_ids, prompt.spec.retain_ttl) == ("c", None, None, None)
+    assert prompt.continuation == ContinuationSpec(parent_rid="p")
     assert not call.is_list
 
 
 def test_every_field_arrives() -> None:
     fields = {"continuation_at": "now", "continuation_index": 2, "keep_parent": True, "retain_ttl": 5, "retain_n": 2}
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_suffix": "x", **fields}).prompts
-    assert prompt.continuation == ContinuationPrompt(
-        parent_rid="p", index=2, at="now", keep_parent=True, suffix_text="x"
-    )
-    assert prompt.retain_ttl == 5.0 and prompt.retain_n == 2
+    assert prompt.continuation == ContinuationSpec(parent_rid="p", index=2, at="now", keep_parent=True, suffix_text="x")
+    assert prompt.spec.retain_ttl == 5.0 and prompt.spec.retain_n == 2
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_ids": [1, 2], "text": "whole"}).prompts
-    assert prompt.continuation is not None and prompt.continuation.suffix_ids == [1, 2]
+    assert prompt.continuation is not None and prompt.suffix_ids == [1, 2]
     assert prompt.text == "whole"
     (prompt,) = parse_generate({"text": "a", "retain_ttl": 0}).prompts
-    assert prompt.continuation is None and prompt.retain_ttl == 0.0
+    assert prompt.continuation is None and prompt.spec.retain_ttl == 0.0
 
 
 def test_an_openai_response_id_names_its_rid() -> None:
@@ -82,17 +81,18 @@ def test_lists_are_spread_over_the_batch() -> None:
         }
     )
     assert [p.continuation for p in call.prompts] == [
-        ContinuationPrompt(parent_rid="p", index=1, keep_parent=True, suffix_text="x"),
-        ContinuationPrompt(parent_rid="q", at="now", suffix_ids=[7]),
+        ContinuationSpec(parent_rid="p", index=1, keep_parent=True, suffix_text="x"),
+        ContinuationSpec(parent_rid="q", at="now"),
         None,
     ]
-    assert [p.retain_ttl for p in call.prompts] == [None, 1.0, 2.5]
+    assert [p.suffix_ids for p in call.prompts] == [None, [7], None]
+    assert [p.spec.retain_ttl for p in call.prompts] == [None, 1.0, 2.5]
     assert [p.sampling.no_stop_trim for p in call.prompts] == [True, False, False]
 
 
 def test_one_suffix_of_ids_is_for_all() -> None:
     call = parse_generate({"continuation_of": ["p", "q"], "continuation_ids": [1, 2]})
-    assert [p.continuation.suffix_ids for p in call.prompts if p.continuation] == [[1, 2], [1, 2]]
+    assert [p.suffix_ids for p in call.prompts if p.continuation] == [[1, 2], [1, 2]]
 
 
 def test_no_stop_trim_beside_sampling_params() -> None:

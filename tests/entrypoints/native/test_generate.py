@@ -40,13 +40,13 @@ def test_a_batch() -> None:
     assert [p.rid for p in call.prompts] == ["b_0", "b_1"]
     assert {p.group for p in call.prompts} == {"b"}
     assert [p.input_ids for p in call.prompts] == [[1], [2, 3]]
-    assert len({p.namespace for p in call.prompts}) == 2
+    assert len({p.spec.namespace for p in call.prompts}) == 2
     assert [p.rid for p in parse_generate({"text": ["a", "b"], "rid": ["x", "y"]}).prompts] == ["x", "y"]
 
 
 def test_namespaces() -> None:
     def namespace(**fields: Any) -> str:
-        return parse_generate({"text": "a", **fields}).prompts[0].namespace
+        return parse_generate({"text": "a", **fields}).prompts[0].spec.namespace
 
     assert namespace() == namespace(cache_salt="", extra_key=None) == ""
     assert namespace(cache_salt="s") == "s"

@@ -1,35 +1,26 @@
-"""OpenAI's completions: every field served, refused by name or a label; answers and streams in OpenAI's shape."""
+"""The fields of OpenAI's completions: each is served, refused by name or a label."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from byte_tokenizer import write_byte_tokenizer
 
 from baton.entrypoints.openai.completions import (
+    COMPLETION_NAMES,
     FIELDS,
     UNSUPPORTED,
     WITHOUT_EFFECT,
-    CompletionAnswer,
-    in_openai_words,
     parse_completion,
 )
-from baton.runtime.prompt import ContinuationPrompt, Prompt
-from baton.runtime.text.tokenizer import Tokenizer
+from baton.runtime.prompt import Prompt
 from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
-
-
 def prompt_of(**fields: Any) -> Prompt:
-    (prompt,) = parse_completion(fields).generate.prompts
+    (prompt,) = parse_completion(fields).batch.prompts
     return prompt
 
 
@@ -40,12 +31,9 @@ def refusal(**fields: Any) -> RequestRefused:
     return caught.value
 
 
-# -- fields ------------------------------------------------------------------------------------------------------------
-
-
 def test_openais_defaults() -> None:
     call = parse_completion({"prompt": "a", "rid": "r"})
-    (prompt,) = call.generate.prompts
+    (prompt,) = call.batch.prompts
     assert prompt.sampling == SamplingParams(max_new_tokens=16, temperature=1.0)
     assert (call.response_id, call.model, call.echo, call.logprobs, call.include_usage) == (
         "cmpl-r", None, False, None, False,
@@ -55,7 +43,7 @@ def test_openais_defaults() -> None:
 
 def test_null_is_the_default() -> None:
     nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
-    (prompt,) = parse_completion({**nulls, "prompt": "a"}).generate.prompts
+    (prompt,) = parse_completion({**nulls, "prompt": "a"}).batch.prompts
     assert prompt.sampling == SamplingParams(max_new_tokens=16) and prompt.continuation is None
 
 
@@ -113,7 +101,7 @@ def test_how_a_beam_search_ends() -> None:
     ],
 )
 def test_prompts(prompt: Any, texts: list, ids: list) -> None:
-    call = parse_completion({"prompt": prompt, "rid": "r"}).generate
+    call = parse_completion({"prompt": prompt, "rid": "r"}).batch
     assert [p.text for p in call.prompts] == texts and [p.input_ids for p in call.prompts] == ids
     assert [p.rid for p in call.prompts] == (["r"] if len(texts) == 1 else ["r_0", "r_1"])
 
@@ -122,8 +110,8 @@ def test_continuations() -> None:
     fields = {"continuation_of": "cmpl-p", "continuation_suffix": "x", "retain_ttl": 5, "cache_salt": "s"}
     for prompt in (None, "", [], [""]):
         asked = prompt_of(prompt=prompt, **fields)
-        assert asked.continuation == ContinuationPrompt(parent_rid="p", suffix_text="x")
-        assert (asked.text, asked.input_ids, asked.retain_ttl, asked.namespace) == (None, None, 5.0, "s")
+        assert asked.continuation == ContinuationSpec(parent_rid="p", suffix_text="x")
+        assert (asked.text, asked.input_ids, asked.spec.retain_ttl, asked.spec.namespace) == (None, None, 5.0, "s")
     assert prompt_of(prompt="whole", **fields).text == "whole"
 
 
@@ -196,7 +184,7 @@ def test_wrong_fields_are_named_in_openais_words(fields: dict, param: str, words
 
 
 def test_a_refusal_by_the_worker_in_openais_words() -> None:
-    with pytest.raises(RequestRefused) as caught, in_openai_words():
+    with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
         raise RequestRefused(
             "max_new_tokens (5) and input_ids; send its full prompt as text or input_ids too",
             status=410, code="c", param="max_new_tokens",
@@ -204,106 +192,6 @@ def test_a_refusal_by_the_worker_in_openais_words() -> None:
     error = caught.value
     assert error.message == "max_tokens (5) and prompt; send its full prompt as prompt too"
     assert (error.status, error.code, error.param) == (410, "c", "max_tokens")
-    with pytest.raises(RequestRefused) as caught, in_openai_words():
+    with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
         raise RequestRefused("busy", status=503)
     assert caught.value.param is None
-
-
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-
-def output(text: str, finish: dict | None, **meta: Any) -> dict:
-    counts = {"prompt_tokens": 4, "completion_tokens": 2, "cached_tokens": 3}
-    return {"text": text, "output_ids": [], "meta_info": {"id": "r", "finish_reason": finish, **counts, **meta}}
-
-
-LENGTH = {"type": "length", "length": 2}
-
-
-def test_a_whole_answer(tokenizer: Tokenizer) -> None:
-    call = parse_completion({"prompt": ["ab", "c"], "n": 2, "echo": True, "rid": "r"})
-    outputs = [
-        output("x", LENGTH),
-        output("y", {"type": "stop", "matched": "!"}, retained={"tokens": 5, "ttl": 1.0}),
-        output("z", LENGTH),
-        output("", {"type": "abort", "message": "gone"}, continuation={"path": "match"}),
-    ]
-    answer = CompletionAnswer(call, "served", tokenizer).whole(list(enumerate(outputs)))
-    assert answer.pop("created") > 1.7e9
-    assert answer == {
-        "id": "cmpl-r",
-        "object": "text_completion",
-        "model": "served",
-        "choices": [
-            {"index": 0, "text": "abx", "logprobs": None, "finish_reason": "length", "matched_stop": None,
-             "baton": {"rid": "r", "index": 0}},
-            {"index": 1, "text": "aby", "logprobs": None, "finish_reason": "stop", "matched_stop": "!",
-             "baton": {"rid": "r", "index": 1, "retained": {"tokens": 5, "ttl": 1.0}}},
-            {"index": 2, "text": "cz", "logprobs": None, "finish_reason": "length", "matched_stop": None,
-             "baton": {"rid": "r", "index": 0}},
-            {"index": 3, "text": "c", "logprobs": None, "finish_reason": "abort", "matched_stop": None,
-             "baton": {"rid": "r", "index": 1, "continuation": {"path": "match"}}},
-        ],
-        "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16,
-                  "prompt_tokens_details": {"cached_tokens": 6}},
-    }  # fmt: skip
-
-
-def test_a_search_with_fewer_results_than_asked_for(tokenizer: Tokenizer) -> None:
-    call = parse_completion({"prompt": ["ab", "c"], "n": 2, "use_beam_search": True, "rid": "r"})
-    scores = {"cumulative_logprob": -1.0, "sequence_score": -0.5}
-    few = {"beam_search": {"results": 1, "reason": "no more"}}
-    outputs = [(0, output("x", LENGTH, **scores)), (1, output("y", LENGTH, **scores))]
-    outputs.append((2, output("z", LENGTH, **scores, **few)))
-    answer = CompletionAnswer(call, "m", tokenizer).whole(outputs)
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert answer["choices"][2]["baton"] == {"rid": "r", "index": 0, **scores, **few}
-    assert answer["usage"]["completion_tokens"] == 6 and answer["usage"]["prompt_tokens"] == 8
-
-
-def test_echo_of_ids(tokenizer: Tokenizer) -> None:
-    call = parse_completion({"prompt": [97, 256], "echo": True})
-    answer = CompletionAnswer(call, "m", tokenizer).whole([(0, output("x", LENGTH))])
-    assert answer["choices"][0]["text"] == "a<eos>x"
-
-
-def stream(call: Any, tokenizer: Tokenizer, updates: list) -> list[dict]:
-    async def source() -> AsyncIterator[tuple[int, dict]]:
-        for update in updates:
-            if isinstance(update, Exception):
-                raise update
-            yield update
-
-    async def run() -> list[dict]:
-        return [chunk async for chunk in CompletionAnswer(call, "m", tokenizer).chunks(source())]
-
-    return asyncio.run(run())
-
-
-def test_a_stream(tokenizer: Tokenizer) -> None:
-    fields = {"prompt": "p", "n": 2, "echo": True, "stream": True}
-    updates = [
-        (0, output("a", None)),
-        (1, output("b", None)),
-        (0, output("", None)),  # half a character: nothing to say yet
-        (0, output("c", LENGTH)),
-        (1, output("", LENGTH)),
-    ]
-    chunks = stream(parse_completion({**fields, "stream_options": {"include_usage": True}}), tokenizer, updates)
-    assert [(c["choices"][0]["index"], c["choices"][0]["text"]) for c in chunks[:-1]] == [
-        (0, "pa"), (1, "pb"), (0, "c"), (1, ""),
-    ]  # fmt: skip
-    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]] == [None, None, "length", "length"]
-    assert ["baton" in c["choices"][0] for c in chunks[:-1]] == [False, False, True, True]
-    assert {c["usage"] for c in chunks[:-1]} == {None}
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["total_tokens"] == 4 + 2 * 2
-    assert len({(c["id"], c["created"], c["model"]) for c in chunks}) == 1
-    plain = stream(parse_completion(fields), tokenizer, updates)
-    assert len(plain) == 4 and not any("usage" in chunk for chunk in plain)
-
-
-def test_an_error_in_a_stream_speaks_openais_words(tokenizer: Tokenizer) -> None:
-    call = parse_completion({"prompt": "p", "stream": True})
-    with pytest.raises(RequestRefused, match="max_tokens") as caught:
-        stream(call, tokenizer, [RequestRefused("max_new_tokens", param="max_new_tokens")])
-    assert caught.value.param == "max_tokens"

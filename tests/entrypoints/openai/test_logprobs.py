@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from prompts import make_prompt
 
 from baton.entrypoints.openai.logprobs import LogprobsBuilder
+from baton.runtime.answer import Output, TokenLogprob
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.runtime.text.tokenizer import Tokenizer
 
@@ -19,31 +19,34 @@ def token_bytes(tmp_path_factory: pytest.TempPathFactory) -> TokenBytes:
     return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model"))).token_bytes
 
 
-def rows(*entries: tuple[float | None, int, str]) -> list[list]:
-    return [list(entry) for entry in entries]
+def rows(*entries: tuple[float | None, int, str], top: list[TokenLogprob] | None = None) -> list[TokenLogprob]:
+    return [TokenLogprob(*entry, top) for entry in entries]
 
 
-def meta(output: list, prompt: list | None = None, **tops: Any) -> dict:
-    return {"input_token_logprobs": prompt or [], "output_token_logprobs": output, **tops}
+def news(output: list[TokenLogprob], prompt: list[TokenLogprob] | None = None) -> Output:
+    return Output(
+        make_prompt(rid="r"), 0, 0, "", [], prompt_tokens=0, completion_tokens=0, cached_tokens=0,
+        input_logprobs=prompt or [], output_logprobs=output,
+    )  # fmt: skip
 
 
 def test_output_tokens(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", skip_special_tokens=True)
-    assert builder.add(meta(rows((-0.5, 97, "a"), (None, 98, "b")))) == {
+    assert builder.add(news(rows((-0.5, 97, "a"), (None, 98, "b")))) == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, None],
         "top_logprobs": [{"a": -0.5}, None],
         "text_offset": [0, 1],
     }
-    got = builder.add(meta(rows((-1.0, 99, "c"))))
+    got = builder.add(news(rows((-1.0, 99, "c"))))
     assert got is not None and got["text_offset"] == [2], "a stream goes on where it was"
-    assert builder.add(meta([])) is None
+    assert builder.add(news([])) is None
 
 
 def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", skip_special_tokens=True)
-    top = [rows((-0.1, 200, "\ufffd"), (-0.2, 201, "\ufffd"))]
-    got = builder.add(meta(rows((-3.0, 97, "a")), input_top_logprobs=[], output_top_logprobs=top))
+    top = rows((-0.1, 200, "\ufffd"), (-0.2, 201, "\ufffd"))
+    got = builder.add(news(rows((-3.0, 97, "a"), top=top)))
     assert got is not None and got["top_logprobs"] == [{"\ufffd": -0.1, "a": -3.0}]
     assert list(got["top_logprobs"][0]) == ["\ufffd", "a"], "best first"
 
@@ -51,8 +54,8 @@ def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_byt
 def test_offsets_count_characters_not_tokens(token_bytes: TokenBytes) -> None:
     ids = [*"né".encode(), EOS, 33]
     output = rows(*((-1.0, i, "?") for i in ids))
-    hidden = LogprobsBuilder(token_bytes, "", skip_special_tokens=True).add(meta(output))
-    shown = LogprobsBuilder(token_bytes, "", skip_special_tokens=False).add(meta(output))
+    hidden = LogprobsBuilder(token_bytes, "", skip_special_tokens=True).add(news(output))
+    shown = LogprobsBuilder(token_bytes, "", skip_special_tokens=False).add(news(output))
     assert hidden is not None and hidden["text_offset"] == [0, 1, 1, 2, 2]
     assert shown is not None and shown["text_offset"] == [0, 1, 1, 2, 2 + len("<eos>")]
 
@@ -60,7 +63,7 @@ def test_offsets_count_characters_not_tokens(token_bytes: TokenBytes) -> None:
 def test_echoed_prompt_with_a_bos_that_is_not_in_the_text(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "ab", skip_special_tokens=True)
     prompt = rows((None, EOS, "<eos>"), (-1.0, 97, "a"), (-2.0, 98, "b"))
-    got = builder.add(meta(rows((-3.0, 99, "c")), prompt, input_top_logprobs=[None, [], []], output_top_logprobs=[[]]))
+    got = builder.add(news(rows((-3.0, 99, "c")), prompt))
     assert got is not None
     assert got["text_offset"] == [0, 0, 1, 2]
     assert got["token_logprobs"] == [None, -1.0, -2.0, -3.0]

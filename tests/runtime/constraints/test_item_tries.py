@@ -115,19 +115,23 @@ def test_the_manager_asks_the_worker(tokenizer: Tokenizer) -> None:
             return request
 
         manager = backend.manager
-        _, sent = await asyncio.gather(manager.load_item_trie("a", TRIE), answer())
+        _, sent = await asyncio.gather(manager.control.load_item_trie("a", TRIE), answer())
         assert isinstance(sent, LoadItemTrie) and sent.name == "a"
         with pytest.raises(RequestRefused, match="too large a token") as refused:
-            await asyncio.gather(manager.load_item_trie("a", TRIE), answer(ok=False, payload=b'"too large a token"'))
+            await asyncio.gather(
+                manager.control.load_item_trie("a", TRIE), answer(ok=False, payload=b'"too large a token"')
+            )
         assert (refused.value.status, refused.value.code) == (400, "invalid_item_trie")
         for payload, found in ((b"true", True), (b"false", False)):
-            got, sent = await asyncio.gather(manager.delete_item_trie("a"), answer(payload=payload))
+            got, sent = await asyncio.gather(manager.control.delete_item_trie("a"), answer(payload=payload))
             assert got is found and isinstance(sent, DeleteItemTrie) and sent.name == "a"
         entries = [describe("a", TRIE)]
-        listed, sent = await asyncio.gather(manager.list_item_tries(), answer(payload=msgspec.json.encode(entries)))
+        listed, sent = await asyncio.gather(
+            manager.control.list_item_tries(), answer(payload=msgspec.json.encode(entries))
+        )
         assert listed == entries and isinstance(sent, ControlRequest) and sent.verb == "item_tries"
         with pytest.raises(RequestRefused, match="cannot be named") as refused:
-            await manager.load_item_trie("a/b", TRIE)
+            await manager.control.load_item_trie("a/b", TRIE)
         assert refused.value.param == "name" and backend.received() == [], "the worker is not asked"
 
     check(tokenizer, body)
@@ -136,7 +140,7 @@ def test_the_manager_asks_the_worker(tokenizer: Tokenizer) -> None:
 def test_nothing_is_sent_before_the_vocabulary_is_known(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with pytest.raises(RequestRefused, match="still loading") as refused:
-            await backend.manager.load_item_trie("a", TRIE)
+            await backend.manager.control.load_item_trie("a", TRIE)
         assert refused.value.status == 503 and backend.received() == []
 
     check(tokenizer, body, ready=False)

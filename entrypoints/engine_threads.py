@@ -1,0 +1,194 @@
+"""The parts of an `Engine` as threads of one process: the manager's loop, the detokenizer, the worker.
+
+Any thread and any event loop may put work on the manager's loop (`run`, `there`, `submit`). A part that ends by itself
+fails the open and all later calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvloop
+
+from ..runtime.channels import Endpoints, Sender
+from ..runtime.config import WorkerConfig
+from ..runtime.detokenizer import run_detokenizer
+from ..runtime.metrics import ServerMetrics
+from ..runtime.text.tokenizer import Tokenizer
+from ..runtime.tokenizer_manager import TokenizerManager
+from ..scheduler.refusal import RequestRefused
+from .loop_crossing import run_on
+from .server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+WorkerFunction = Callable[[WorkerConfig, Endpoints, threading.Event], None]
+
+_LATE_S = 1.0
+"""How long a shutdown waits for calls that came in the middle of it; they are refused at once."""
+
+_SHUT_DOWN = "the engine has been shut down; make a new one"
+
+
+class EngineError(RuntimeError):
+    """The engine cannot start, or has stopped; the message says why."""
+
+
+class EngineThreads:
+    """Started by `start`, ended by `shutdown` or with the process."""
+
+    def __init__(self, args: ServerArgs, tokenizer: Tokenizer, run_worker: WorkerFunction) -> None:
+        self._ready_timeout = args.server.ready_timeout
+        self._endpoints = Endpoints.for_threads()
+        self._stop = threading.Event()
+        self._shutting_down = threading.Lock()
+        # Whoever queues work for the loop holds it: what was queued before the end is answered. Reentrant, because a
+        # garbage collection in between may queue too.
+        self._crossing = threading.RLock()
+        self._ended = False
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._refusal: RequestRefused | None = None
+        self._loop = uvloop.new_event_loop()
+        metrics = ServerMetrics(args.served_model_name)
+        self.manager = TokenizerManager(tokenizer=tokenizer, endpoints=self._endpoints, metrics=metrics)
+        self._threads: list[threading.Thread] = []
+        self._parts: dict[str, Callable[[], None]] = {
+            "detokenizer": lambda: run_detokenizer(tokenizer, self._endpoints, self._stop),
+            "worker": lambda: run_worker(args.worker_config, self._endpoints, self._stop),
+        }
+
+    def start(self) -> None:
+        """Returns when the worker can serve; raises what kept a part from it, or EngineError when it took too long."""
+        self._threads = [_start("loop", self._loop.run_forever)]
+        self.run(self._receive())
+        self._threads += [_start(name, self._guarded(name, run)) for name, run in self._parts.items()]
+        atexit.register(self.shutdown)
+        try:
+            self.run(self._wait_ready())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        """Stop all threads; open calls fail. Safe to call twice."""
+        atexit.unregister(self.shutdown)
+        with self._shutting_down:
+            if self._loop.is_closed():
+                return
+            self._stop_threads()
+            for thread in self._threads[1:]:
+                thread.join()
+            error = RequestRefused("the engine has been shut down", status=503, code="shutting_down")
+            self.run(self._wind_up(self._refusal or error))
+            self.run(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._threads[0].join()
+            self._loop.close()
+
+    # -- work for the loop, from any thread ------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` returns or raises on the loop. Blocks."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # the caller was interrupted: what it asked for is aborted
+            raise
+
+    async def there(self, work: Coroutine[Any, Any, T]) -> T:
+        """`run` for asyncio: awaits ``work`` on the engine's loop, from another."""
+        return await run_on(self._call_soon, self._loop, work)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """`run` that does not wait. Raises EngineError after the end."""
+        with self._crossing:
+            if self._ended:
+                work.close()
+                raise EngineError(_SHUT_DOWN)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        with self._crossing:
+            if self._ended:
+                raise EngineError(_SHUT_DOWN)
+            self._loop.call_soon_threadsafe(callback)
+
+    # -- the life of the threads -----------------------------------------------------------------------------------
+
+    def _guarded(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
+        """A thread that ends by itself ends the engine: whoever waits for it would wait for ever."""
+
+        def guarded() -> None:
+            try:
+                run()
+                if not self._stop.is_set():
+                    raise EngineError("it ended by itself")
+            except BaseException as error:
+                if self._stop.is_set():
+                    logger.debug("the %s failed while stopping", name, exc_info=True)
+                    return
+                self._failure = error
+                message = f"the engine's {name} failed: {type(error).__name__}: {error}"
+                self._refusal = RequestRefused(message, status=503, code="engine_failed")
+                self._refusal.__cause__ = error
+                self._loop.call_soon_threadsafe(self.manager.fail_all, self._refusal)
+                self._loop.call_soon_threadsafe(self._failed.set)
+                self._stop_threads()
+
+        return guarded
+
+    def _stop_threads(self) -> None:
+        self._stop.set()
+        for address in (self._endpoints.to_worker, self._endpoints.to_detokenizer):
+            sender = Sender(address)
+            sender.wake()
+            sender.close()
+
+    async def _receive(self) -> None:
+        self._receiving = asyncio.ensure_future(self.manager.run())
+
+    async def _wait_ready(self) -> None:
+        """Until the worker can serve; raises what kept a thread from it."""
+        ready = asyncio.ensure_future(self.manager.wait_ready())
+        failed = asyncio.ensure_future(self._failed.wait())
+        timeout = self._ready_timeout
+        try:
+            done, _ = await asyncio.wait((ready, failed), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            failed.cancel()
+        if self._failure is not None:
+            raise self._failure
+        if not done:
+            raise EngineError(f"the worker was not ready within {timeout:g} s; see ready_timeout")
+
+    async def _end(self) -> None:
+        """Take no more work, and see what came late to its end."""
+        with self._crossing:
+            self._ended = True
+        await asyncio.sleep(0)  # what is queued begins
+        late = asyncio.all_tasks() - {asyncio.current_task()}
+        if late:
+            await asyncio.wait(late, timeout=_LATE_S)
+
+    async def _wind_up(self, error: RequestRefused) -> None:
+        self.manager.fail_all(error)
+        self._receiving.cancel()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(others, timeout=1.0)  # the failed calls hand their error to their callers
+        self.manager.close()
+
+
+def _start(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"baton-{name}", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,34 @@
+"""What Baton says of a finished output beyond what other servers say: the same objects in every API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...runtime.answer import Output
+
+
+def beam_scores(output: Output) -> dict[str, Any]:
+    """``cumulative_logprob`` and ``sequence_score`` of a beam search's result, with ``beam_search`` where the search
+    found fewer than it was asked for; empty for a sample."""
+    beam = output.beam
+    if beam is None:
+        return {}
+    scores: dict[str, Any] = {"cumulative_logprob": beam.cumulative_logprob, "sequence_score": beam.sequence_score}
+    if beam.shortfall is not None:
+        scores["beam_search"] = {"results": beam.num_results, "reason": beam.shortfall}
+    return scores
+
+
+def stage_details(output: Output) -> dict[str, Any]:
+    """``continuation``: what the output's request got from its parent; ``retained``: what is kept for the next stage,
+    or why not. Each only where it was asked for."""
+    details: dict[str, Any] = {}
+    if output.continuation is not None:
+        details["continuation"] = msgspec.structs.asdict(output.continuation)
+    if (retained := output.retained) is not None:
+        refused = retained.refused
+        kept = {"tokens": retained.tokens, "ttl": retained.ttl}
+        details["retained"] = kept if refused is None else {"refused": refused}
+    return details

@@ -1,0 +1,173 @@
+"""A parsed request of any API, and the readers of what all of them share: prompts, logprobs, names, salts, leases.
+
+An API translates its own fields into these (``text`` or ``input_ids``, sampling parameters in SGLang's names) and reads
+them here; what is refused speaks of these names, which `field_names.FieldNames` turns into the API's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...runtime.prompt import Prompt
+from ...scheduler.refusal import RequestRefused
+from ...scheduler.request_spec import LogprobOptions, RequestSpec
+from .continuation import (
+    CONTINUATION_FIELDS,
+    continuation_batch_size,
+    read_continuations,
+    read_retain_ns,
+    read_retain_ttls,
+)
+from .reading import PerPrompt, read_rids, shown, typed
+from .sampling import read_sampling_params
+
+SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", *CONTINUATION_FIELDS)
+"""What `read_prompts` reads beside ``stream``, under the same names in every API."""
+
+
+@dataclass(slots=True, frozen=True)
+class PromptBatch:
+    """What a request asks for. ``is_list``: it is answered with a list (a batch, or n > 1). rid: the caller's name for
+    it."""
+
+    prompts: list[Prompt]
+    stream: bool
+    is_list: bool
+    rid: str
+
+
+@dataclass(slots=True, frozen=True)
+class PromptTokens:
+    """Where the prompts' tokens come from: ``texts`` or ``id_lists``, one per prompt; neither where only parents are
+    continued."""
+
+    size: int
+    is_batch: bool
+    texts: list[str] | None = None
+    id_lists: list[list[int]] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class LogprobFields:
+    """The logprobs that one prompt asks for; see `LogprobOptions`."""
+
+    wanted: bool = False
+    start_len: int = -1
+    top: int = 0
+    with_text: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises RequestRefused."""
+        if self.start_len < -1:
+            raise RequestRefused(
+                f"logprob_start_len is {self.start_len}; use a prompt position, or -1 for output tokens only",
+                param="logprob_start_len",
+            )
+        if self.top < 0:
+            raise RequestRefused(f"top_logprobs_num is {self.top}; use 0 or more", param="top_logprobs_num")
+        if not self.wanted and (self.start_len >= 0 or self.top > 0):
+            name = "logprob_start_len" if self.start_len >= 0 else "top_logprobs_num"
+            raise RequestRefused(f"{name} is set without return_logprob; add return_logprob: true", param=name)
+
+    @property
+    def options(self) -> LogprobOptions | None:
+        return LogprobOptions(self.start_len, self.top) if self.wanted else None
+
+
+def read_prompts(
+    fields: dict[str, Any], tokens: PromptTokens, sampling: Any, logprobs: list[LogprobFields], *, rid: Any
+) -> PromptBatch:
+    """The prompts of a request, from ``stream``, `SHARED_FIELDS` and what its API has read already.
+
+    fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
+    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. Raises RequestRefused.
+    """
+    group, rids = read_rids(rid, tokens.size, tokens.is_batch)
+    stream = typed(fields.get("stream", False), bool, "stream")
+    per_prompt = PerPrompt(fields, tokens.size, tokens.is_batch)
+    continuations = read_continuations(fields, per_prompt)
+    samplings = read_sampling_params(sampling, per_prompt)
+    namespaces = _namespaces(per_prompt)
+    retain_ttls = read_retain_ttls(per_prompt)
+    retain_ns = read_retain_ns(per_prompt)
+    prompts = [
+        Prompt(
+            spec=RequestSpec(
+                rid=rids[i],
+                sampling=samplings[i],
+                namespace=namespaces[i],
+                logprobs=logprobs[i].options,
+                continuation=continuations[i].spec,
+                retain_ttl=retain_ttls[i],
+                retain_n=retain_ns[i],
+            ),
+            group=group,
+            text=None if tokens.texts is None else tokens.texts[i],
+            input_ids=None if tokens.id_lists is None else tokens.id_lists[i],
+            suffix_ids=continuations[i].suffix_ids,
+            return_text_in_logprobs=logprobs[i].with_text,
+        )
+        for i in range(tokens.size)
+    ]
+    is_list = tokens.is_batch or any(sampling.n > 1 for sampling in samplings)
+    return PromptBatch(prompts, stream, is_list, group)
+
+
+def read_tokens(fields: dict[str, Any]) -> PromptTokens:
+    """The prompts of ``text`` or ``input_ids``, or as many as the continuation fields list. Raises RequestRefused."""
+    if "text" in fields and "input_ids" in fields:
+        raise RequestRefused("give the prompt as text or as input_ids; both are given", param="text")
+    parents = continuation_batch_size(fields)
+    if "text" in fields:
+        name, tokens = "text", _texts(fields["text"])
+    elif "input_ids" in fields:
+        name, tokens = "input_ids", _id_lists(fields["input_ids"])
+    else:
+        alone = PromptTokens(parents or 1, is_batch=parents is not None)
+        if "continuation_of" in fields:
+            return alone
+        # A continuation that forgot its parent hears of that instead.
+        read_continuations(fields, PerPrompt(fields, alone.size, alone.is_batch))
+        raise RequestRefused("give the prompt as text or as input_ids; both are missing", param="text")
+    if parents is not None and (not tokens.is_batch or tokens.size != parents):
+        raise RequestRefused(
+            f"the continuation fields list {parents} prompts and {name} holds {tokens.size}; give one {name} for each, "
+            "or none",
+            param=name,
+        )
+    if "continuation_of" in fields and not all(tokens.texts or tokens.id_lists or ()):
+        raise RequestRefused(f"{name} is empty; leave it out, or give the whole prompt", param=name)
+    return tokens
+
+
+def _texts(text: Any) -> PromptTokens:
+    if isinstance(text, str):
+        return PromptTokens(1, is_batch=False, texts=[text])
+    if not isinstance(text, list) or not all(isinstance(item, str) for item in text):
+        raise RequestRefused("text takes a string, or a list of strings for a batch", param="text")
+    if not text:
+        raise RequestRefused("text is an empty list; give at least one prompt", param="text")
+    return PromptTokens(len(text), is_batch=True, texts=text)
+
+
+def _id_lists(ids: Any) -> PromptTokens:
+    if not isinstance(ids, list):
+        raise RequestRefused(f"input_ids is {shown(ids)}; it takes a list of token ids", param="input_ids")
+    is_batch = bool(ids) and isinstance(ids[0], list)
+    try:
+        id_lists = msgspec.convert(ids if is_batch else [ids], list[list[int]])
+    except msgspec.ValidationError:
+        raise RequestRefused(
+            "input_ids takes a list of whole numbers, or a list of such lists for a batch", param="input_ids"
+        ) from None
+    return PromptTokens(len(id_lists), is_batch, id_lists=id_lists)
+
+
+def _namespaces(per_prompt: PerPrompt) -> list[str]:
+    """A salt alone is its own namespace; with an extra key it makes another one."""
+    salts = per_prompt.typed("cache_salt", str, "")
+    extra_keys = per_prompt.typed("extra_key", str, "")
+    return [f"{salt}\0{key}" if key else salt for salt, key in zip(salts, extra_keys, strict=True)]

@@ -1,0 +1,64 @@
+"""SGLang's ``/generate``, and the calls that end a request or give up what it keeps."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.refusal import RequestRefused
+from ..fields.reading import read_rid, refuse_unserved
+from ..native.generate import parse_generate
+from ..native.generate_response import stream_events, whole_response
+from ..server_args import ServerArgs
+from .route import POST, Route
+from .transport import EventStream, JSONAnswer, client_gone, read_json_object, request_id, until_disconnect
+
+
+class GenerationRoutes:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+        self._manager = manager
+        self._args = args
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/generate", self.generate, POST),
+            Route("/abort_request", self.abort_request, POST),
+            Route("/release", self.release, POST),
+        ]
+
+    async def generate(self, request: Request) -> Response:
+        fields = await read_json_object(request, self._args.server.max_body_bytes)
+        batch = parse_generate(fields, rid=request.headers.get("x-request-id"))
+        answer = await self._manager.open(batch.prompts, stream=batch.stream)
+        headers = request_id(batch.rid)
+        if batch.stream:
+            incremental = self._args.server.incremental_streaming_output
+            return EventStream(answer, stream_events(answer, batch, incremental=incremental), headers)
+        with answer:
+            response = await until_disconnect(request.receive, whole_response(answer, batch))
+        if response is None:
+            return client_gone()
+        return JSONAnswer(response, headers=headers)
+
+    async def abort_request(self, request: Request) -> Response:
+        fields = await read_json_object(request, self._args.server.max_body_bytes)
+        refuse_unserved(fields, ("rid", "abort_all"), {"abort_message": ("",)}, (), where="")
+        rid, abort_all = fields.get("rid"), fields.get("abort_all") or False
+        if abort_all not in (True, False) or not isinstance(rid, str | None):
+            raise RequestRefused("rid takes a string and abort_all true or false", param="rid")
+        if bool(rid) == abort_all:
+            raise RequestRefused('say what to abort: {"rid": "..."} or {"abort_all": true}', param="rid")
+        aborted = self._manager.abort(None if abort_all else read_rid(rid, "rid"))
+        if rid and not aborted:
+            raise RequestRefused(
+                f"no open request has rid {rid!r}; it may have finished", status=404, code="not_found", param="rid"
+            )
+        return JSONAnswer({"aborted": aborted})
+
+    async def release(self, request: Request) -> Response:
+        """Give up the lease of a finished request. Not an error where there is none: it may have just expired."""
+        fields = await read_json_object(request, self._args.server.max_body_bytes)
+        refuse_unserved(fields, ("rid",), {}, (), where="")
+        released = await self._manager.control.release(read_rid(fields.get("rid"), "rid"))
+        return JSONAnswer({"released": released})

@@ -1,0 +1,76 @@
+"""Whether the server is alive, and whether it is ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from uuid import uuid4
+
+from starlette.responses import Response
+
+from ...runtime.prompt import Prompt
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.refusal import RequestRefused
+from ...scheduler.request_spec import RequestSpec
+from ...scheduler.sampling_params import SamplingParams
+from ..server_args import ServerArgs
+from .route import PROBE, Route
+from .transport import JSONAnswer
+
+_HEALTH_GENERATE_TIMEOUT_S = 20.0
+
+
+@dataclass(slots=True)
+class Readiness:
+    """What the routes know of the server's life. warmed_up: the first answer has come through all processes."""
+
+    warmed_up: bool = False
+
+
+class HealthRoutes:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, readiness: Readiness) -> None:
+        self._manager = manager
+        self._args = args
+        self._readiness = readiness
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health, PROBE),
+            Route("/health_generate", self.health_generate, PROBE),
+            Route("/ready", self.ready, PROBE),
+        ]
+
+    async def health(self) -> Response:
+        """200 while the server can take requests: worker loaded, heard of lately, not shutting down. Cheap."""
+        self._refuse_unhealthy()
+        return JSONAnswer({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """200 once a first answer has come through all processes."""
+        self._refuse_unhealthy()
+        if not self._readiness.warmed_up:
+            raise RequestRefused("the server is warming up", status=503, code="not_ready")
+        return JSONAnswer({"status": "ready"})
+
+    async def health_generate(self) -> Response:
+        """200 once a token has been generated: this call's own, or anybody's meanwhile."""
+        self._refuse_unhealthy()
+        asked = time.monotonic()
+        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+        prompt = Prompt(spec=RequestSpec(rid=f"health-{uuid4().hex}", sampling=sampling), input_ids=[0])
+        with await self._manager.open([prompt], stream=False) as answer:
+            while not answer.finished and self._manager.last_output_at < asked:
+                if time.monotonic() - asked > _HEALTH_GENERATE_TIMEOUT_S:
+                    message = f"no token was generated within {_HEALTH_GENERATE_TIMEOUT_S:g} s"
+                    raise RequestRefused(message, status=503, code="unhealthy")
+                await answer.wait(0.5)
+            if answer.finished:
+                await answer.outputs()  # raises what went wrong
+        return JSONAnswer({"status": "ok"})
+
+    def _refuse_unhealthy(self) -> None:
+        if not self._manager.is_ready:
+            raise RequestRefused("the server is loading the model or shutting down", status=503, code="not_ready")
+        silent = self._manager.seconds_since_heartbeat
+        if silent > self._args.server.watchdog_timeout:
+            raise RequestRefused(f"the worker has been silent for {silent:.0f} s", status=503, code="unhealthy")

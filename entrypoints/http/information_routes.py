@@ -1,0 +1,56 @@
+"""What is served, under which settings, and how it fares."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from starlette.responses import Response
+
+from ...runtime import metrics
+from ...runtime.tokenizer_manager import TokenizerManager
+from ..server_args import ServerArgs
+from ..version import baton_version
+from .route import GET, Route
+from .transport import JSONAnswer
+
+
+class InformationRoutes:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+        self._manager = manager
+        self._args = args
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/model_info", self.model_info, GET),
+            Route("/get_model_info", self.model_info, GET),
+            Route("/server_info", self.server_info, GET),
+            Route("/get_server_info", self.server_info, GET),
+            Route("/metrics", self.metrics, GET),
+        ]
+
+    async def model_info(self) -> Response:
+        """What is served; with the chat template, so that a client can write roles piece by piece."""
+        info = self._manager.worker_info
+        template = self._manager.tokenizer.chat_template
+        return JSONAnswer(
+            {
+                "model_path": self._args.model.model_path,
+                "tokenizer_path": self._args.tokenizer_path,
+                "served_model_name": self._args.served_model_name,
+                "is_generation": True,
+                **{name: info.get(name) for name in ("context_length", "vocab_size", "dtype", "device")},
+                "chat_template": None if template is None else template.source,
+                "special_tokens": self._manager.tokenizer.special_tokens,
+            }
+        )
+
+    async def server_info(self) -> Response:
+        """Every setting but the key, and what the worker says of itself now."""
+        settings = {**asdict(self._args.model), **asdict(self._args.scheduler), **asdict(self._args.server)}
+        del settings["api_key"]
+        settings["served_model_name"] = self._args.served_model_name
+        worker = await self._manager.control.info()
+        return JSONAnswer({**settings, "version": baton_version(), "internal_states": [worker]})
+
+    async def metrics(self) -> Response:
+        return Response(self._manager.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})

@@ -1,0 +1,47 @@
+"""Item tries: upload one under a name, list them, forget one."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...runtime.constraints import item_tries
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.refusal import RequestRefused
+from ..fields.item_trie_source import build_item_trie
+from ..server_args import ServerArgs
+from .route import DELETE, GET, POST, Route
+from .transport import JSONAnswer, read_binary
+
+
+class ItemTrieRoutes:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+        self._control = manager.control
+        self._args = args
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/item_tries", self.load_item_trie, POST),
+            Route("/item_tries", self.list_item_tries, GET),
+            Route("/item_tries/{name}", self.delete_item_trie, DELETE),
+        ]
+
+    async def load_item_trie(self, request: Request) -> Response:
+        """Put the uploaded items under ?name=; requests from now on get them, those that run keep what they have."""
+        body = await read_binary(request, self._args.server.max_body_bytes)
+        name = request.query_params.get("name")
+        if name is None:
+            raise RequestRefused("name is missing; POST /item_tries?name=NAME", param="name")
+        trie = await build_item_trie(body)
+        await self._control.load_item_trie(name, trie)
+        return JSONAnswer(item_tries.describe(name, trie))
+
+    async def list_item_tries(self) -> Response:
+        return JSONAnswer({"item_tries": await self._control.list_item_tries()})
+
+    async def delete_item_trie(self, name: str) -> Response:
+        if not await self._control.delete_item_trie(name):
+            raise RequestRefused(
+                f"there is no item trie {name!r}", status=404, code="item_trie_not_found", param="name"
+            )
+        return JSONAnswer({"deleted": name})

@@ -1,0 +1,56 @@
+"""OpenAI's endpoints, under ``/v1``."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...runtime.tokenizer_manager import TokenizerManager
+from ..fields.reading import check_model
+from ..openai.completion_response import CompletionResponse
+from ..openai.completions import COMPLETION_NAMES, parse_completion
+from ..server_args import ServerArgs
+from .route import GET, POST, Route
+from .transport import EventStream, JSONAnswer, client_gone, read_json_object, request_id, until_disconnect
+
+
+class OpenAIRoutes:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+        self._manager = manager
+        self._args = args
+        self._started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models, GET),
+            Route("/v1/completions", self.completions, POST),
+        ]
+
+    async def models(self) -> Response:
+        model = {
+            "id": self._args.served_model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "baton",
+            "root": self._args.model.model_path,
+            "max_model_len": self._manager.worker_info.get("context_length"),
+        }
+        return JSONAnswer({"object": "list", "data": [model]})
+
+    async def completions(self, request: Request) -> Response:
+        fields = await read_json_object(request, self._args.server.max_body_bytes)
+        parsed = parse_completion(fields, rid=request.headers.get("x-request-id"))
+        check_model(parsed.model, self._args.served_model_name)
+        batch, headers = parsed.batch, request_id(parsed.batch.rid)
+        response = CompletionResponse(parsed, self._args.served_model_name, self._manager.tokenizer)
+        with COMPLETION_NAMES.translated():
+            answer = await self._manager.open(batch.prompts, stream=batch.stream)
+            if batch.stream:
+                return EventStream(answer, response.chunks(answer.updates()), headers)
+            with answer:
+                outputs = await until_disconnect(request.receive, answer.outputs())
+        if outputs is None:
+            return client_gone()
+        return JSONAnswer(response.whole(outputs), headers=headers)

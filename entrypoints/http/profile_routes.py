@@ -1,0 +1,47 @@
+"""Where the time of steps goes: recorded from ``/start_profile`` to ``/stop_profile``."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...runtime.tokenizer_manager import TokenizerManager
+from ..fields.reading import refuse_unserved
+from ..server_args import ServerArgs
+from .route import GET_OR_POST, Route
+from .transport import JSONAnswer, read_json_object
+
+_PROFILE_SETTINGS: dict[str, tuple] = {
+    "activities": (["CPU", "GPU"],),
+    "profile_by_stage": (False,),
+    **dict.fromkeys(("output_dir", "start_step", "num_steps", "with_stack", "record_shapes", "merge_profiles"), ()),
+}
+"""Of SGLang's profiler, which writes traces of torch; ours counts."""
+
+
+class ProfileRoutes:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+        self._control = manager.control
+        self._args = args
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/start_profile", self.start_profile, GET_OR_POST),
+            Route("/stop_profile", self.stop_profile, GET_OR_POST),
+        ]
+
+    async def start_profile(self, request: Request) -> Response:
+        """Record where the time of steps goes, until stop_profile. Takes no settings, and no body is needed."""
+        await self._refuse_settings(request)
+        await self._control.start_profile()
+        return JSONAnswer({"success": True, "message": "profiling; POST /stop_profile answers with what was found"})
+
+    async def stop_profile(self, request: Request) -> Response:
+        await self._refuse_settings(request)
+        return JSONAnswer(await self._control.stop_profile())
+
+    async def _refuse_settings(self, request: Request) -> None:
+        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+            refuse_unserved(
+                await read_json_object(request, self._args.server.max_body_bytes), (), _PROFILE_SETTINGS, (), where=""
+            )

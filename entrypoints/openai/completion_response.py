@@ -1,0 +1,90 @@
+"""The outputs of one completion as OpenAI's objects: whole, or as the chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+from ...runtime.answer import Output
+from ...runtime.prompt import Prompt
+from ...runtime.text.tokenizer import Tokenizer
+from ..fields.output_details import beam_scores, stage_details
+from .completions import COMPLETION_NAMES, CompletionRequest
+from .logprobs import LogprobsBuilder
+
+
+class CompletionResponse:
+    """Dresses the outputs of one request."""
+
+    def __init__(self, request: CompletionRequest, model: str, tokenizer: Tokenizer) -> None:
+        """``model``: the served name."""
+        self._include_usage = request.include_usage
+        head = {"id": request.response_id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._head = head
+        self._choices = [
+            _Choice(request, prompt, tokenizer) for prompt in request.batch.prompts for _ in range(prompt.sampling.n)
+        ]
+
+    def whole(self, outputs: list[Output]) -> dict:
+        """The answer to a request that does not stream, from all its outputs."""
+        choices = [self._choices[output.position].add(output) for output in outputs]
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    async def chunks(self, updates: AsyncIterator[Output]) -> AsyncIterator[dict]:
+        """The events of a stream, from the updates of an `Answer`. Raises RequestRefused, in OpenAI's names."""
+        extra = {"usage": None} if self._include_usage else {}
+        with COMPLETION_NAMES.translated():
+            async for output in updates:
+                choice = self._choices[output.position].add(output)
+                if choice["text"] or choice["finish_reason"] or choice["logprobs"]:
+                    yield {**self._head, "choices": [choice], **extra}
+        if self._include_usage:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> dict:
+        """A prompt counts once, however many outputs it has."""
+        # A search may have found fewer outputs than it was asked for.
+        outputs = [choice.newest for choice in self._choices if choice.newest is not None]
+        firsts = [output for output in outputs if output.sample == 0]
+        prompt = sum(output.prompt_tokens for output in firsts)
+        completion = sum(output.completion_tokens for output in outputs)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in firsts)},
+        }
+
+
+class _Choice:
+    """One choice, as it grows. ``newest``: the last that came of its output."""
+
+    def __init__(self, request: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> None:
+        self.newest: Output | None = None
+        self._echo = _prompt_text(prompt, tokenizer) if request.echo else ""
+        self._logprobs = None
+        if request.logprobs is not None:
+            skip = prompt.sampling.skip_special_tokens
+            self._logprobs = LogprobsBuilder(tokenizer.token_bytes, self._echo, skip_special_tokens=skip)
+
+    def add(self, output: Output) -> dict:
+        """OpenAI's choice, of what is new in the output."""
+        self.newest = output
+        text, self._echo = self._echo + output.text, ""
+        finish = output.finish
+        choice = {
+            "index": output.position,
+            "text": text,
+            "logprobs": None if self._logprobs is None else self._logprobs.add(output),
+            "finish_reason": None if finish is None else finish.type,
+        }
+        if finish is not None:
+            choice["matched_stop"] = finish.matched
+            details = stage_details(output) | beam_scores(output)
+            choice["baton"] = {"rid": output.prompt.rid, "index": output.sample, **details}
+        return choice
+
+
+def _prompt_text(prompt: Prompt, tokenizer: Tokenizer) -> str:
+    """What ``echo`` shows: the prompt as it was sent."""
+    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.input_ids or [], False)

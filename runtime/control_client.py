@@ -1,0 +1,130 @@
+"""Questions to the worker that are no prompts: each is sent with a call id and answered by one ControlReply.
+
+All of them raise RequestRefused: with 503 before the worker is ready and when the server ends, with 504 where the
+worker does not answer within ``timeout_s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..scheduler.constraints.item_trie import ItemTrie, ItemTrieError
+from ..scheduler.refusal import RequestRefused
+from .availability import Availability
+from .channels import Sender
+from .constraints.item_tries import check_name, pack_trie
+from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ReleaseRequest
+
+
+class ControlClient:
+    """Lives on the TokenizerManager's loop, which hands it the replies."""
+
+    def __init__(self, sender: Sender, availability: Availability) -> None:
+        self._sender = sender
+        self._availability = availability
+        self._waiting: dict[int, asyncio.Future[ControlReply]] = {}
+        self._next_call_id = 0
+
+    async def release(self, rid: str, timeout_s: float = 10.0) -> bool:
+        """Give up what the finished request ``rid`` keeps leased. False if it keeps nothing (any more)."""
+        reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=rid), "release", timeout_s)
+        return _payload(reply)
+
+    async def flush_cache(self, timeout_s: float = 30.0) -> None:
+        """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
+        reply = await self._ask_verb("flush_cache", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=409, code="busy")
+
+    async def info(self, timeout_s: float = 10.0) -> dict:
+        """What the worker says of itself now."""
+        reply = await self._ask_verb("info", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=500, code="worker_error")
+        return _payload(reply)
+
+    async def start_profile(self, timeout_s: float = 10.0) -> None:
+        """Record where the time of steps goes. Raises RequestRefused (409) if that is being done already."""
+        reply = await self._ask_verb("start_profile", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=409, code="profiling")
+
+    async def stop_profile(self, timeout_s: float = 60.0) -> dict:
+        """What was recorded since `start_profile`; see step_profile.describe. Raises RequestRefused (409) if nothing
+        was begun."""
+        reply = await self._ask_verb("stop_profile", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=409, code="not_profiling")
+        return _payload(reply)
+
+    async def load_item_trie(self, name: str, trie: ItemTrie, timeout_s: float = 30.0) -> None:
+        """Put a trie under a name; requests sent from now on get it. Raises RequestRefused for a name or tokens that
+        cannot be."""
+        try:
+            check_name(name)
+        except ItemTrieError as error:
+            raise RequestRefused(str(error), param="name") from None
+        reply = await self._ask(lambda call_id: pack_trie(call_id, name, trie), "load_item_trie", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), code="invalid_item_trie")
+
+    async def delete_item_trie(self, name: str, timeout_s: float = 10.0) -> bool:
+        """Requests that have the trie keep it. False if there is none of this name."""
+        reply = await self._ask(lambda call_id: DeleteItemTrie(call_id=call_id, name=name), "delete", timeout_s)
+        return _payload(reply)
+
+    async def list_item_tries(self, timeout_s: float = 10.0) -> list[dict]:
+        """name, num_items, min_depth, max_depth and num_bytes of each."""
+        return _payload(await self._ask_verb("item_tries", timeout_s))
+
+    # -- what the manager calls ------------------------------------------------------------------------------------
+
+    def take(self, reply: ControlReply) -> None:
+        """A reply has come. One that nobody waits for any more is dropped."""
+        future = self._waiting.get(reply.call_id)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def fail_all(self, error: RequestRefused) -> None:
+        """Everybody who waits gets ``error``."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+        self._waiting.clear()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def _ask_verb(self, verb: str, timeout_s: float) -> ControlReply:
+        return await self._ask(lambda call_id: ControlRequest(call_id=call_id, verb=verb), verb, timeout_s)
+
+    async def _ask(
+        self,
+        question: Callable[[int], ControlRequest | ReleaseRequest | LoadItemTrie | DeleteItemTrie],
+        what: str,
+        timeout_s: float,
+    ) -> ControlReply:
+        """Send a question, made from its call id, and wait for the reply."""
+        self._availability.check()
+        call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
+        future = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        self._sender.send(question(call_id))
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise RequestRefused(
+                f"the worker did not answer {what} within {timeout_s:g} s", status=504, code="timeout"
+            ) from None
+        finally:
+            self._waiting.pop(call_id, None)
+
+
+def _payload(reply: ControlReply) -> Any:
+    return msgspec.json.decode(reply.payload)
+
+
+def _reason(reply: ControlReply) -> str:
+    return str(_payload(reply))
