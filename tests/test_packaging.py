@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
@@ -21,8 +23,12 @@ def folders_with_code() -> set[str]:
     return found
 
 
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
 def test_every_folder_is_a_listed_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject()
     assert set(project["tool"]["setuptools"]["packages"]) == folders_with_code()
 
 
@@ -44,3 +50,29 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
     expected = {f"baton/{file.relative_to(ROOT)}" for layer in LAYERS for file in (ROOT / layer).rglob("*.py")}
     assert packed == expected
+    marked = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("py.typed")}
+    assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS}
+
+
+def test_newest_section_of_the_changelog_is_the_version() -> None:
+    sections = re.findall(r"^## (\S+)(?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [(name, date) for name, date in sections if name != "Unreleased"]
+    assert released[0][0] == pyproject()["project"]["version"]
+    assert all(date for _, date in released), "a release has a date"
+    assert released == sorted(released, key=lambda entry: entry[1], reverse=True)
+
+
+def make_targets(file: str) -> list[str]:
+    return re.findall(r"^\s*(?:- run: )?(make \S+)$", (ROOT / file).read_text(), re.MULTILINE)
+
+
+def test_hosted_ci_runs_the_targets_of_the_local_one() -> None:
+    assert make_targets(".github/workflows/ci.yml") == make_targets(".ci/run") == ["make check", "make test"]
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    checked = re.findall(r"\$\(BIN\)/([^&\n]*[^&\s])", recipe[1])
+    hooks = re.findall(r"^ +entry: \.venv/bin/(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    assert hooks == checked and len(hooks) == 4

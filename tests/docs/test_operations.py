@@ -1,0 +1,116 @@
+"""docs/operations.md lists what there is: flags, metrics, error codes and log lines are compared with the code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.entrypoints.server_args import ServerConfig
+from baton.runtime.config import ModelArgs
+from baton.runtime.metrics import ServerMetrics
+from baton.scheduler.config import SchedulerConfig
+from docs.operations_tables import PAGE, TABLES, between
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
+REFUSALS = ("RequestRefused", "RequestError")
+OF_THE_LANGUAGE = {"aborted", "stopped"}
+"""Codes of errors that no server sends."""
+
+
+def section(title: str) -> str:
+    return PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the tables, headings left out."""
+    found = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in cells] for cells in found]
+
+
+def calls() -> Iterator[ast.Call]:
+    for layer in LAYERS:
+        for file in (ROOT / layer).rglob("*.py"):
+            yield from (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_up_to_date(name: str) -> None:
+    assert between(PAGE.read_text(), name) == TABLES[name](), "run: python -m docs.operations_tables"
+
+
+def test_every_flag_is_listed_with_its_default() -> None:
+    listed = {cells[0]: cells[2] for cells in rows(section("Flags")) if cells[0].startswith("`--")}
+    fields = [f for part in (ModelArgs, SchedulerConfig, ServerConfig) for f in dataclasses.fields(part)]
+    assert set(listed) == {f"`--{field.name.replace('_', '-')}`" for field in fields}
+    assert listed["`--port`"] == "`30000`" and listed["`--dtype`"] == "`auto`"
+    assert listed["`--disable-radix-cache`"] == "off" and listed["`--item-trie`"] == "none"
+    for field in fields:
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+            assert listed[f"`--{field.name.replace('_', '-')}`"] == f"`{field.default}`"
+
+
+def test_every_metric_is_listed_with_its_type() -> None:
+    rendered = dict(re.findall(r"^# TYPE (\S+) (\w+)$", ServerMetrics("any").render().decode(), re.MULTILINE))
+    rendered = {name: kind for name, kind in rendered.items() if not name.endswith("_created")}
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(between(PAGE.read_text(), "metrics"))}
+    del listed["metric"]
+    assert listed == rendered and len(listed) > 20
+
+
+def test_every_metric_that_is_explained_exists() -> None:
+    names = {name.removeprefix("baton:") for name in re.findall(r"`(baton:\w+)`", between(PAGE.read_text(), "metrics"))}
+    explained = set(re.findall(r"`(?:baton:)?(\w+_(?:total|reqs|perc))`", PAGE.read_text()))
+    assert explained and explained <= names
+
+
+def codes_in_the_source() -> dict[str, set[str]]:
+    """Code -> statuses it comes with; "other" where the status is not said beside it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for call in calls():
+        if not isinstance(call.func, ast.Name) or call.func.id not in REFUSALS:
+            continue
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        status = given.get("status", ast.Constant(400))
+        for code in ast.walk(given.get("code", ast.Constant("invalid_request"))):
+            if isinstance(code, ast.Constant) and isinstance(code.value, str):
+                found[code.value].add(str(status.value) if isinstance(status, ast.Constant) else "other")
+    return found
+
+
+def test_every_error_code_is_listed_with_its_status() -> None:
+    found = codes_in_the_source()
+    assert len(found) > 25
+    listed: dict[str, set[str]] = defaultdict(set)
+    for status, code, *_ in rows(section("Errors"))[1:]:
+        listed[code.strip("`")].add(status)
+    by_variable = {"not_found": {"404"}, "method_not_allowed": {"405"}}  # server.py picks these by status
+    assert listed == {code: statuses - {"other"} or {"other"} for code, statuses in (found | by_variable).items()}
+
+
+def test_codes_of_the_language_are_explained() -> None:
+    sources = [file.read_text() for file in (ROOT / "entrypoints" / "lang").rglob("*.py")]
+    assert {code for source in sources for code in re.findall(r'\bcode\s*=\s*"(\w+)"', source)} == OF_THE_LANGUAGE
+    assert all(f"`{code}`" in section("Errors") for code in OF_THE_LANGUAGE)
+
+
+def test_every_log_line_is_listed() -> None:
+    """By the longest piece between its placeholders."""
+    page, count = " ".join(section("The log").split()), 0
+    missing = []
+    for call in calls():
+        is_log = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "logger"
+        if not is_log or ast.unparse(call.func) == "logger.debug":
+            continue
+        count += 1
+        pieces = re.split(r"%[-\d.]*\w|\n", ast.literal_eval(call.args[0]))
+        longest = max((piece.strip(" ;:,(") for piece in pieces), key=len)
+        if longest not in page:
+            missing.append(longest)
+    assert count > 15 and not missing
