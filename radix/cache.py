@@ -303,10 +303,9 @@ class RadixCache:
         victims = self.order.choose_victims(num_tokens)
         if not victims:
             return 0
-        for victim, fate in zip(victims, self.residency.fates(victims)):
-            if fate == "drop":
-                self.tree.remove_leaf(victim)
-        slots = victims[0].value if len(victims) == 1 else np.concatenate([victim.value for victim in victims])
+        dropped = self.residency.select_dropped(victims)
+        self.tree.remove_leaves(dropped)
+        slots = dropped[0].value if len(dropped) == 1 else np.concatenate([node.value for node in dropped])
         self.allocator.free(slots)
         self.evictable_tokens -= len(slots)
         self.evicted_total += len(slots)

@@ -75,7 +75,7 @@ class EvictionOrder:
             parent.device_children -= 1
             if victim.last_access > parent.last_access:
                 parent.last_access = victim.last_access
-            if not parent.device_children and not parent.lock_ref:
+            if not (parent.device_children or parent.lock_ref):
                 self.add(parent)
             num_tokens -= len(victim.value)
             if num_tokens <= 0:

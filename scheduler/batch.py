@@ -36,7 +36,7 @@ class SequenceInfo:
     seed: int
     logprobs: LogprobOptions | None
     eos_ends: bool
-    """An eos token ends it, and is banned until min_new_tokens are generated."""
+    """An eos token is the end of an output, not a token like any other (a constraint may say so)."""
     prompt_ids: np.ndarray
     """int32: the prompt, where a repetition penalty counts its tokens; else empty: a long prompt must cost nothing."""
 

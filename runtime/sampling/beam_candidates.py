@@ -213,7 +213,8 @@ class BeamRanker:
             return logits
         biased = logits.clone()
         if allowed is not None:
-            allow_only(biased, allowed)
+            constrained = [np.arange(first, first + s.width) for s, first in members if s.step.allowed is not None]
+            allow_only(biased, allowed, rows=np.concatenate(constrained))
         if not rows:
             return biased
         row, token, value = upload(

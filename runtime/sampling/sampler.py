@@ -231,7 +231,7 @@ class Sampler:
             row, token_id, value = plan.bias
             logits[row, token_id] += value
         if too_short:
-            ends = [(i, t) for i in too_short for t in self._end_ids(sequences[i])]
+            ends = [(i, t) for i in too_short for t in self._banned_ids(sequences[i], i, allowed)]
             row, token_id = upload([np.array(ends, dtype=np.int64).reshape(-1, 2)], self._device)[0].unbind(1)
             # A plain number would be copied to the device, and waited for.
             logits[row, token_id] = logits.new_full((1,), -float("inf"))
@@ -240,7 +240,13 @@ class Sampler:
             apply_penalties(logits, plan.penalty_rows, plan.seen, params, pending)
         return logits
 
-    def _end_ids(self, sequence: SequenceState) -> list[int]:
-        """eos and stop ids; with a constraint an eos may be a token like any other."""
+    def _banned_ids(self, sequence: SequenceState, row: int, allowed: AllowedTokens | None) -> list[int]:
+        """eos, which may be a token like any other with a constraint, and stop ids; nothing if a constraint allows
+        nothing else."""
         ends = {*sequence.sampling.stop_token_ids, *(self._eos_token_ids if sequence.info.eos_ends else ())}
+        if allowed is not None:
+            rows, tokens = allowed.unpack()
+            own = tokens[rows == row]
+            if 0 < len(own) <= len(ends) and ends.issuperset(own.tolist()):
+                return []
         return [i for i in ends if 0 <= i < self._vocab_size]

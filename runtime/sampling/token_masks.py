@@ -12,13 +12,17 @@ LARGEST_ALLOWED = 1e30
 """The logit of an allowed token is at most so far from 0: even one that is NaN or -inf goes before one not allowed."""
 
 
-def allow_only(logits: torch.Tensor, allowed: AllowedTokens, *, finite: bool = False) -> None:
-    """-inf for every other token of the rows that ``allowed`` names, in place. logits: float32 [n, vocab].
+def allow_only(
+    logits: torch.Tensor, allowed: AllowedTokens, *, rows: np.ndarray | None = None, finite: bool = False
+) -> None:
+    """-inf for every other token of these rows, in place. logits: float32 [n, vocab].
 
-    finite: what is allowed gets a finite logit, so that a draw never falls on a token that is not.
+    rows: int [k], those with a constraint, some of which may have no token at all; None for those that ``allowed``
+    names. finite: what is allowed gets a finite logit, so that a draw never falls on a token that is not.
     """
-    rows, tokens = allowed.unpack()
-    row, token_id, named = upload([rows, tokens, np.unique(rows)], logits.device)
+    of_token, tokens = allowed.unpack()
+    constrained = np.unique(of_token) if rows is None else rows
+    row, token_id, named = upload([of_token, tokens, constrained], logits.device)
     kept = logits[row, token_id]
     if finite:
         kept.nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)

@@ -10,7 +10,7 @@ from cache_rig import CacheRig
 
 from baton.radix.invariants import InvariantError, check_tree
 from baton.radix.node import TreeNode
-from baton.radix.residency import DeviceOnly, Fate
+from baton.radix.residency import DeviceOnly
 
 
 def tokens(*ids: int) -> np.ndarray:
@@ -27,14 +27,14 @@ class RecordingResidency:
         self.free: list[int] = []
         """Free tokens at each call."""
 
-    def fates(self, victims: Sequence[TreeNode]) -> list[Fate]:
+    def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         for number, victim in enumerate(victims):
             assert not victim.on_device and not victim.lock_ref and victim.device_children == 0
             assert victim.parent is not None and victim.parent.children[victim.child_key] is victim, "still in the tree"
             assert all(child in victims[:number] for child in victim.children.values()), "children come first"
         self.asked.append([len(victim) for victim in victims])
         self.free.append(self.rig.allocator.free_tokens)
-        return ["drop"] * len(victims)
+        return victims
 
 
 def rig_with_stem_and_branches() -> tuple[CacheRig, RecordingResidency]:
@@ -83,7 +83,8 @@ def test_splits_and_new_leaves_count_as_children_on_the_device() -> None:
 def test_a_single_tier_drops_every_victim() -> None:
     rig = CacheRig()
     rig.insert(tokens(1, 2, 3))
-    assert DeviceOnly().fates(list(rig.cache.tree.nodes())) == ["drop"]
+    nodes = list(rig.cache.tree.nodes())
+    assert DeviceOnly().select_dropped(nodes) == nodes
     assert isinstance(rig.cache.residency, DeviceOnly)
 
 
