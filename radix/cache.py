@@ -19,6 +19,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction import EvictionOrder
 from .node import ID_BYTES, TreeNode
+from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 
 
@@ -74,6 +75,8 @@ class RadixCache:
         self.allocator = allocator
         self.tree = RadixTree(page_size)
         self.order = EvictionOrder()
+        self.residency: Residency = DeviceOnly()
+        """Asked by `evict` and by nothing else."""
         self._tick = 0
         """Counts accesses: the time of the LRU order."""
 
@@ -133,7 +136,7 @@ class RadixCache:
         count = handle.prefix_len - node.prefix_len
         self.protected_tokens -= count
         self.evictable_tokens += count
-        if not handle.children:  # the nodes above it have one: the node we came from
+        if not handle.device_children:  # the nodes above it have one: the node we came from
             self.order.add(handle)
 
     # -- the life of a sequence --------------------------------------------------------------------------------------
@@ -297,24 +300,16 @@ class RadixCache:
 
         Returns the tokens freed: less than asked if the rest is locked. Evicting 0 is always safe.
         """
-        order, tree = self.order, self.tree
-        freed, values = 0, []
-        while freed < num_tokens:
-            leaf = order.pop()
-            if leaf is None:
-                break
-            values.append(leaf.value)
-            freed += len(leaf.value)
-            parent = tree.remove_leaf(leaf)
-            if leaf.last_access > parent.last_access:
-                parent.last_access = leaf.last_access
-            if not parent.children and not parent.lock_ref:
-                order.add(parent)
-        if values:
-            self.allocator.free(np.concatenate(values))
-            self.evictable_tokens -= freed
-            self.evicted_total += freed
-        return freed
+        victims = self.order.choose_victims(num_tokens)
+        if not victims:
+            return 0
+        dropped = self.residency.select_dropped(victims)
+        self.tree.remove_leaves(dropped)
+        slots = dropped[0].value if len(dropped) == 1 else np.concatenate([node.value for node in dropped])
+        self.allocator.free(slots)
+        self.evictable_tokens -= len(slots)
+        self.evicted_total += len(slots)
+        return len(slots)
 
     def reset(self) -> bool:
         """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked."""
@@ -324,19 +319,21 @@ class RadixCache:
         for node in nodes:
             self.allocator.free(node.value)
             node.parent = None  # old handles must fail, not lock a node that is not there
-        self.tree = RadixTree(self.page_size)
-        self.order = EvictionOrder()
-        self.evictable_tokens = 0
+        self._start_afresh()
         return True
 
     def abandon(self) -> None:
         """Forget everything, locked or not, and start afresh with a free pool. Whoever holds a sequence has nothing
         any more; only for the case that a page had two owners."""
+        self._start_afresh()
+        self.allocator.reset()
+        self.req_to_token.reset()
+
+    def _start_afresh(self) -> None:
+        """Put a new tree in the old one's place, so that handles to the old root are dead too."""
         self.tree = RadixTree(self.page_size)
         self.order = EvictionOrder()
         self.evictable_tokens = self.protected_tokens = 0
-        self.allocator.reset()
-        self.req_to_token.reset()
 
 
 def _id_bytes(token_ids: np.ndarray | bytes) -> bytes:

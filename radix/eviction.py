@@ -1,4 +1,4 @@
-"""The order in which leaves are evicted: least recently used first.
+"""The order in which leaves are evicted, least recently used first, and the choice of victims.
 
 Entries (last_access, serial, node) with lazily corrected times. Each node has at most one entry, made when it becomes
 an unlocked leaf. A later access or lock does not touch the order: an entry that turns out to be out of date when it
@@ -7,7 +7,7 @@ comes first is put back with the right time, or dropped if its node is locked or
 Most entries are made for new leaves, in order of time: they stand in a queue, O(1). Those that come late (an old leaf
 was unlocked, a time was corrected, a parent became a leaf) stand in a heap beside it, O(log n) of these few.
 
-An access marks only the last node of its path. A removed leaf hands its time to its parent, so a node's time is right
+An access marks only the last node of its path. A victim hands its time to its parent, so a node's time is right
 at the moment it becomes a leaf, which is the only time it matters.
 """
 
@@ -49,7 +49,7 @@ class EvictionOrder:
                 time, _, node = queue.popleft()
             else:
                 time, _, node = heappop(heap)
-            if node.lock_ref or node.children or node.parent is None:
+            if node.lock_ref or node.device_children or node.parent is None:
                 node.in_order = False
             elif node.last_access != time:
                 self._push(node)
@@ -61,6 +61,26 @@ class EvictionOrder:
     def clear(self) -> None:
         self._queue.clear()
         self._heap.clear()
+
+    def choose_victims(self, num_tokens: int) -> list[TreeNode]:
+        """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; whole
+        nodes, the least recently used first. Once its last child is chosen, a parent is a leaf too."""
+        victims: list[TreeNode] = []
+        while num_tokens > 0:
+            victim = self.pop()
+            if victim is None:
+                break
+            victims.append(victim)
+            num_tokens -= len(victim.value)
+            victim.on_device = False
+            parent = victim.parent
+            assert parent is not None
+            parent.device_children -= 1
+            if victim.last_access > parent.last_access:
+                parent.last_access = victim.last_access
+            if not (parent.device_children or parent.lock_ref):
+                self.add(parent)
+        return victims
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(time, node) of every entry in no particular order, for invariants."""

@@ -171,6 +171,9 @@ def _check_node(cache: RadixCache, node: TreeNode) -> None:
     _expect(named, cache, f"{node} is not filed under its first page")
     _expect(len(node) > 0 and len(node) % page == 0, cache, f"{node} does not hold whole pages of {page} tokens")
     _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, f"{node} has a wrong prefix_len")
+    resident = sum(child.on_device for child in node.children.values())
+    _expect(node.on_device, cache, f"{node} is no more on the device, but in the tree")
+    _expect(node.device_children == resident, cache, f"{node} has {resident} children on the device")
     _expect(node.value.dtype == np.int32, cache, f"{node} has slots of {node.value.dtype}")
     _expect(len(node.key) == ID_BYTES * len(node), cache, f"{node} has {len(node.key)} key bytes for {len(node)} slots")
     pages = node.value.reshape(-1, page)
@@ -195,7 +198,7 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
         _expect(
             node.in_order == (id(node) in entries), cache, f"{node}: in_order is {node.in_order}, its entry differs"
         )
-        if not node.children and not node.lock_ref:
+        if not node.device_children and not node.lock_ref:
             _expect(node.in_order, cache, f"{node} is an unlocked leaf without an entry in the eviction order")
         if node.in_order:
             late = entries[id(node)] > node.last_access

@@ -1,6 +1,7 @@
 """One node of the radix tree: plain data.
 
-tree.py changes its place and contents, cache.py lock_ref and last_access, eviction.py in_order.
+tree.py changes its place and contents, cache.py lock_ref and last_access, lease.py lease_ref, eviction.py
+in_order; a victim of eviction leaves the device there.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ class TreeNode:
     __slots__ = (
         "child_key",
         "children",
+        "device_children",
         "in_order",
         "key",
         "last_access",
         "lease_ref",
         "lock_ref",
+        "on_device",
         "parent",
         "prefix_len",
         "serial",
@@ -48,6 +51,10 @@ class TreeNode:
         self.prefix_len: int = len(value) + (parent.prefix_len if parent is not None else 0)
         """Tokens on the path from the root down to and including this node."""
         self.children: dict[object, TreeNode] = {}
+        self.device_children = 0
+        """Children that are on the device; at 0 the node is a leaf there (see residency.py)."""
+        self.on_device = True
+        """False for a victim of eviction. In the only tier it leaves the tree before the eviction is over."""
         self.lock_ref = 0
         """Direct locks + locked children. Above 0 the node must not be evicted."""
         self.lease_ref = 0

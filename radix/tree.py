@@ -7,7 +7,7 @@ namespaces: they share nothing because no path leads from one into another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -98,6 +98,7 @@ class RadixTree:
         node.parent = upper
         node.child_key = node.key[: self.page_bytes]
         upper.children[node.child_key] = node
+        upper.device_children = 1
         self.total_nodes += 1
         return upper
 
@@ -107,17 +108,22 @@ class RadixTree:
         assert child_key not in parent.children
         leaf = self._new_node(parent, child_key, key, value, last_access)
         parent.children[child_key] = leaf
+        parent.device_children += 1
         self.total_nodes += 1
         return leaf
 
-    def remove_leaf(self, leaf: TreeNode) -> TreeNode:
-        """Take a leaf out; returns its parent. Handles to the leaf are dead from now on."""
-        parent = leaf.parent
-        assert parent is not None and not leaf.children
-        del parent.children[leaf.child_key]
-        leaf.parent = None
-        self.total_nodes -= 1
-        return parent
+    def remove_leaves(self, leaves: Sequence[TreeNode]) -> None:
+        """Take nodes out that have no children, or none but earlier ones of ``leaves``. Handles to them are dead from
+        now on."""
+        for leaf in leaves:
+            parent = leaf.parent
+            assert parent is not None and not leaf.children
+            del parent.children[leaf.child_key]
+            leaf.parent = None
+            if leaf.on_device:
+                leaf.on_device = False
+                parent.device_children -= 1
+        self.total_nodes -= len(leaves)
 
     # -- read --------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from .refusals import (
 )
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)  # not frozen, which would make it slow to build; there is one for each child
 class Legacy:
     """What children will inherit: the whole prompt of each, and how its first tokens' KV can come."""
 

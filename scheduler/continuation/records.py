@@ -141,26 +141,26 @@ class ParkedChildren:
     """Children of parents that still run, by the parent's (rid, index), in order of arrival."""
 
     def __init__(self) -> None:
-        self._by_parent: dict[tuple[str, int], list[Request]] = {}
+        self._by_parent: dict[tuple[str, int], dict[Request, None]] = {}
+        """The inner dict is an ordered set: a child can leave without a look at the others."""
 
     def add(self, child: Request) -> None:
-        self._by_parent.setdefault(_parent_key(child), []).append(child)
+        self._by_parent.setdefault(_parent_key(child), {})[child] = None
 
     def remove(self, child: Request) -> None:
         """The child goes away; one that `take` returned is gone already."""
         key = _parent_key(child)
-        children = self._by_parent.get(key, [])
-        if child in children:
-            children.remove(child)
-            if not children:
-                del self._by_parent[key]
+        children = self._by_parent.get(key, {})
+        children.pop(child, None)
+        if not children:
+            self._by_parent.pop(key, None)
 
     def waiting_for(self, rid: str, index: int) -> list[Request]:
-        return self._by_parent.get((rid, index), [])
+        return list(self._by_parent.get((rid, index), ()))
 
     def take(self, rid: str, index: int) -> list[Request]:
         """The parent ended: its children, which are parked no more."""
-        return self._by_parent.pop((rid, index), [])
+        return list(self._by_parent.pop((rid, index), ()))
 
 
 def _parent_key(child: Request) -> tuple[str, int]:

@@ -37,13 +37,13 @@ def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> N
         order.add(node)
     locked.lock_ref = 1
     child = tree.add_leaf(inner, "", tokens(9).tobytes(), tokens(99), 9)
-    tree.remove_leaf(removed)
+    tree.remove_leaves([removed])
     assert order.pop() is leaf
     assert order.pop() is None
     locked.lock_ref = 0
     order.add(locked)
     assert order.pop() is locked
-    tree.remove_leaf(child)
+    tree.remove_leaves([child])
     order.add(inner)
     assert order.pop() is inner
 

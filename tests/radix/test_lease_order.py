@@ -1,4 +1,4 @@
-"""Which lease ends next: expiry and breaking against slow twins, values that change with time, heaps that stay small."""
+"""Which lease ends next: expiry and breaking against slow twins, values that change with time, small heaps."""
 
 from __future__ import annotations
 

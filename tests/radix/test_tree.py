@@ -134,8 +134,8 @@ def test_a_removed_leaf_is_gone_and_knows_it() -> None:
     tree = RadixTree(1)
     a = add(tree, tree.root, ids(1, 2))
     b = add(tree, a, ids(3))
-    assert tree.remove_leaf(b) is a
-    assert b.parent is None
+    tree.remove_leaves([b])
+    assert b.parent is None and a.device_children == 0
     assert tree.total_nodes == 1
     assert tree.match(tree.root, "", ids(1, 2, 3)) is a
 

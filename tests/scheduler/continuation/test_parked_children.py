@@ -1,0 +1,64 @@
+"""Children that wait for a running parent: their order, and that none is searched for among its siblings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.scheduler.continuation.records import ParkedChildren
+from baton.scheduler.request import ContinuationSpec, Request, RequestSpec
+from baton.scheduler.sampling_params import SamplingParams
+
+
+class CountingRequest(Request):
+    """Counts how often it is compared with another request."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountingRequest.comparisons += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def child(number: int, parent: str = "p", index: int = 0) -> Request:
+    ids = np.array([1], dtype=np.int32)
+    spec = RequestSpec(f"c{number}", ids, SamplingParams(), continuation=ContinuationSpec(parent, index))
+    return CountingRequest(spec, index=0, seed=0, arrival=0.0, sequence_number=number)
+
+
+def test_children_are_taken_in_order_of_arrival_once() -> None:
+    parked = ParkedChildren()
+    children = [child(number) for number in range(5)]
+    others = [child(7, "p", 1), child(8, "q")]
+    for request in (*children, *others):
+        parked.add(request)
+    parked.remove(children[2])
+    rest = [*children[:2], *children[3:]]
+    assert parked.waiting_for("p", 0) == rest
+    assert parked.take("p", 0) == rest
+    assert parked.take("p", 0) == [] == parked.waiting_for("p", 0)
+    parked.remove(children[0])  # taken already: nothing happens
+    assert parked.take("p", 1) == others[:1] and parked.take("q", 0) == others[1:]
+
+
+def test_the_list_of_those_that_wait_is_the_callers_own() -> None:
+    parked = ParkedChildren()
+    first, second = child(0), child(1)
+    parked.add(first)
+    waiting = parked.waiting_for("p", 0)
+    parked.add(second)
+    parked.remove(first)
+    assert waiting == [first]
+
+
+def test_leaving_takes_no_look_at_the_siblings() -> None:
+    parked = ParkedChildren()
+    children = [child(number) for number in range(500)]
+    for request in children:
+        parked.add(request)
+    CountingRequest.comparisons = 0
+    for request in reversed(children):
+        parked.remove(request)
+    assert CountingRequest.comparisons < 500, "a search would take 125,000"
+    assert parked.waiting_for("p", 0) == []
