@@ -86,6 +86,26 @@ class EvictionOrder:
         self._queue.clear()
         self._heap.clear()
 
+    def choose_victims(self, num_tokens: int) -> list[TreeNode]:
+        """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; whole
+        nodes, the least recently used first. Once its last child is chosen, a parent is a leaf too."""
+        victims: list[TreeNode] = []
+        while num_tokens > 0:
+            victim = self.pop()
+            if victim is None:
+                break
+            victims.append(victim)
+            num_tokens -= len(victim.value)
+            victim.on_device = False
+            parent = victim.parent
+            assert parent is not None
+            parent.device_children -= 1
+            if victim.last_access > parent.last_access:
+                parent.last_access = victim.last_access
+            if not (parent.device_children or parent.lock_ref):
+                self.add(parent)
+        return victims
+
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(time, node) of every entry in no particular order, for invariants."""
         return ((time, node) for time, _, node in chain(self._queue, self._heap))
