@@ -43,10 +43,6 @@ class EvictionOrder:
 
     def pop(self) -> TreeNode | None:
         """The least recently used unlocked leaf, without its entry; None if there is none."""
-        return next(self._take(), None)
-
-    def _take(self) -> Iterator[TreeNode]:
-        """One `pop` after the other; the order may change in between."""
         queue, heap = self._queue, self._heap
         while queue or heap:
             if not heap or (queue and queue[0] < heap[0]):
@@ -59,28 +55,8 @@ class EvictionOrder:
                 self._push(node)
             else:
                 node.in_order = False
-                yield node
-
-    def choose_victims(self, num_tokens: int) -> list[TreeNode]:
-        """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; whole
-        nodes, the least recently used first. Once its last child is chosen, a parent is a leaf too."""
-        victims: list[TreeNode] = []
-        if num_tokens <= 0:
-            return victims
-        for victim in self._take():
-            victims.append(victim)
-            victim.on_device = False
-            parent = victim.parent
-            assert parent is not None
-            parent.device_children -= 1
-            if victim.last_access > parent.last_access:
-                parent.last_access = victim.last_access
-            if not (parent.device_children or parent.lock_ref):
-                self.add(parent)
-            num_tokens -= len(victim.value)
-            if num_tokens <= 0:
-                break
-        return victims
+                return node
+        return None
 
     def clear(self) -> None:
         self._queue.clear()

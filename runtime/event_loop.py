@@ -187,7 +187,7 @@ class EventLoop:
                 reason = "aborted: all requests were"
                 self.tell(scheduler.abort_all(now, reason) if rid is None else scheduler.abort(rid, now), now)
             case ReleaseRequest():
-                self._control.reply(message.call_id, self._scheduler.release(message.rid))
+                self._control.reply(message.call_id, self._scheduler.continuations.release(message.rid))
             case _:
                 self._control.handle(message)
 
@@ -214,9 +214,9 @@ class EventLoop:
         children, also of those that wait already."""
         for parent, match in self._scheduler.ends_within_token(output.result):
             self._suffixes.remember(parent.key, match.visible_tail)
-            for child in self._scheduler.children_waiting_for(parent.rid, parent.index):
+            for child in self._scheduler.continuations.waiting_for(parent.rid, parent.index):
                 child.own_ids = self._suffixes.ids(child.rid)
-        self._suffixes.prune(self._scheduler.is_on_record)
+        self._suffixes.prune(self._scheduler.continuations.is_on_record)
 
     def remember_tails(self, events: list[RequestEvent]) -> None:
         """The same for beam searches, whose sequences have their numbers only now; no child of theirs waits already."""

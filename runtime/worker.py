@@ -110,7 +110,7 @@ def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     scheduler.add(RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling), now=0.0)
     while (batch := scheduler.next_batch(0.0)) is not None:
         scheduler.process_result(step_runner.run(batch).result, 0.0)
-    scheduler.forget("warm-up")
+    scheduler.continuations.forget("warm-up")
     scheduler.flush_cache()
 
 

@@ -172,6 +172,12 @@ class Request:
         self.logprob_next = max(1, start_len) if start_len >= 0 else self.prompt_len
         self.status = RequestStatus.WAITING
 
+    def commit(self, length: int) -> None:
+        """The KV of the first ``length`` tokens is written, and the result of its step is processed."""
+        self.committed_len = length
+        if self.logprob_next < self.prompt_len:
+            self.logprob_next = max(self.logprob_next, min(length + 1, self.prompt_len))
+
     @property
     def has_claim(self) -> bool:
         """True while a lease waits for this request's admission."""

@@ -20,13 +20,12 @@ from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch import BeamCandidates, ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
-from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
-from .limits import check_beam_limits, check_lengths, check_logprob_start
+from .endings import Endings
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .memory.self_check import audit_pages, unaccounted_tokens
@@ -35,6 +34,7 @@ from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
 from .refusal import RequestRefused
 from .request import Request, RequestEvent, RequestStatus
+from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .token_buffer import TokenBuffer
@@ -53,7 +53,6 @@ class Scheduler:
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
         self._config = config
-        self._eos_token_ids = frozenset(eos_token_ids)
         self._policy = make_policy(config.schedule_policy, cache)
         self.leases = LeaseTable(
             cache,
@@ -72,14 +71,14 @@ class Scheduler:
             max_running=config.max_running_requests,
         )
         self._decode = DecodeScheduler(self._memory, self._beams)
-        self._continuations = Continuations(config, self._memory, self._beams, self.leases)
+        self._endings = Endings(eos_token_ids)
+        self._factory = RequestFactory(config, allocator, self._endings)
+        self.continuations = Continuations(config, self._memory, self._beams, self.leases)
         self._waiting: list[Request] = []
         self._live: dict[str, list[Request]] = {}
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences that the step runner must still be told of."""
-        self._seeds = np.random.default_rng(config.random_seed)
-        self._num_requests = 0
         self._counters = SchedulerCounters()
         self._last_was_extend = False
 
@@ -105,50 +104,22 @@ class Scheduler:
                 code="duplicate_rid",
                 param="rid",
             )
-        config = self._config
-        check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
-        requests = self._make_requests(spec, now, own_ids, constraint)
+        requests = self._factory.make(spec, now, own_ids, constraint)
         if spec.continuation is None:
             self._begin(requests, TokenBuffer(requests[0].own_ids))
         else:
             siblings = self._live.get(spec.continuation.parent_rid)
-            handover = self._continuations.find_parent(requests, siblings)
+            handover = self.continuations.find_parent(requests, siblings)
             if handover is not None:
                 self._inherit(requests, handover, now)
-        self._continuations.forget(spec.rid)
+        self.continuations.forget(spec.rid)
         self._live[spec.rid] = requests
         return list(requests)
 
-    def _make_requests(
-        self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
-    ) -> list[Request]:
-        seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))
-        first = self._num_requests
-        self._num_requests += spec.sampling.num_requests
-        return [
-            Request(
-                spec,
-                index=index,
-                seed=seed + index,
-                arrival=now,
-                serial=first + index,
-                own_ids=own_ids,
-                constraint=constraint,
-                default_retain_ttl=self._config.default_retain_ttl,
-            )
-            for index in range(spec.sampling.num_requests)
-        ]
-
     def _begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
         """Queue sequences whose prompt is known. Raises RequestRefused if they can never fit."""
-        first = requests[0]
-        max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._memory.allocator)
-        check_logprob_start(first.logprobs, len(prompt))
+        self._factory.begin(requests, prompt)
         for request in requests:
-            request.begin(prompt.share(), max_new_tokens)
-            if request.is_search:
-                num_end_ids = len(self._end_ids(request))
-                request.beams = BeamGroup(request.sampling, max_new_tokens, request.constraint, num_end_ids)
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
@@ -159,14 +130,14 @@ class Scheduler:
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         self._begin(children, handover.prompt)
-        self._continuations.hand_over(children, handover, now)
+        self.continuations.hand_over(children, handover, now)
 
     def _wake_children(
         self, parent: Request, samples: dict[int, SampleRecord], now: float
     ) -> list[tuple[Request, RequestRefused]]:
         """A parent ended: its parked children inherit. Returns those that cannot, and why."""
         refused: list[tuple[Request, RequestRefused]] = []
-        for children, handover in self._continuations.take_children(parent, samples):
+        for children, handover in self.continuations.take_children(parent, samples):
             try:
                 if isinstance(handover, RequestRefused):
                     raise handover
@@ -174,22 +145,6 @@ class Scheduler:
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
         return refused
-
-    def children_waiting_for(self, rid: str, index: int) -> list[Request]:
-        """Children that are parked until this sequence ends; their ``own_ids`` may still be replaced."""
-        return self._continuations.waiting_for(rid, index)
-
-    def is_on_record(self, rid: str) -> bool:
-        """True if ``rid`` has ended and can still be named as a parent."""
-        return self._continuations.is_on_record(rid)
-
-    def forget(self, rid: str) -> None:
-        """Take a finished request off the record, as if it had never been."""
-        self._continuations.forget(rid)
-
-    def release(self, rid: str) -> bool:
-        """Give up the leases of a finished request; its ids stay on record. False if it has none."""
-        return self._continuations.release(rid)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -221,9 +176,9 @@ class Scheduler:
             self._leave(request, now)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
-                samples = self._continuations.record(request, kept_tokens, now, self._newest_step)
+                samples = self.continuations.record(request, kept_tokens, now, self._newest_step)
             elif current.refusal is None:
-                self._continuations.fail(request)
+                self.continuations.fail(request)
             if request.kv is not None:  # what has been retained is in a lease by now
                 self._close(request, self._newest_step)
             request.status = RequestStatus.FINISHED
@@ -241,7 +196,7 @@ class Scheduler:
     def _leave(self, request: Request, now: float) -> None:
         """Take a request out of the set it is in."""
         if request.status is RequestStatus.PARKED:
-            self._continuations.unpark(request)
+            self.continuations.unpark(request)
         elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
             if request.inheritance is not None and request.inheritance.lease is not None:
@@ -277,7 +232,7 @@ class Scheduler:
             computing = [r for step in self._in_flight if step.batch.is_extend for r in step.requests]
             step = self._prefill.next_batch(self._waiting, self._decode.running, computing, self._counters.steps, now)
         if step is not None:
-            self._count_admissions(step)
+            self._counters.count_admissions(step)
         elif self._decode.running:
             step = self._next_decode_step(now)
         if step is None:
@@ -311,31 +266,12 @@ class Scheduler:
         self._reserve.retracted()
         self._queue(request)
 
-    def _count_admissions(self, step: PlannedStep) -> None:
-        for request, prefix_len in zip(step.requests, step.batch.prefix_lens.tolist()):
-            if request.queried:
-                continue
-            request.queried = True
-            request.cached_tokens = prefix_len
-            if request.inheritance is not None:
-                inherited = request.inheritance.inherited_tokens
-                request.inheritance.recomputed_tokens = max(0, inherited - prefix_len)
-            self._counters.prefix_cache_queries += request.prompt_len
-            self._counters.prefix_cache_hits += prefix_len
-
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
-        """The requests that a stop string will end when ``result`` is processed, and that leave text between their last
-        kept token and the match: what their children inherit has to begin with it."""
-        step = self._in_flight[0]
-        found: list[tuple[Request, StopMatch]] = []
-        for row, match in result.stop_matches.items():
-            request = step.requests[row]
-            if not match.visible_tail or request.finish is not None or request.sampling.no_stop_trim:
-                continue
-            tokens = result.rows()[row][: match.token + 1]
-            if not any(self._ends_by_id(request, token_id) for token_id in tokens):  # an id goes first, and cuts none
-                found.append((request, match))
-        return found
+        """The requests that a stop string will end within a token when ``result`` is processed: see
+        `Endings.cuts_token`."""
+        requests, tokens_of = self._in_flight[0].requests, result.rows() if result.stop_matches else []
+        matches = result.stop_matches.items()
+        return [(requests[row], m) for row, m in matches if self._endings.cuts_token(requests[row], tokens_of[row], m)]
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the oldest step in flight; returns what clients must hear of: requests, then searches."""
@@ -346,7 +282,7 @@ class Scheduler:
         for row, request in enumerate(step.requests):
             if request.finish is not None or request.beam_kv is not None:
                 continue  # ended while this step was in flight, so that its token was never asked for; or a beam
-            self._commit(request, lengths[row])
+            request.commit(lengths[row])
             if batch.samples[row] and request.beams is None:
                 events += self._take_tokens(request, row, tokens_of[row], result.stop_matches.get(row), now)
             if request.kv is not None and batch.is_extend:
@@ -372,11 +308,6 @@ class Scheduler:
         self._memory.allocator.release_quarantine(batch.step_id)
         return events
 
-    def _commit(self, request: Request, length: int) -> None:
-        request.committed_len = length
-        if request.logprob_next < request.prompt_len:
-            request.logprob_next = max(request.logprob_next, min(length + 1, request.prompt_len))
-
     def _take_tokens(
         self, request: Request, row: int, token_ids: list[int], stop_match: StopMatch | None, now: float
     ) -> list[RequestEvent]:
@@ -384,31 +315,11 @@ class Scheduler:
         request.num_output_placeholders -= 1
         for place, token_id in enumerate(token_ids):
             match = stop_match if stop_match is not None and stop_match.token == place else None
-            end = self._take_token(request, token_id, match)
-            if end is not None:
-                reason, kept = end
-                event = RequestEvent(request, row, tuple(token_ids[: place + 1]), reason)
-                return self._end(event, now, None if request.sampling.no_stop_trim else kept)
+            ending = self._endings.take_token(request, token_id, match)
+            if ending is not None:
+                event = RequestEvent(request, row, tuple(token_ids[: place + 1]), ending.reason)
+                return self._end(event, now, ending.kept_tokens)
         return [RequestEvent(request, row, tuple(token_ids))]
-
-    def _take_token(
-        self, request: Request, token_id: int, stop_match: StopMatch | None
-    ) -> tuple[FinishReason, int | None] | None:
-        """Append a token. If it ends the request: why, and how many output tokens a child inherits (None: all)."""
-        request.token_ids.append(token_id)
-        sampling, constraint, state = request.sampling, request.constraint, request.constraint_state
-        if state is not None:
-            state = request.constraint_state = state.advance(np.array([token_id], dtype=np.int32))
-        may_stop = request.num_output_tokens > sampling.min_new_tokens
-        if may_stop and self._ends_by_id(request, token_id):
-            return FinishReason(type="stop", matched=token_id), request.num_output_tokens - 1
-        if may_stop and stop_match is not None:
-            return FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index]), stop_match.kept_tokens
-        if constraint is not None and state is not None and state.at_end()[0]:
-            return FinishReason(type="stop", matched=constraint.matched), None
-        if request.num_output_tokens >= request.max_new_tokens:
-            return FinishReason(type="length"), None
-        return None
 
     def _take_candidates(self, search: Request, candidates: BeamCandidates | None, now: float) -> list[RequestEvent]:
         """A step of a beam search: select, give up the beams that lost, keep what a lease will want."""
@@ -419,7 +330,7 @@ class Scheduler:
             self._beams.start(search)
         if candidates is None:
             return []
-        selection = group.select(candidates, self._end_ids(search))
+        selection = group.select(candidates, self._endings.end_ids(search))
         self._beams.keep_finished(search, selection.finished)
         if not group.done:
             self._beams.choose(search, selection.parents)
@@ -429,15 +340,6 @@ class Scheduler:
         else:
             reason = FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
         return self._end(RequestEvent(search, finish=reason), now)
-
-    def _end_ids(self, request: Request) -> frozenset[int]:
-        eos = self._eos_token_ids if request.ends_at_eos else frozenset()
-        return eos.union(request.sampling.stop_token_ids)
-
-    def _ends_by_id(self, request: Request, token_id: int) -> bool:
-        """True if this token id ends the request: eos or one of its stop ids. That goes before any stop string."""
-        is_eos = token_id in self._eos_token_ids and request.ends_at_eos
-        return is_eos or token_id in request.sampling.stop_token_ids
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
+from .batch_builder import PlannedStep
 
 
 @dataclass(slots=True)
@@ -17,6 +18,19 @@ class SchedulerCounters:
     leaked_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+
+    def count_admissions(self, step: PlannedStep) -> None:
+        """Note what the requests of an extend step found in the cache; each counts once."""
+        for request, prefix_len in zip(step.requests, step.batch.prefix_lens.tolist()):
+            if request.queried:
+                continue
+            request.queried = True
+            request.cached_tokens = prefix_len
+            if request.inheritance is not None:
+                inherited = request.inheritance.inherited_tokens
+                request.inheritance.recomputed_tokens = max(0, inherited - prefix_len)
+            self.prefix_cache_queries += request.prompt_len
+            self.prefix_cache_hits += prefix_len
 
 
 @dataclass(slots=True, frozen=True)

@@ -71,7 +71,7 @@ class Simulation:
             if rng.random() < 0.03 and self.sent:
                 self.abort(rng.choice(list(self.sent)))
             if rng.random() < 0.02 and self.sent:
-                harness.scheduler.release(rng.choice(list(self.sent)))
+                harness.scheduler.continuations.release(rng.choice(list(self.sent)))
             if rng.random() < 0.01:
                 harness.scheduler.flush_cache()
             harness.step()

@@ -161,5 +161,5 @@ def test_results_on_record_share_their_prompt() -> None:
     harness.run()
     records = harness.scheduler._continuations._records
     assert records._num_tokens == len(PROMPT) + 32 * 3
-    harness.scheduler.forget("find")
+    harness.scheduler.continuations.forget("find")
     assert records._num_tokens == 0

@@ -72,8 +72,8 @@ def test_release_ends_the_lease_but_keeps_the_record() -> None:
     harness = Harness()
     harness.add("a", prompt_of(20), 3, retain_ttl=50.0)
     harness.run()
-    assert harness.scheduler.release("a")
-    assert not harness.scheduler.release("a")
+    assert harness.scheduler.continuations.release("a")
+    assert not harness.scheduler.continuations.release("a")
     assert len(harness.scheduler.leases) == 0
     harness.continue_from("a", "b", [1], 2)
     harness.run()

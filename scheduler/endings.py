@@ -1,0 +1,66 @@
+"""When a sequence ends: which token, stop string, constraint or length ends it, and what a child inherits of it.
+
+In this order: an eos or stop id goes before a stop string, that before the end a constraint sets, that before the
+length. The first two do not count until min_new_tokens are generated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .batch import StopMatch
+from .outcome import FinishReason
+from .request import Request
+
+
+@dataclass(slots=True, frozen=True)
+class Ending:
+    """Why a sequence ends. kept_tokens: output tokens that a child inherits; None for all."""
+
+    reason: FinishReason
+    kept_tokens: int | None = None
+
+
+class Endings:
+    """The rules for one model."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def end_ids(self, request: Request) -> frozenset[int]:
+        """Every token id that ends the request: eos and its stop ids."""
+        eos = self._eos_token_ids if request.ends_at_eos else frozenset()
+        return eos.union(request.sampling.stop_token_ids)
+
+    def ends_by_id(self, request: Request, token_id: int) -> bool:
+        """True if this token id ends the request."""
+        is_eos = token_id in self._eos_token_ids and request.ends_at_eos
+        return is_eos or token_id in request.sampling.stop_token_ids
+
+    def cuts_token(self, request: Request, token_ids: list[int], match: StopMatch) -> bool:
+        """True if the match, found in the text of these new tokens, ends the request and leaves text between the last
+        kept token and the match: what children inherit has to begin with that text."""
+        if not match.visible_tail or request.finish is not None or request.sampling.no_stop_trim:
+            return False
+        return not any(self.ends_by_id(request, token_id) for token_id in token_ids[: match.token + 1])
+
+    def take_token(self, request: Request, token_id: int, stop_match: StopMatch | None) -> Ending | None:
+        """Append a token to the request; its ending if it has one. stop_match: a stop string that the token completes."""
+        request.token_ids.append(token_id)
+        sampling, constraint, state = request.sampling, request.constraint, request.constraint_state
+        if state is not None:
+            state = request.constraint_state = state.advance(np.array([token_id], dtype=np.int32))
+        may_stop = request.num_output_tokens > sampling.min_new_tokens
+        if may_stop and self.ends_by_id(request, token_id):
+            kept = None if sampling.no_stop_trim else request.num_output_tokens - 1
+            return Ending(FinishReason(type="stop", matched=token_id), kept)
+        if may_stop and stop_match is not None:
+            kept = None if sampling.no_stop_trim else stop_match.kept_tokens
+            return Ending(FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index]), kept)
+        if constraint is not None and state is not None and state.at_end()[0]:
+            return Ending(FinishReason(type="stop", matched=constraint.matched))
+        if request.num_output_tokens >= request.max_new_tokens:
+            return Ending(FinishReason(type="length"))
+        return None

@@ -1,0 +1,61 @@
+"""From what a client asks for to live requests: numbers, seeds, limits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..memory_pool.allocator import Allocator
+from .beam.search import BeamGroup
+from .config import SchedulerConfig
+from .constraints.constraint import Constraint
+from .endings import Endings
+from .limits import check_beam_limits, check_lengths, check_logprob_start
+from .request import Request
+from .request_spec import RequestSpec
+from .token_buffer import TokenBuffer
+
+
+class RequestFactory:
+    """Owns the count of requests and the seeds of those that bring none."""
+
+    def __init__(self, config: SchedulerConfig, allocator: Allocator, endings: Endings) -> None:
+        self._config = config
+        self._allocator = allocator
+        self._endings = endings
+        self._seeds = np.random.default_rng(config.random_seed)
+        self._num_requests = 0
+
+    def make(
+        self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
+    ) -> list[Request]:
+        """``spec.sampling.num_requests`` sequences whose prompt may not be known yet. Raises RequestRefused for a beam
+        width that can never be served."""
+        config = self._config
+        check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
+        seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))
+        first = self._num_requests
+        self._num_requests += spec.sampling.num_requests
+        return [
+            Request(
+                spec,
+                index=index,
+                seed=seed + index,
+                arrival=now,
+                serial=first + index,
+                own_ids=own_ids,
+                constraint=constraint,
+                default_retain_ttl=self._config.default_retain_ttl,
+            )
+            for index in range(spec.sampling.num_requests)
+        ]
+
+    def begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
+        """Give sequences of one request their prompt. Raises RequestRefused if they can never fit."""
+        first = requests[0]
+        max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._allocator)
+        check_logprob_start(first.logprobs, len(prompt))
+        for request in requests:
+            request.begin(prompt.share(), max_new_tokens)
+            if request.is_search:
+                num_end_ids = len(self._endings.end_ids(request))
+                request.beams = BeamGroup(request.sampling, max_new_tokens, request.constraint, num_end_ids)
