@@ -46,8 +46,20 @@ class Endings:
             return False
         return not any(self.ends_by_id(request, token_id) for token_id in token_ids[: match.token + 1])
 
-    def take_token(self, request: Request, token_id: int, stop_match: StopMatch | None) -> Ending | None:
-        """Append a token to the request; its ending if it has one. stop_match: a stop string that the token completes."""
+    def take_tokens(
+        self, request: Request, token_ids: list[int], stop_match: StopMatch | None
+    ) -> tuple[tuple[int, ...], Ending | None]:
+        """Append what a step found for a request, up to the token that ends it. Returns what was appended, and the
+        ending if there is one. stop_match: found in the text up to one of these tokens."""
+        request.num_output_placeholders -= 1
+        for place, token_id in enumerate(token_ids):
+            match = stop_match if stop_match is not None and stop_match.token == place else None
+            ending = self._take_token(request, token_id, match)
+            if ending is not None:
+                return tuple(token_ids[: place + 1]), ending
+        return tuple(token_ids), None
+
+    def _take_token(self, request: Request, token_id: int, stop_match: StopMatch | None) -> Ending | None:
         request.token_ids.append(token_id)
         sampling, constraint, state = request.sampling, request.constraint, request.constraint_state
         if state is not None:

@@ -99,3 +99,12 @@ def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: in
     ):
         if width > limit:
             raise RequestRefused(f"beam_width is {width}, over {limit}, {fix}, or use less", param="beam_width")
+
+
+def duplicate_rid(rid: str) -> RequestRefused:
+    return RequestRefused(
+        f"rid {rid!r} is still running; use another rid or abort it first",
+        status=409,
+        code="duplicate_rid",
+        param="rid",
+    )

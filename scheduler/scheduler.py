@@ -11,6 +11,7 @@ placeholders for tokens not known yet, and `process_result` is called one step l
 from __future__ import annotations
 
 from bisect import insort
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
-from .batch import BeamCandidates, ScheduleBatch, StepResult, StopMatch
+from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
@@ -26,9 +27,10 @@ from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
+from .limits import duplicate_rid
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
-from .memory.self_check import audit_pages, unaccounted_tokens
+from .memory.self_check import check_and_contain
 from .outcome import FinishReason
 from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
@@ -38,6 +40,8 @@ from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .token_buffer import TokenBuffer
+
+_serial = attrgetter("serial")
 
 
 class Scheduler:
@@ -98,52 +102,51 @@ class Scheduler:
         constraint: what the spec's names of it stand for.
         """
         if spec.rid in self._live:
-            raise RequestRefused(
-                f"rid {spec.rid!r} is still running; use another rid or abort it first",
-                status=409,
-                code="duplicate_rid",
-                param="rid",
-            )
+            raise duplicate_rid(spec.rid)
         requests = self._factory.make(spec, now, own_ids, constraint)
         if spec.continuation is None:
-            self._begin(requests, TokenBuffer(requests[0].own_ids))
+            self._factory.begin(requests, TokenBuffer(requests[0].own_ids))
+            self._queue(requests)
         else:
             siblings = self._live.get(spec.continuation.parent_rid)
             handover = self.continuations.find_parent(requests, siblings)
             if handover is not None:
                 self._inherit(requests, handover, now)
+                self._queue(requests)
         self.continuations.forget(spec.rid)
         self._live[spec.rid] = requests
         return list(requests)
 
-    def _begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
-        """Queue sequences whose prompt is known. Raises RequestRefused if they can never fit."""
-        self._factory.begin(requests, prompt)
-        for request in requests:
-            self._queue(request)
-
-    def _queue(self, request: Request) -> None:
+    def _queue(self, requests: list[Request]) -> None:
         """Into the waiting queue, which is in order of arrival."""
-        insort(self._waiting, request, key=lambda r: r.serial)
+        if len(requests) == 1:
+            insort(self._waiting, requests[0], key=_serial)
+            return
+        self._waiting += requests
+        self._waiting.sort(key=_serial)  # all but sorted: close to linear
 
     # -- continuations ------------------------------------------------------------------------------------------------
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
-        self._begin(children, handover.prompt)
+        """Children of one rid get their prompt, and what their parent left. Raises RequestRefused."""
+        self._factory.begin(children, handover.prompt)
         self.continuations.hand_over(children, handover, now)
 
     def _wake_children(
         self, parent: Request, samples: dict[int, SampleRecord], now: float
     ) -> list[tuple[Request, RequestRefused]]:
         """A parent ended: its parked children inherit. Returns those that cannot, and why."""
+        woken: list[Request] = []
         refused: list[tuple[Request, RequestRefused]] = []
         for children, handover in self.continuations.take_children(parent, samples):
             try:
                 if isinstance(handover, RequestRefused):
                     raise handover
                 self._inherit(children, handover, now)
+                woken += children
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
+        self._queue(woken)
         return refused
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -161,6 +164,11 @@ class Scheduler:
         while self._live:
             events += self.abort(next(iter(self._live)), now, message)
         return events
+
+    def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
+        """Their siblings included."""
+        rids = dict.fromkeys(request.rid for request in requests)
+        return [event for rid in rids for event in self.abort(rid, now, message)]
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
         """A sequence is over: its KV goes to the tree or a lease, it leaves a record, its children wake.
@@ -199,9 +207,7 @@ class Scheduler:
             self.continuations.unpark(request)
         elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
-            if request.inheritance is not None and request.inheritance.lease is not None:
-                self.leases.unclaim(request.inheritance.lease, now)
-                request.inheritance.lease = None
+            self.continuations.give_claim_back(request, now)
         else:
             self._stop_computing(request)
 
@@ -264,7 +270,7 @@ class Scheduler:
         request.retractions += 1
         self._counters.retractions += 1
         self._reserve.retracted()
-        self._queue(request)
+        self._queue([request])
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
         """The requests that a stop string will end within a token when ``result`` is processed: see
@@ -284,12 +290,15 @@ class Scheduler:
                 continue  # ended while this step was in flight, so that its token was never asked for; or a beam
             request.commit(lengths[row])
             if batch.samples[row] and request.beams is None:
-                events += self._take_tokens(request, row, tokens_of[row], result.stop_matches.get(row), now)
+                taken, ending = self._endings.take_tokens(request, tokens_of[row], result.stop_matches.get(row))
+                event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
+                events += [event] if ending is None else self._end(event, now, ending.kept_tokens)
             if request.kv is not None and batch.is_extend:
                 self._memory.publish(request)
         for search, candidates in zip(step.searches, result.beams, strict=True):
             if search.finish is None:
-                events += self._take_candidates(search, candidates, now)
+                reason = self._beams.advance(search, candidates, self._endings.end_ids(search))
+                events += self._end(RequestEvent(search, finish=reason), now) if reason is not None else []
         self._memory.allocator.release_quarantine(batch.step_id)
         self.leases.step_done(batch.step_id)
         if not batch.is_extend:
@@ -303,43 +312,9 @@ class Scheduler:
         self._memory.req_to_token.put_back(batch.row_updates)
         if len(batch.copies):
             self.leases.break_all()  # one of them may hold a copy that was never made
-        rids = dict.fromkeys(request.rid for request in step.requests if request.finish is None)
-        events = [event for rid in rids for event in self.abort(rid, now, message)]
+        events = self._abort_each([request for request in step.requests if request.finish is None], now, message)
         self._memory.allocator.release_quarantine(batch.step_id)
         return events
-
-    def _take_tokens(
-        self, request: Request, row: int, token_ids: list[int], stop_match: StopMatch | None, now: float
-    ) -> list[RequestEvent]:
-        """The tokens that a step found for a request, in order, up to the one that ends it."""
-        request.num_output_placeholders -= 1
-        for place, token_id in enumerate(token_ids):
-            match = stop_match if stop_match is not None and stop_match.token == place else None
-            ending = self._endings.take_token(request, token_id, match)
-            if ending is not None:
-                event = RequestEvent(request, row, tuple(token_ids[: place + 1]), ending.reason)
-                return self._end(event, now, ending.kept_tokens)
-        return [RequestEvent(request, row, tuple(token_ids))]
-
-    def _take_candidates(self, search: Request, candidates: BeamCandidates | None, now: float) -> list[RequestEvent]:
-        """A step of a beam search: select, give up the beams that lost, keep what a lease will want."""
-        group = search.beams
-        assert group is not None
-        search.num_output_placeholders = 0
-        if search.beam_kv is None:
-            self._beams.start(search)
-        if candidates is None:
-            return []
-        selection = group.select(candidates, self._endings.end_ids(search))
-        self._beams.keep_finished(search, selection.finished)
-        if not group.done:
-            self._beams.choose(search, selection.parents)
-            return []
-        if group.results:
-            reason = group.results[0].finish
-        else:
-            reason = FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
-        return self._end(RequestEvent(search, finish=reason), now)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -355,26 +330,13 @@ class Scheduler:
     def self_check(self, now: float) -> list[RequestEvent]:
         """Compare the owners' sums with the pool and contain what is wrong; see self_check.py. Returns the ends of the
         requests that had to fail. A step may be in flight."""
-        cache = self._memory.cache
         holders = [request for request in self.live_requests if request.kv is not None]
-        sequences = [request.held_kv for request in holders]
-        sequences += [lease.kv for lease in self.leases.live() if lease.kv is not None]
-        beam_pages = [self._beams.pages(r) for r in holders if r.beam_kv is not None]
-        if unaccounted_tokens(cache, sequences, beam_pages) == 0:
+        found = check_and_contain(self._memory, self._beams, holders)
+        self._counters.leaked_tokens += found.leaked_tokens
+        if not found.was_reset:
             return []
-        audit = audit_pages(cache, sequences, beam_pages)
-        self._counters.leaked_tokens += len(audit.missing) * cache.page_size
-        if len(audit.doubled) == 0:
-            cache.allocator.free(audit.missing * cache.page_size)
-            return []
-        for request in holders:
-            request.kv = request.beam_kv = None
-        self.leases.abandon()
-        cache.abandon()
-        self._memory.copies.clear()
-        rids = dict.fromkeys(request.rid for request in holders)
         message = "the KV cache was found damaged and has been reset; send the request again"
-        return [event for rid in rids for event in self.abort(rid, now, message)]
+        return self._abort_each(holders, now, message)
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""

@@ -106,6 +106,12 @@ class Continuations:
             if first.lease is not None:
                 self._leases.claim(first.lease, now)
 
+    def give_claim_back(self, child: Request, now: float) -> None:
+        """A waiting child goes away; the lease that it claimed, if any, runs on."""
+        if child.inheritance is not None and child.inheritance.lease is not None:
+            self._leases.unclaim(child.inheritance.lease, now)
+            child.inheritance.lease = None
+
     def unpark(self, child: Request) -> None:
         """A parked child goes away."""
         self._parked.remove(child)

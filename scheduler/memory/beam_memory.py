@@ -6,8 +6,10 @@ import numpy as np
 
 from ...radix.cache import KVSequence
 from ...radix.lease import Lease
+from ..batch import BeamCandidates
 from ..beam.rows import BeamRows
 from ..beam.search import Hypothesis
+from ..outcome import FinishReason
 from ..request import Request
 from .kv_memory import KVMemory
 
@@ -20,7 +22,7 @@ class BeamMemory:
         self._memory = memory
         self._rows = BeamRows(memory.req_to_token, memory.allocator)
 
-    def start(self, search: Request) -> None:
+    def _start(self, search: Request) -> None:
         """The prompt is computed: from now on the beams hold what comes behind its whole pages."""
         assert search.beams is not None
         search.beam_kv = self._rows.adopt(search.held_kv, search.beams.num_live)
@@ -43,13 +45,37 @@ class BeamMemory:
             self._memory.copies.add_beams(search.held_kv, copies)
         return True
 
-    def keep_finished(self, search: Request, finished: list[tuple[Hypothesis, int]]) -> None:
+    def advance(
+        self, search: Request, candidates: BeamCandidates | None, end_ids: frozenset[int]
+    ) -> FinishReason | None:
+        """A step of a search: select, give up the beams that lost, keep what a lease will want. Why the search has
+        ended, None while it goes on.
+
+        candidates: None where the step computed again what the search knew. end_ids: eos and stop ids of the request.
+        """
+        group = search.beams
+        assert group is not None
+        search.num_output_placeholders = 0
+        if search.beam_kv is None:
+            self._start(search)
+        if candidates is None:
+            return None
+        selection = group.select(candidates, end_ids)
+        self._keep_finished(search, selection.finished)
+        if not group.done:
+            self._choose(search, selection.parents)
+            return None
+        if group.results:
+            return group.results[0].finish
+        return FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
+
+    def _keep_finished(self, search: Request, finished: list[tuple[Hypothesis, int]]) -> None:
         """Note where the KV of sequences that have just finished is; with each comes the beam it went on from."""
         kv = search.held_beams
         for hypothesis, parent in finished:
             hypothesis.slots = self._memory.req_to_token.rows[kv.rows[parent], kv.start : kv.length].copy()
 
-    def choose(self, search: Request, parents: np.ndarray) -> None:
+    def _choose(self, search: Request, parents: np.ndarray) -> None:
         """The search goes on from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
         assert search.beams is not None
         kept: list[np.ndarray] = []

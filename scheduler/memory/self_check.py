@@ -16,6 +16,9 @@ import numpy as np
 
 from ...radix.cache import KVSequence, RadixCache
 from ...radix.invariants import dump
+from ..request import Request
+from .beam_memory import BeamMemory
+from .kv_memory import KVMemory
 
 logger = logging.getLogger(__name__)
 
@@ -60,3 +63,33 @@ def audit_pages(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: 
         dump(cache),
     )
     return audit
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """What a check found: pages that nobody owned, which are free again; or pages owned twice, after which the pool has
+    been reset and nobody holds KV any more."""
+
+    leaked_tokens: int = 0
+    was_reset: bool = False
+
+
+def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Request]) -> Found:
+    """Compare the owners' sums with the pool, and contain what is wrong. holders: all live requests that hold KV."""
+    cache, leases = memory.cache, memory.leases
+    sequences = [request.held_kv for request in holders]
+    sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
+    beam_pages = [beams.pages(request) for request in holders if request.beam_kv is not None]
+    if unaccounted_tokens(cache, sequences, beam_pages) == 0:
+        return Found()
+    audit = audit_pages(cache, sequences, beam_pages)
+    leaked = len(audit.missing) * cache.page_size
+    if len(audit.doubled) == 0:
+        cache.allocator.free(audit.missing * cache.page_size)
+        return Found(leaked)
+    for request in holders:
+        request.kv = request.beam_kv = None
+    leases.abandon()
+    cache.abandon()
+    memory.copies.clear()
+    return Found(leaked, was_reset=True)

@@ -96,6 +96,7 @@ class Harness:
         self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos)
         self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos))
         self.depth = depth
+        self.eos = eos
         self.check = check
         self.now = 0.0
         self.outcomes: dict[tuple[str, int], Outcome] = {}

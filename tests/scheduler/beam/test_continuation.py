@@ -159,7 +159,7 @@ def test_results_on_record_share_their_prompt() -> None:
     harness = Harness(num_tokens=4096, rows=40)
     add(harness, "find", PROMPT, search(32, 3, n=32))
     harness.run()
-    records = harness.scheduler._continuations._records
+    records = harness.scheduler.continuations._records
     assert records._num_tokens == len(PROMPT) + 32 * 3
     harness.scheduler.continuations.forget("find")
     assert records._num_tokens == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+from specs import make_spec
 
 from baton.scheduler.continuation.records import ParkedChildren
-from baton.scheduler.request import ContinuationSpec, Request, RequestSpec
-from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import ContinuationSpec
 
 
 class CountingRequest(Request):
@@ -22,9 +22,8 @@ class CountingRequest(Request):
 
 
 def child(number: int, parent: str = "p", index: int = 0) -> Request:
-    ids = np.array([1], dtype=np.int32)
-    spec = RequestSpec(f"c{number}", ids, SamplingParams(), continuation=ContinuationSpec(parent, index))
-    return CountingRequest(spec, index=0, seed=0, arrival=0.0, sequence_number=number)
+    spec = make_spec(f"c{number}", [1], continuation=ContinuationSpec(parent, index))
+    return CountingRequest(spec, index=0, seed=0, arrival=0.0, serial=number)
 
 
 def test_children_are_taken_in_order_of_arrival_once() -> None:
