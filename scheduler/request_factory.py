@@ -55,7 +55,7 @@ class RequestFactory:
         max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._allocator)
         check_logprob_start(first.logprobs, len(prompt))
         for request in requests:
-            request.begin(prompt.share(), max_new_tokens)
+            request.begin(prompt if len(requests) == 1 else prompt.share(), max_new_tokens)
             if request.is_search:
                 num_end_ids = len(self._endings.end_ids(request))
                 request.beams = BeamGroup(request.sampling, max_new_tokens, request.constraint, num_end_ids)

@@ -50,6 +50,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     logprobs: None for none.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences, the first or best ones, that is for; None for all.
+    priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     """
 
     rid: str
@@ -61,6 +62,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     continuation: ContinuationSpec | None = None
     retain_ttl: float | None = None
     retain_n: int | None = None
+    priority: int = 0
 
     @property
     def token_ids(self) -> np.ndarray:

@@ -125,8 +125,6 @@ class Scheduler:
         self._waiting += requests
         self._waiting.sort(key=_serial)  # all but sorted: close to linear
 
-    # -- continuations ------------------------------------------------------------------------------------------------
-
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         """Children of one rid get their prompt, and what their parent left. Raises RequestRefused."""
         self._factory.begin(children, handover.prompt)
@@ -160,10 +158,7 @@ class Scheduler:
         return events
 
     def abort_all(self, now: float, message: str) -> list[RequestEvent]:
-        events: list[RequestEvent] = []
-        while self._live:
-            events += self.abort(next(iter(self._live)), now, message)
-        return events
+        return [event for rid in list(self._live) for event in self.abort(rid, now, message)]
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
         """Their siblings included."""

@@ -23,21 +23,30 @@ class TokenBuffer:
     Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
     any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt. The ids
     that a buffer begins with are the caller's, who must not change them; the first append copies them.
+
+    A copy that `extend` needs is put off until somebody looks: of thousands of children that wait for one parent each
+    copies its prompt when it is admitted.
     """
 
-    __slots__ = ("_length", "_memory")
+    __slots__ = ("_length", "_memory", "_tail")
 
     def __init__(self, ids: np.ndarray) -> None:
         self._length = len(ids)
         self._memory = _Memory(ids, self._length, writable=0)
+        self._tail: np.ndarray | None = None
+        """The last ids, counted in the length, while they are not in the memory yet."""
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, position: int) -> int:
+        if self._tail is not None:
+            self._join()
         return int(self._memory.data[position])
 
     def append(self, token_id: int) -> None:
+        if self._tail is not None:
+            self._join()
         self._make_room(1)
         self._memory.data[self._length] = token_id
         self._length += 1
@@ -47,37 +56,62 @@ class TokenBuffer:
         """Append int32 [n]."""
         if not len(ids):
             return
+        if self._tail is not None:
+            self._join()
+        if self._has_room(len(ids)):
+            self._put(ids)
+        else:
+            self._tail = ids
+            self._length += len(ids)
+
+    def _join(self) -> None:
+        """Bring the tail into the memory."""
+        ids, self._tail = self._tail, None
+        assert ids is not None
+        self._length -= len(ids)
         self._make_room(len(ids))
+        self._put(ids)
+
+    def _put(self, ids: np.ndarray) -> None:
         self._memory.data[self._length : self._length + len(ids)] = ids
         self._length += len(ids)
         self._memory.used = self._length
 
     def view(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """int32 view of ids[start:stop]; valid until the next append."""
+        if self._tail is not None:
+            self._join()
         return self._memory.data[start : self._length if stop is None else min(stop, self._length)]
 
     def share(self) -> TokenBuffer:
         """Another buffer of the same ids in the same memory."""
+        if self._tail is not None:
+            self._join()
         other = TokenBuffer.__new__(TokenBuffer)
-        other._length, other._memory = self._length, self._memory
+        other._length, other._memory, other._tail = self._length, self._memory, None
         return other
 
     def cut(self, length: int) -> TokenBuffer:
         """A buffer of the first ``length`` ids. If this one ends the used memory, the ids behind are given up with it
         and must not be read again."""
+        if self._tail is not None:
+            self._join()
         if self._memory.used == self._length:
             self._memory.used = length
         other = self.share()
         other._length = length
         return other
 
-    def _make_room(self, count: int) -> None:
+    def _has_room(self, count: int) -> bool:
         memory = self._memory
-        if memory.used == self._length and self._length + count <= memory.writable:
+        return memory.used == self._length and self._length + count <= memory.writable
+
+    def _make_room(self, count: int) -> None:
+        if self._has_room(count):
             return
         capacity = self._length + self._length // 4 + 64 + count
         data = np.empty(capacity, dtype=np.int32)
-        data[: self._length] = self.view()
+        data[: self._length] = self._memory.data[: self._length]
         self._memory = _Memory(data, self._length, writable=capacity)
 
 

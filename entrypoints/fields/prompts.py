@@ -24,8 +24,10 @@ from .continuation import (
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
 
-SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", *CONTINUATION_FIELDS)
+SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", "priority", *CONTINUATION_FIELDS)
 """What `read_prompts` reads beside ``stream``, under the same names in every API."""
+
+MAX_PRIORITY = 1_000_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +95,7 @@ def read_prompts(
     namespaces = _namespaces(per_prompt)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
+    priorities = per_prompt.read("priority", _priority, 0)
     prompts = [
         Prompt(
             spec=RequestSpec(
@@ -103,6 +106,7 @@ def read_prompts(
                 continuation=continuations[i].spec,
                 retain_ttl=retain_ttls[i],
                 retain_n=retain_ns[i],
+                priority=priorities[i],
             ),
             group=group,
             text=None if tokens.texts is None else tokens.texts[i],
@@ -164,6 +168,12 @@ def _id_lists(ids: Any) -> PromptTokens:
             "input_ids takes a list of whole numbers, or a list of such lists for a batch", param="input_ids"
         ) from None
     return PromptTokens(len(id_lists), is_batch, id_lists=id_lists)
+
+
+def _priority(value: Any, name: str) -> int:
+    if not -MAX_PRIORITY <= typed(value, int, name) <= MAX_PRIORITY:
+        raise RequestRefused(f"{name} is {value}; use -{MAX_PRIORITY} to {MAX_PRIORITY}", param=name)
+    return value
 
 
 def _namespaces(per_prompt: PerPrompt) -> list[str]:

@@ -31,7 +31,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "session_id": (), "session_params": ({},), "bootstrap_host": (), "bootstrap_port": (), "bootstrap_room": (),
     "bootstrap_pair_key": (), "decode_tp_size": (), "routed_dp_rank": (0,), "data_parallel_rank": (0,),
     "data_parallel_rank_decode": (0,), "disagg_prefill_dp_rank": (0,), "kv_router_hint": ({},), "http_worker_ipc": (),
-    "background": (False,), "require_reasoning": (False,), "max_thinking_tokens": (), "priority": (0,),
+    "background": (False,), "require_reasoning": (False,), "max_thinking_tokens": (),
     "custom_labels": ({},), "external_trace_header": ({},), "received_time": (), "log_metrics": (True,),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
     "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "allowed_token_ids": ([],),
     "bad_words": ([],), "include_stop_str_in_output": (False,), "prompt_logprobs": (), "add_special_tokens": (True,),
-    "truncate_prompt_tokens": (), "return_hidden_states": (False,), "priority": (0,),
+    "truncate_prompt_tokens": (), "return_hidden_states": (False,),
 }  # fmt: skip
 
 WITHOUT_EFFECT = (

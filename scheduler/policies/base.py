@@ -10,7 +10,8 @@ from ..request import Request
 
 
 class BasePolicy(ABC):
-    """Children return first, the newest gives way, and leases hold until nothing else runs."""
+    """A higher priority goes first; among equals children return first, and the newest gives way. Leases hold until
+    nothing else runs."""
 
     min_shared_tokens = 32
     max_deferred = 256
@@ -24,12 +25,15 @@ class BasePolicy(ABC):
 
     @abstractmethod
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
-        """The order of the queue if nobody had a lease; as `SchedulePolicy.order`."""
+        """The order of the queue if nobody had a lease or a priority; as `SchedulePolicy.order`."""
 
     def order(self, waiting: list[Request], now: float) -> list[Request]:
-        """As ranked, but children for which a lease waits come first: they cost little and free the lease. No more
-        than ``max_passes`` of them pass the same request."""
+        """As ranked, but a higher priority comes first, and among equals children for which a lease waits: they cost
+        little and free the lease. No more than ``max_passes`` of them pass the same request."""
         ranked = self.rank(waiting, now)
+        prioritized = any(request.spec.priority for request in ranked)
+        if prioritized:
+            ranked = sorted(ranked, key=_by_priority)
         plain = [request for request in ranked if not request.has_claim]
         if len(plain) == len(ranked):
             return ranked
@@ -37,7 +41,8 @@ class BasePolicy(ABC):
             self._head, self._passes = plain[0], 0
         if self._passes >= self.max_passes:
             return ranked
-        return [request for request in ranked if request.has_claim] + plain
+        order = [request for request in ranked if request.has_claim] + plain
+        return sorted(order, key=_by_priority) if prioritized else order
 
     def admitted(self, request: Request, now: float) -> None:
         """Count a child that arrived after the head of the queue and goes before it."""
@@ -45,8 +50,12 @@ class BasePolicy(ABC):
             self._passes += request.serial > self._head.serial
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
-        """The prompt that is partly computed, else the request that arrived last: the oldest always gets on."""
-        return prefilling or max(running, key=lambda request: (request.arrival, request.serial))
+        """Of the lowest priority, the prompt that is partly computed, else the request that arrived last: the oldest
+        of the highest always gets on."""
+        newest = max(running, key=lambda request: (-request.spec.priority, request.arrival, request.serial))
+        if prefilling is not None and prefilling.spec.priority <= newest.spec.priority:
+            return prefilling
+        return newest
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
         """Granted leases break before claimed ones: of them the one that would expire first, then the claimed one
@@ -58,3 +67,7 @@ class BasePolicy(ABC):
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
         """Never: a newcomer would be let in at the cost of somebody who is about to return."""
         return False
+
+
+def _by_priority(request: Request) -> int:
+    return -request.spec.priority

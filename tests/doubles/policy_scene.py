@@ -13,10 +13,10 @@ from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import TokenBuffer
 
 
-def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: str = "") -> Request:
+def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: str = "", priority: int = 0) -> Request:
     """The ``number``-th to arrive, that many seconds after the first."""
     ids = np.array(prompt or [number, 1, 2], dtype=np.int32)
-    spec = make_spec(f"r{number}", ids, SamplingParams(max_new_tokens=4), namespace=namespace)
+    spec = make_spec(f"r{number}", ids, SamplingParams(max_new_tokens=4), namespace=namespace, priority=priority)
     request = Request(spec, index=0, seed=0, arrival=float(number), serial=number)
     request.begin(TokenBuffer(ids), 4)
     return request

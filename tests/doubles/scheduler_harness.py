@@ -113,6 +113,7 @@ class Harness:
         retain_n: int | None = None,
         continuation: ContinuationSpec | None = None,
         trie: ItemTrie | None = None,
+        priority: int = 0,
         **sampling,
     ) -> None:
         if trie is not None:
@@ -126,6 +127,7 @@ class Harness:
             continuation=continuation,
             retain_ttl=retain_ttl,
             retain_n=retain_n,
+            priority=priority,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         for request in self.scheduler.add(spec, self.now, constraint=constraint):

@@ -262,3 +262,22 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
     assert batch is not None
     # The KV of 19 tokens is reused; new token 0 (position 19) predicts position 20, the first one asked for.
     assert (batch.prefix_lens[0], batch.logprob_starts[0]) == (19, 0)
+
+
+def test_a_higher_priority_is_served_first_and_kept() -> None:
+    """Admitted before older requests; under pressure the lower one is retracted, though it is older."""
+    harness = Harness(num_tokens=128, rows=1)
+    harness.add("first", prompt_of(20), 4)
+    harness.step()
+    harness.add("low", prompt_of(20, 1), 4)
+    harness.add("high", prompt_of(20, 2), 4, priority=1)
+    while harness.outcomes["high", 0].finish is None:
+        harness.step()
+        assert harness.outcomes["low", 0].finish is None
+    harness.run()
+    pressed = Harness(num_tokens=180, rows=4)
+    pressed.add("low", prompt_of(40, 1), 60)
+    pressed.add("high", prompt_of(40, 2), 60, priority=1)
+    pressed.run()
+    low, high = (pressed.outcomes[rid, 0].request for rid in ("low", "high"))
+    assert low is not None and high is not None and low.retractions > 0 and high.retractions == 0

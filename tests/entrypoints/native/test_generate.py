@@ -82,7 +82,7 @@ def test_unsupported_sampling_fields_pass_at_neutral_values_only(name: str) -> N
 
 def test_zero_is_not_false() -> None:
     assert refusal(text="a", return_hidden_states=0).code == "unsupported_field"
-    assert refusal(text="a", priority=False).code == "unsupported_field"
+    assert refusal(text="a", routed_dp_rank=False).code == "unsupported_field"
 
 
 def test_labels_are_without_effect() -> None:
@@ -209,3 +209,11 @@ def test_wrong_sampling_params_of_one_prompt_name_it() -> None:
 )
 def test_wrong_fields_are_named(fields: dict, param: str) -> None:
     assert refusal(**fields).param == param
+
+
+def test_priorities() -> None:
+    assert parse_generate({"text": "a"}).prompts[0].spec.priority == 0
+    batch = parse_generate({"text": ["a", "b", "c"], "priority": [5, None, -2]})
+    assert [prompt.spec.priority for prompt in batch.prompts] == [5, 0, -2]
+    for wrong in (1.5, "high", True, 10**9):
+        assert refusal(text="a", priority=wrong).param == "priority"

@@ -95,6 +95,32 @@ class TestVictim:
         assert FirstComeFirstServed().victim([waiting_request(8)], oldest, 9.0) is oldest
 
 
+class TestPriority:
+    def test_a_higher_one_goes_first_and_arrival_settles_ties(self) -> None:
+        waiting = [
+            waiting_request(0),
+            waiting_request(1, priority=5),
+            waiting_request(2),
+            waiting_request(3, priority=5),
+        ]
+        order = FirstComeFirstServed().order(waiting, 0.0)
+        assert [request.serial for request in order] == [1, 3, 0, 2]
+
+    def test_children_with_a_lease_pass_equals_only(self) -> None:
+        waiting = [waiting_request(0, priority=5), waiting_request(1), returning_child(2)]
+        order = FirstComeFirstServed().order(waiting, 0.0)
+        assert [request.serial for request in order] == [0, 2, 1]
+
+    def test_the_lowest_is_retracted_first(self) -> None:
+        policy = FirstComeFirstServed()
+        running = [waiting_request(0, priority=-1), waiting_request(1), waiting_request(2, priority=3)]
+        assert policy.victim(running, None, 9.0) is running[0]
+        assert policy.victim(running, waiting_request(3, priority=1), 9.0) is running[0]
+        lowest = waiting_request(4, priority=-1)
+        assert policy.victim(running, lowest, 9.0) is lowest
+        assert policy.victim(running[1:], None, 9.0) is running[1]
+
+
 class TestLeases:
     def test_granted_before_claimed_by_deadline_and_the_youngest_claim_first(self) -> None:
         policy = FirstComeFirstServed()
