@@ -1,6 +1,6 @@
-"""What an attention backend is: plan once per batch on the host, run once per layer.
+"""The protocol of attention backends: plan once per batch on the host, then run once per layer.
 
-The shape of the protocol follows FlashInfer's plan/run split, so that a GPU backend needs no device sync per layer.
+It follows FlashInfer's plan/run split, so that a GPU backend needs no device sync per layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .graph_shape import GraphKind, GraphShape
 
 @dataclass(slots=True, frozen=True)
 class AttentionSpec:
-    """What one attention layer is. ``sliding_window``: tokens a query sees including itself; None sees all."""
+    """One attention layer. ``sliding_window``: how many tokens a query sees, including itself; None means all."""
 
     layer_id: int
     num_heads: int
@@ -28,8 +28,8 @@ class AttentionSpec:
 
 @dataclass(slots=True, frozen=True)
 class SharedPrefix:
-    """Sequences ``first`` to ``first + count`` of a step have the same slots in their first ``length`` positions, one
-    new token each, and are equally long."""
+    """Sequences ``first`` to ``first + count - 1`` of a step have the same slots in their first ``length`` positions.
+    They are equally long, and each has one new token."""
 
     first: int
     count: int
@@ -38,8 +38,8 @@ class SharedPrefix:
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """One step as attention sees it; ``bs`` sequences, ``tokens`` new tokens in sequence order. A sequence without a
-    new token, and one over the padding row, is padding: a graph wants them.
+    """One step as attention sees it: ``bs`` sequences, ``tokens`` new tokens in sequence order. A sequence without a
+    new token, or over the padding row, is padding; graphs need it.
 
     Host arrays are for planning without a device sync, device tensors for the kernels.
     """
@@ -53,20 +53,20 @@ class AttentionBatch:
     extend_lens: np.ndarray
     """int32 [bs], host; all 1 in a decode step."""
     pad_row: int
-    """A row of req_to_token that names nothing but the padding slot."""
+    """A row of req_to_token whose entries are all the padding slot."""
     shared: list[SharedPrefix] = field(default_factory=list)
-    """Groups that a backend may read the prefix once for; disjoint, and it may ignore them."""
+    """Disjoint groups whose prefix a backend may read once; it may also ignore them."""
 
 
 class AttentionBackend(Protocol):
-    """Owns no KV: it reads the pool it was given, and writes nothing there."""
+    """Computes attention. Owns no KV: it reads the pool it was given and writes nothing there."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare everything the layers of one forward share. Called once before `run`."""
+        """Prepare everything that the layers of one forward share. Called once, before `run`."""
         ...
 
     def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
-        """Attend causally over prefix + new tokens; K and V of the new tokens are in the pool already.
+        """Attend causally over prefix and new tokens, whose K and V are in the pool already.
 
         q: [tokens, num_heads, head_dim], heads and coordinates contiguous, rows possibly strided. Returns
         [tokens, num_heads, head_dim], contiguous.
@@ -75,26 +75,26 @@ class AttentionBackend(Protocol):
 
 
 class GraphAttention(AttentionBackend, Protocol):
-    """Attention of one forward of fixed shape: `run` is captured once, `plan` goes before each replay."""
+    """Attention of one forward of fixed shape: `run` is captured once, and `plan` is called before each replay."""
 
     def freeze(self) -> None:
-        """The forward has been captured: nothing may move."""
+        """Called after the capture: from now on no buffer may move."""
         ...
 
 
 @runtime_checkable
 class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose steps can be captured. Their batches are padded to the shape, with sequences over the padding
-    row; those may have one new token, none, or what is missing."""
+    """A backend whose steps can be captured. Their batches are padded to the shape with sequences over the padding row;
+    such a sequence may have one new token, none, or all that are missing."""
 
     def graph_kind(self, batch: AttentionBatch) -> GraphKind:
-        """What kind of graph would compute this step (not padded)."""
+        """The kind of graph that would compute this step (not padded)."""
         ...
 
     def fits_graph(self, batch: AttentionBatch, shape: GraphShape) -> bool:
-        """Do the shape's buffers hold this step? Numbers of tokens and sequences are not looked at."""
+        """Do the shape's buffers hold this step? Does not compare the numbers of tokens and sequences."""
         ...
 
     def open_graph(self, shape: GraphShape) -> GraphAttention:
-        """Buffers for one shape. Open the largest shape first: memory that all use is grown by it."""
+        """Make the buffers for one shape. Open the largest shape first: it sets the size of the shared memory."""
         ...

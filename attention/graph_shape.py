@@ -17,7 +17,7 @@ class GraphKind(Enum):
 
 @dataclass(slots=True, frozen=True)
 class GraphShape:
-    """A step runs in a graph of this shape if it is padded to exactly ``tokens`` queries and ``sequences``."""
+    """A graph of this shape runs steps that are padded to exactly ``tokens`` queries and ``sequences`` sequences."""
 
     kind: GraphKind
     tokens: int

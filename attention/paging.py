@@ -1,12 +1,12 @@
-"""Which pages each sequence of a step reads, as the arrays that paged attention kernels take. Plain arithmetic on the
-host, from lengths the host knows: planning waits for no device.
+"""Works out which pages each sequence of a step reads, as the arrays that paged attention kernels take. Plain
+arithmetic on the host, from lengths that the host knows, so planning does not wait for the device.
 
     sequence i:  queries[i] new tokens read positions starts[i] … stops[i] - 1 of row rows[i] of req_to_token
 
-A sliding window moves `starts` to the page that holds the first visible position; kernels place queries at the end of
-what they read, so that causality and window stay right. With a shared prefix a step is cut in two (cascade attention:
-Juravsky et al. 2024; Ye et al. 2024): `prefixes` has one sequence for each group, all its queries over the positions
-they share; `tails` has each row over the rest.
+A sliding window moves `starts` to the page that holds the first visible position. Kernels place queries at the end of
+what they read, so causality and window stay right. With a shared prefix a step is cut in two (cascade attention:
+Juravsky et al. 2024; Ye et al. 2024): in `prefixes`, one sequence per group attends all the group's queries to the
+positions they share; in `tails`, each row attends to the rest.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class PagedSequences:
 
     @property
     def kv_indptr(self) -> np.ndarray:
-        """int32 [n + 1]: the same for pages."""
+        """int32 [n + 1]: where each sequence's pages begin, and the end of all."""
         return _indptr(self.num_pages)
 
     @property
     def last_page_lens(self) -> np.ndarray:
-        """int32 [n]: positions read of each sequence's last page."""
+        """int32 [n]: positions read in each sequence's last page."""
         return (self.stops - self.starts - (self.num_pages - 1) * self.page_size).astype(np.int32)
 
     def padded(self, count: int, pad_row: int) -> PagedSequences:
-        """With sequences of no query over one position of the padding row, up to ``count``."""
+        """Padded to ``count`` sequences; the added ones have no query and read one position of the padding row."""
         missing = count - len(self)
         if missing == 0:
             return self
@@ -66,7 +66,7 @@ class PagedSequences:
 
 
 def whole(batch: AttentionBatch, window: int | None, page_size: int) -> PagedSequences:
-    """Every sequence reads all it can see."""
+    """Every sequence reads all that it can see."""
     prefix = batch.prefix_lens.astype(np.int64)
     extend = batch.extend_lens.astype(np.int64)
     starts = np.zeros_like(prefix)
@@ -76,7 +76,7 @@ def whole(batch: AttentionBatch, window: int | None, page_size: int) -> PagedSeq
 
 
 def useful_groups(batch: AttentionBatch, window: int | None, page_size: int) -> list[SharedPrefix]:
-    """Groups whose queries all see the whole prefix, which is cut to whole pages; without those that share none."""
+    """Groups whose queries all see the whole prefix. Prefixes are cut to whole pages; groups left with none drop out."""
     groups = []
     for group in batch.shared:
         length = group.length // page_size * page_size
@@ -91,10 +91,10 @@ def saved_keys(groups: list[SharedPrefix]) -> int:
 
 
 def prefixes(batch: AttentionBatch, groups: list[SharedPrefix], page_size: int) -> tuple[PagedSequences, np.ndarray]:
-    """The shared part of a step of one query per row, and bool [rows]: those that are in a group.
+    """The shared part of a step with one query per row, and bool [rows]: which rows are in a group.
 
-    Rows between groups stand together in sequences over one position of the padding row: the kernel wants its queries
-    without gaps, and what these rows get is not merged.
+    The kernel wants its queries without gaps. So rows between groups form sequences over one position of the padding
+    row; their results are not merged.
     """
     parts: list[tuple[int, int, int]] = []  # queries, row, length
     grouped = np.zeros(len(batch.host_rows), dtype=bool)
@@ -112,7 +112,7 @@ def prefixes(batch: AttentionBatch, groups: list[SharedPrefix], page_size: int) 
 
 
 def tails(batch: AttentionBatch, groups: list[SharedPrefix], window: int | None, page_size: int) -> PagedSequences:
-    """What each row reads besides the prefix of its group; all it sees where it is in none."""
+    """Each row reads what lies after its group's prefix; a row in no group reads all that it sees."""
     sequences = whole(batch, window, page_size)
     for group in groups:
         sequences.starts[group.first : group.first + group.count] = group.length

@@ -1,6 +1,7 @@
-"""Does a backend attend right on this device? A few steps of every kind over random pages, against plain arithmetic.
+"""Checks that a backend attends correctly on this device: runs a few steps of every kind over random pages and compares
+them with plain arithmetic.
 
-Run at start, for libraries that are compiled there or were built for another card, and by the GPU tests.
+Run at start, as libraries may be compiled there or have been built for another card, and by the GPU tests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 @dataclass(slots=True, frozen=True)
 class ProbeStep:
-    """(prefix, new tokens) of each sequence; beams of ``shared`` have their first pages in common."""
+    """lengths: (prefix, new tokens) of each sequence. shared: groups of beams that have their first pages in common."""
 
     name: str
     lengths: tuple[tuple[int, int], ...]
@@ -35,7 +36,7 @@ BEAMS = ProbeStep("beams", ((30, 1), *[(515, 1)] * 160), (SharedPrefix(1, 160, 5
 
 
 class ProbeScene:
-    """A step, with a pool of one layer that holds what it reads; pages are scattered."""
+    """A step, and a pool of one layer that holds what it reads, on scattered pages."""
 
     def __init__(
         self, step: ProbeStep, spec: AttentionSpec, *, page_size: int, dtype: torch.dtype, device: torch.device
@@ -78,7 +79,7 @@ class ProbeScene:
         self.q.normal_(generator=generator)
 
     def expected(self) -> torch.Tensor:
-        """One sequence at a time, in float32."""
+        """The right output, computed one sequence at a time in float32."""
         group, parts, first = self.spec.num_heads // self.spec.num_kv_heads, [], 0
         for row, (prefix, new) in enumerate(zip(self.batch.prefix_lens.tolist(), self.batch.extend_lens.tolist())):
             slots = self.batch.req_to_token[row, : prefix + new].long()
@@ -103,7 +104,7 @@ def probe_backend(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raises AssertionError, which says what differs, and whatever a backend raises that cannot run."""
+    """Raises AssertionError, which says what differs, or whatever a backend that cannot run raises."""
     for window in dict.fromkeys(spec.sliding_window for spec in specs):
         spec = dataclasses.replace(specs[0], layer_id=0, sliding_window=window)
         for step in steps:

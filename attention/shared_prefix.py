@@ -1,12 +1,12 @@
-"""One new token for each of many sequences that begin with the same slots: the beams of a search.
+"""Attention for the beams of a search: many sequences that begin with the same slots and have one new token each.
 
-The keys of the prefix are read once for all of them, and the queries become the rows of one large product:
+The prefix's keys are read once for all of them, and the queries become the rows of one large product:
 
     scores  =  [ q · prefix keysᵀ (one product) | q · own tail keysᵀ (batched) ]     [kv_heads, beams × group, keys]
     out     =  softmax(scores)[prefix] · prefix values  +  softmax(scores)[tail] · own tail values
 
-This is cascade attention (Juravsky et al. 2024, "Hydragen"; Ye et al. 2024, "Cascade Inference") with one softmax over
-both parts in place of a merge by log-sum-exp: the same numbers, and no kernel has to tell its sums.
+This is cascade attention (Juravsky et al. 2024, "Hydragen"; Ye et al. 2024, "Cascade Inference"), but with one softmax
+over both parts instead of a merge by log-sum-exp. The numbers are the same, and no kernel has to return its sums.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .backend import AttentionBatch, AttentionSpec, SharedPrefix
 from .slots import gather, run_or_index
 
 SCORES = 1 << 18
-"""Scores made at once: what a core's cache holds."""
+"""Scores computed at once: as many as fit in a core's cache."""
 MIN_SAVED_KEYS = 768
-"""Keys that need not be read again for each sequence, below which a plain tile is as fast."""
+"""If sharing saves fewer key reads than this, a plain tile is as fast."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class SharedTile:
 
 
 def saves_keys(batch: AttentionBatch, shared: SharedPrefix, window: int | None) -> bool:
-    """Is it worth while, and does every query see the whole prefix?"""
+    """Is sharing worthwhile, and does every query see the whole prefix?"""
     length = int(batch.prefix_lens[shared.first]) + 1
     return (shared.count - 1) * shared.length >= MIN_SAVED_KEYS and (window is None or length <= window)
 
@@ -81,7 +81,7 @@ def attend_shared(
     group = spec.num_heads // kv_heads
     prefix, tails = [], []
     for pool, buffer in zip(pools, buffers):
-        # Half precision would round the scores, which a fused kernel keeps in float32.
+        # Compute in float32: half precision would round the scores, which a fused kernel keeps in float32.
         prefix.append(gather(pool, tile.prefix, buffer).float().transpose(0, 1))
         own = gather(pool, tile.tails, buffer[tile.prefix_len :]).float()
         tails.append(own.view(n, tile.tail_len, kv_heads, head_dim).transpose(1, 2))

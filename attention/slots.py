@@ -1,4 +1,4 @@
-"""Reading slots of a KV pool: viewed where they are one run, gathered where they are not."""
+"""Reading slots of a KV pool: as a view if they form one run, else gathered."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 
 
 def run_or_index(slots: torch.Tensor, *, any_order: bool = False) -> slice | torch.Tensor:
-    """int32 [keys] -> a slice of the pool where the slots are one ascending run (no copy needed), else themselves.
+    """int32 [keys] -> a slice of the pool if the slots are one ascending run (no copy needed), else the slots.
 
-    any_order: the run may be shuffled; a query that sees all keys does not care. Looked at on the CPU only: on a GPU
-    it would wait for the device.
+    any_order: the run may be shuffled, which makes no difference to a query that sees all keys. Checked on the CPU
+    only: on a GPU it would wait for the device.
     """
     if slots.device.type != "cpu":
         return slots
     host = slots.numpy()
     count = len(host)
-    if any_order:  # no slot occurs twice, so the extremes tell
+    if any_order:  # no slot occurs twice, so the extremes are enough
         first = int(host.min())
         is_run = int(host.max()) - first == count - 1
     else:
@@ -26,7 +26,7 @@ def run_or_index(slots: torch.Tensor, *, any_order: bool = False) -> slice | tor
 
 
 def gather(pool: torch.Tensor, slots: slice | torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """pool [slots, kv_heads, head_dim] -> [keys, kv_heads, head_dim], a view of the pool, or of the start of buffer."""
+    """pool [slots, kv_heads, head_dim] -> [keys, kv_heads, head_dim], a view of the pool or of the start of buffer."""
     if isinstance(slots, slice):
         return pool[slots]
     return torch.index_select(pool, 0, slots, out=buffer[: len(slots)])

@@ -26,10 +26,10 @@ from .shared_prefix import SharedTile, attend_shared, plan_shared, saves_keys
 from .slots import gather, run_or_index
 
 BLOCK_ROWS = 256
-"""Query rows (queries × group) per SDPA call of a long extend: large enough for full speed, small enough that the
-skipped upper triangle matters."""
+"""Query rows (queries × group) per SDPA call of a long extend: large enough for full speed, small enough to skip much
+of the upper triangle."""
 TILE_KEYS = 2048
-"""Keys a tile of several sequences gathers: what a core's cache holds between the gather and its use."""
+"""Most keys that a tile of several sequences gathers: a core's cache must hold them until they are used."""
 WASTE = 0.25
 """Share of padding that grouping sequences in one tile may add."""
 
@@ -41,16 +41,16 @@ class _Block:
     queries: slice | torch.Tensor
     length: int
     keys: slice
-    """Which of the tile's keys."""
+    """The tile's keys that they see."""
     mask: torch.Tensor | None
-    """Added to the scores, [sequences or 1, 1, length × group, keys]; None where all is visible."""
+    """Added to the scores, [sequences or 1, 1, length × group, keys]; None if all keys are visible."""
     real: tuple[torch.Tensor, torch.Tensor] | None
-    """(row in the padded block, row in the step) of the queries that are no padding; None where none is."""
+    """(row in the padded block, row in the step) of the queries that are not padding; None if there is no padding."""
 
 
 @dataclass(slots=True)
 class _Tile:
-    """Keys gathered together: `slots` [sequences × length], a slice where they lie side by side in the pool."""
+    """Keys gathered together: `slots` [sequences × length], or a slice if they lie side by side in the pool."""
 
     slots: slice | torch.Tensor
     sequences: int
@@ -67,7 +67,7 @@ class _Plan:
 
     @property
     def most_keys(self) -> int:
-        """Keys that are gathered at one time, at most."""
+        """The most keys that are gathered at one time."""
         return max([tile.sequences * tile.length for tile in self.tiles] + [tile.keys for tile in self.shared])
 
 
@@ -80,12 +80,12 @@ class _Rows:
     extend_lens: np.ndarray
     prefix_lens: np.ndarray
     key_starts: np.ndarray
-    """First position any of the new tokens sees."""
+    """The first position that any of the new tokens sees."""
     num_keys: np.ndarray
 
 
 class TorchNativeBackend:
-    """AttentionBackend over an MHAKVPool, on any device torch has."""
+    """AttentionBackend over an MHAKVPool, on any device that torch supports."""
 
     def __init__(self, kv_pool: MHAKVPool) -> None:
         self._pool = kv_pool
@@ -96,7 +96,7 @@ class TorchNativeBackend:
         self._value_buffer = kv_pool.v[0].new_empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Forget the last step; tiles are made when the first layer with a given window asks for them."""
+        """Forget the last step. Tiles are made when the first layer with a given window needs them."""
         self._batch = batch
         self._plans.clear()
 
@@ -121,7 +121,7 @@ class TorchNativeBackend:
         return out
 
     def _reserve(self, keys: int) -> None:
-        """Buffers for keys and values gathered together: kept, for fresh memory costs more than the gather."""
+        """Make room to gather ``keys`` keys and values. Buffers are kept: fresh memory costs more than the gather."""
         if len(self._key_buffer) < keys:
             shape = (keys, *self._pool.k[0].shape[1:])
             self._key_buffer = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
@@ -154,7 +154,7 @@ class TorchNativeBackend:
     def _long_tile(
         self, batch: AttentionBatch, rows: _Rows, row: int, window: int | None, group: int, block_length: int
     ) -> _Tile:
-        """One sequence, its queries in blocks; all masks are corners of one band."""
+        """One sequence with its queries in blocks; all masks are corners of one band."""
         first, new = int(rows.first_token[row]), int(rows.extend_lens[row])
         prefix, start, length = int(rows.prefix_lens[row]), int(rows.key_starts[row]), int(rows.num_keys[row])
         band = self._band(window, group, block_length, length)
@@ -214,7 +214,7 @@ class TorchNativeBackend:
         """query_positions [n, queries], key_positions and is_key [n, keys] -> [n, 1, queries × group, keys]"""
         (query,) = _upload(device, query_positions)
         if query.shape[1] == 1 and is_key is not None:
-            visible = is_key.unsqueeze(1)  # the one query is the newest token, and keys begin at its window
+            visible = is_key.unsqueeze(1)  # the only query is the newest token, and keys begin at its window
         else:
             query, key = query.unsqueeze(2), key_positions.unsqueeze(1)
             visible = key <= query
@@ -228,8 +228,8 @@ class TorchNativeBackend:
     def _band(self, window: int | None, group: int, block_length: int, keys: int) -> torch.Tensor:
         """Mask [block_length × group, >= keys] of the last block_length queries over the last keys of a sequence.
 
-        Causality and window depend on the distance of query and key only, so that the mask of any block is the lower
-        right corner of this one. Kept, and doubled when a longer sequence comes.
+        Causality and window depend only on the distance of query and key, so the mask of any block is the lower right
+        corner of this one. It is kept, and without a window doubled when a longer sequence comes.
         """
         if window is not None:
             keys = min(keys, block_length + window - 1)
@@ -248,7 +248,7 @@ class TorchNativeBackend:
 
 
 def _groups(rows: _Rows, members: np.ndarray) -> list[np.ndarray]:
-    """Split sequences into tiles: neighbours in length together, while padding and the gathered keys stay small."""
+    """Split sequences into tiles: group those of similar length while padding and gathered keys stay small."""
     if len(members) == 0:
         return []
     members = members[np.argsort(rows.num_keys[members], kind="stable")[::-1]]

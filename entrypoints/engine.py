@@ -1,10 +1,10 @@
-"""The server without its processes: tokenizer manager, worker and detokenizer as threads of this one, no HTTP.
+"""The server inside one process: tokenizer manager, worker and detokenizer run as threads, without HTTP.
 
     with Engine(model_path="examples/toy_model") as engine:
         print(engine.generate("The capital", {"temperature": 0, "max_new_tokens": 8})["text"])
 
-Keywords are the server's flags in snake_case; `generate` takes the fields of ``POST /generate`` and returns what it
-answers. The parts and their messages are the server's own, over in-process channels.
+Keywords are the server's flags in snake_case. `generate` takes the fields of ``POST /generate`` and returns the same
+answer. The parts and their messages are the server's own; they talk over in-process channels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Engine:
     """
 
     def __init__(self, *, worker: WorkerFunction | None = None, **settings: Any) -> None:
-        """``settings``: flags in snake_case, ``model_path`` at least. worker: what runs as the worker; tests only."""
+        """``settings``: flags in snake_case, at least ``model_path``. worker: replaces the worker; for tests only."""
         self.args: ServerArgs = compose(settings)
         self.tokenizer = Tokenizer.load(resolve_model_folder(self.args.tokenizer_path))
         self._threads = EngineThreads(self.args, self.tokenizer, worker or _default_worker())
@@ -64,11 +64,11 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """Continue a prompt, or a list of them. ``fields``: ``input_ids``, ``rid``, ``return_logprob``, …; and
-        ``continuation_of``, with ``continuation_suffix`` or ``continuation_ids``, to go on from an earlier request.
+        """Continue a prompt, or each of a list. ``fields``: ``input_ids``, ``rid``, ``return_logprob``, …; to go on
+        from an earlier request, ``continuation_of`` with ``continuation_suffix`` or ``continuation_ids``.
 
-        Returns a dict {text, output_ids, meta_info}; a list of them for a batch or n > 1; with ``stream`` an iterator
-        of dicts with the output so far, which carry their ``index`` for a batch or n > 1.
+        Returns a dict {text, output_ids, meta_info}, or a list of them for a batch or n > 1. With ``stream`` it returns
+        an iterator of dicts that hold the output so far; for a batch or n > 1 each also carries its ``index``.
         """
         batch = self._parse(prompt, sampling_params, stream, fields)
         return self._iterate(self._stream(batch)) if stream else self._threads.run(self._answer(batch))
@@ -88,11 +88,11 @@ class Engine:
         return await self._threads.there(self._answer(batch))
 
     def abort(self, rid: str | None = None) -> list[str]:
-        """End request ``rid`` (all of them: None); returns the rids that were open."""
+        """End request ``rid``, or all requests if None; returns the rids that were open."""
         return self._threads.run(self._abort(rid))
 
     def release(self, rid: str) -> bool:
-        """Give up what finished request ``rid`` keeps leased (``retain_ttl``). False if it keeps nothing (any more)."""
+        """Give up the leases (``retain_ttl``) of finished request ``rid``. False if it has none, or none any more."""
         return self._threads.run(self._manager.control.release(read_rid(rid, "rid")))
 
     async def async_release(self, rid: str) -> bool:
@@ -102,8 +102,8 @@ class Engine:
     # -- item tries ------------------------------------------------------------------------------------------------
 
     def load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
-        """Make items known under a name, for ``sampling_params: {"item_trie": name}``; requests that run keep what the
-        name stood for. items: int [items, longest], shorter ones padded with -1, or the path of a .npy file of it."""
+        """Store items under a name, for ``sampling_params: {"item_trie": name}``. Running requests keep the trie that
+        had the name before. items: int [items, longest], shorter ones padded with -1, or the path of such a .npy."""
         self._threads.run(self._load_item_trie(name, items))
 
     async def async_load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
@@ -111,7 +111,7 @@ class Engine:
         await self._threads.there(self._load_item_trie(name, items))
 
     def delete_item_trie(self, name: str) -> bool:
-        """Forget a name; requests that run keep the items. False if there is no such trie."""
+        """Forget a name; running requests keep the items. False if there is no such trie."""
         return self._threads.run(self._manager.control.delete_item_trie(name))
 
     async def async_delete_item_trie(self, name: str) -> bool:
@@ -119,7 +119,7 @@ class Engine:
         return await self._threads.there(self._manager.control.delete_item_trie(name))
 
     def list_item_tries(self) -> list[dict]:
-        """name, num_items, min_depth, max_depth and num_bytes of each."""
+        """The name, num_items, min_depth, max_depth and num_bytes of each trie."""
         return self._threads.run(self._manager.control.list_item_tries())
 
     async def async_list_item_tries(self) -> list[dict]:
@@ -133,11 +133,11 @@ class Engine:
         self._threads.run(self._manager.control.flush_cache())
 
     def get_server_info(self) -> dict:
-        """What the worker says of itself now: sizes, limits, statistics."""
+        """The worker's current report: sizes, limits, statistics."""
         return self._threads.run(self._manager.control.info())
 
     def start_profile(self) -> None:
-        """Record where the time of steps goes, until `stop_profile`. Raises RequestRefused if that is done already."""
+        """Record where steps spend their time, until `stop_profile`. Raises RequestRefused if already recording."""
         self._threads.run(self._manager.control.start_profile())
 
     async def async_start_profile(self) -> None:
@@ -145,8 +145,8 @@ class Engine:
         await self._threads.there(self._manager.control.start_profile())
 
     def stop_profile(self) -> dict:
-        """Steps since `start_profile`: how many, how large, and the time of their phases on the host and the device, as
-        ``POST /stop_profile`` answers. Raises RequestRefused if nothing was begun."""
+        """Describe the steps since `start_profile`: their number, their sizes, and the time of their phases on host and
+        device, as ``POST /stop_profile`` does. Raises RequestRefused if nothing is being recorded."""
         return self._threads.run(self._manager.control.stop_profile())
 
     async def async_stop_profile(self) -> dict:
@@ -163,7 +163,7 @@ class Engine:
         """Stop all threads; open calls fail. Safe to call twice."""
         self._threads.shutdown()
 
-    # -- calls, from any thread, on the loop's ---------------------------------------------------------------------
+    # -- calls: made in any thread, run on the loop ----------------------------------------------------------------
 
     def _parse(self, prompt: Any, sampling_params: Any, stream: bool, fields: dict[str, Any]) -> PromptBatch:
         given = {"text": prompt, "sampling_params": sampling_params, "stream": stream}
@@ -201,7 +201,7 @@ class Engine:
                 self._forget(outputs)
 
     def _forget(self, outputs: AsyncGenerator[dict, None]) -> None:
-        # Not waited for: this may run in a garbage collection, on any thread.
+        # Do not wait for it: the garbage collector may run this, on any thread.
         with contextlib.suppress(EngineError):
             self._threads.submit(outputs.aclose())
 
@@ -217,7 +217,7 @@ async def _next(outputs: AsyncGenerator[dict, None]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A field as JSON would have brought it."""
+    """The value as a JSON body would have carried it."""
     if isinstance(value, SamplingParams):
         return msgspec.to_builtins(value)
     if hasattr(value, "tolist"):  # numpy, torch
@@ -228,7 +228,7 @@ def _plain(value: Any) -> Any:
 
 
 def _default_worker() -> WorkerFunction:
-    # Imported late: it brings torch, which whoever only wants the types of this module need not pay for.
+    # Imported late: it pulls in torch, which callers that only want this module's types should not pay for.
     from ..runtime.worker import run_worker
 
     return run_worker

@@ -1,7 +1,7 @@
-"""The parts of an `Engine` as threads of one process: the manager's loop, the detokenizer, the worker.
+"""The threads of an `Engine`: the manager's event loop, the detokenizer and the worker.
 
-Any thread and any event loop may put work on the manager's loop (`run`, `there`, `submit`). A part that ends by itself
-fails the open and all later calls.
+Any thread and any event loop may put work on the manager's loop (`run`, `there`, `submit`). If a thread ends by
+itself, all open and later calls fail.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 WorkerFunction = Callable[[WorkerConfig, Endpoints, threading.Event], None]
 
 _LATE_S = 1.0
-"""How long a shutdown waits for calls that came in the middle of it; they are refused at once."""
+"""Seconds a shutdown waits for calls that arrived during it; they are refused at once."""
 
 _SHUT_DOWN = "the engine has been shut down; make a new one"
 
@@ -49,8 +49,8 @@ class EngineThreads:
         self._endpoints = Endpoints.for_threads()
         self._stop = threading.Event()
         self._shutting_down = threading.Lock()
-        # Whoever queues work for the loop holds it: what was queued before the end is answered. Reentrant, because a
-        # garbage collection in between may queue too.
+        # Held while work is queued for the loop, so that whatever was queued before the end is answered. Reentrant,
+        # because a garbage collection in between may queue work too.
         self._crossing = threading.RLock()
         self._ended = False
         self._failed = asyncio.Event()
@@ -66,7 +66,7 @@ class EngineThreads:
         }
 
     def start(self) -> None:
-        """Returns when the worker can serve; raises what kept a part from it, or EngineError when it took too long."""
+        """Return once the worker can serve. Raises the error of a thread that failed, or EngineError after too long."""
         self._threads = [_start("loop", self._loop.run_forever)]
         self.run(self._receive())
         self._threads += [_start(name, self._guarded(name, run)) for name, run in self._parts.items()]
@@ -96,7 +96,7 @@ class EngineThreads:
     # -- work for the loop, from any thread ------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns or raises on the loop. Blocks."""
+        """Run ``work`` on the loop and return or raise its result. Blocks."""
         future = self.submit(work)
         try:
             return future.result()
@@ -105,11 +105,11 @@ class EngineThreads:
             raise
 
     async def there(self, work: Coroutine[Any, Any, T]) -> T:
-        """`run` for asyncio: awaits ``work`` on the engine's loop, from another."""
+        """`run` for asyncio: await, from another loop, ``work`` that runs on the engine's."""
         return await run_on(self._call_soon, self._loop, work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """`run` that does not wait. Raises EngineError after the end."""
+        """`run` without waiting. Raises EngineError after the shutdown."""
         with self._crossing:
             if self._ended:
                 work.close()
@@ -125,7 +125,7 @@ class EngineThreads:
     # -- the life of the threads -----------------------------------------------------------------------------------
 
     def _guarded(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
-        """A thread that ends by itself ends the engine: whoever waits for it would wait for ever."""
+        """Wrap a thread's function: if it ends by itself, it ends the engine; else callers would wait for ever."""
 
         def guarded() -> None:
             try:
@@ -157,7 +157,7 @@ class EngineThreads:
         self._receiving = asyncio.ensure_future(self.manager.run())
 
     async def _wait_ready(self) -> None:
-        """Until the worker can serve; raises what kept a thread from it."""
+        """Wait until the worker can serve. Raises the error of a thread that failed."""
         ready = asyncio.ensure_future(self.manager.wait_ready())
         failed = asyncio.ensure_future(self._failed.wait())
         timeout = self._ready_timeout
@@ -172,10 +172,10 @@ class EngineThreads:
             raise EngineError(f"the worker was not ready within {timeout:g} s; see ready_timeout")
 
     async def _end(self) -> None:
-        """Take no more work, and see what came late to its end."""
+        """Take no more work, and wait for calls that came late."""
         with self._crossing:
             self._ended = True
-        await asyncio.sleep(0)  # what is queued begins
+        await asyncio.sleep(0)  # let queued work start
         late = asyncio.all_tasks() - {asyncio.current_task()}
         if late:
             await asyncio.wait(late, timeout=_LATE_S)
@@ -184,7 +184,7 @@ class EngineThreads:
         self.manager.fail_all(error)
         self._receiving.cancel()
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(others, timeout=1.0)  # the failed calls hand their error to their callers
+        await asyncio.wait(others, timeout=1.0)  # failed calls pass their errors on to their callers
         self.manager.close()
 
 

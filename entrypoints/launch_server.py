@@ -1,9 +1,9 @@
-"""``python -m baton.entrypoints.launch_server --model-path …``: starts a server and sees it through to its end.
+"""``python -m baton.entrypoints.launch_server --model-path …``: runs a server from start to end.
 
     bind the port → start the children → serve HTTP (503 until the model is loaded) → warm up → serve
     until: a signal (drain, exit 0) │ a child ends, the worker hangs or is not ready in time (fail, exit 1)
 
-Whatever ends it, the children are gone and their directory is removed when `main` returns.
+However it ends, by the time `main` returns the children are gone and their directory is removed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .server_args import ServerArgs, UsageError, parse_command_line
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
-"""How long open connections get to hear of the end once their calls have ended."""
+"""Seconds that open connections get to close once their calls have ended."""
 
 _WATCHDOG_CHECK_S = 1.0
 
 
 class ServerFailure(Exception):
-    """The server cannot go on; the message is the one line its operator reads."""
+    """The server cannot go on; the message is the one line that the operator reads."""
 
 
 def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = WORKER_MODULE) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     except UsageError as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2
-    # Prompts are tokenised one at a time here, beside a model that needs the cores.
+    # Prompts are tokenised one at a time here, and the model needs the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logging("server", args.server.log_level)
     if args.server.log_level != "debug":
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
 
 
 class _Server:
-    """One server from its first child to its last."""
+    """One server, from starting its children to stopping them."""
 
     def __init__(self, args: ServerArgs, listener: socket.socket, worker_command: Sequence[str]) -> None:
         self._args = args
@@ -100,7 +100,7 @@ class _Server:
         self._signalled = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns after a clean end, raises ServerFailure after another."""
+        """Return after a clean end; raise ServerFailure after any other."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -114,19 +114,19 @@ class _Server:
             await self._until_end([http, *tasks])
             await self._drain()
         except Exception as error:
-            # Those who wait get an answer before the door closes.
+            # Answer the clients that wait before HTTP closes.
             self._manager.fail_all(RequestRefused(f"the server failed: {error}", status=503, code="server_failed"))
             raise
         finally:
             for task in tasks:
                 task.cancel()
             await self._close_http(http)
-            # A worker that still loads its model hears no signal in time; it has nothing to lose.
+            # A worker that is still loading its model would not react in time, and has nothing to lose.
             await self._processes.stop(grace_s=5.0 if self._state.warmed_up else 0.5)
             self._manager.close()
 
     async def _until_end(self, tasks: list[asyncio.Task]) -> None:
-        """Until a signal; raises what a task raises. One that ends by itself (coming up, HTTP) is not waited for."""
+        """Wait for a signal, and raise whatever a task raises. A task may end by itself (coming up, HTTP)."""
         signalled = asyncio.create_task(self._signalled.wait())
         pending = {signalled, *tasks}
         try:
@@ -143,7 +143,7 @@ class _Server:
             raise ServerFailure("the HTTP server ended by itself; its log is above")
 
     async def _come_up(self) -> None:
-        """Wait for the worker, then for a first answer through all processes."""
+        """Wait for the worker, then for a first answer that passes through all processes."""
         try:
             await asyncio.wait_for(self._manager.wait_ready(), self._args.server.ready_timeout)
         except TimeoutError:
@@ -205,7 +205,7 @@ class _Server:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: a signal drains first, which is not uvicorn's to decide."""
+    """uvicorn without its signal handlers: on a signal, `_Server` drains first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -217,7 +217,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything expensive starts. Raises ServerFailure."""
+    """Open the listening socket before anything expensive starts. Raises ServerFailure."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,7 +1,7 @@
-"""Awaiting on one event loop what runs on another, in another thread.
+"""Await, on one event loop, a coroutine that runs on another loop in another thread.
 
-asyncio's own way, `wrap_future(run_coroutine_threadsafe(…))`, takes a lock-protected future in between and costs three
-times as much; a streamed call crosses once per token.
+asyncio's own way, `wrap_future(run_coroutine_threadsafe(…))`, puts a lock-protected future in between and costs three
+times as much. That matters because a streamed call crosses once per token.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ T = TypeVar("T")
 async def run_on(
     call_soon: Callable[[Callable[[], object]], object], loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]
 ) -> T:
-    """What ``work`` returns or raises when ``loop`` runs it. Cancelling this cancels it there.
+    """Run ``work`` on ``loop`` and return or raise its result. Cancelling this cancels ``work`` there.
 
-    call_soon: queues a callback for the loop, in order, from any thread; what RuntimeError it raises is raised."""
+    call_soon: queues a callback for the loop, in order, from any thread. A RuntimeError from it is passed on."""
     here = asyncio.get_running_loop()
     answer: asyncio.Future[T] = here.create_future()
     tasks: list[asyncio.Task[T]] = []
@@ -29,7 +29,7 @@ async def run_on(
         tasks[0].add_done_callback(hand_over)
 
     def hand_over(task: asyncio.Task[T]) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop has been closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the caller's loop was closed in the meantime
             here.call_soon_threadsafe(take, task)
 
     def take(task: asyncio.Task[T]) -> None:
@@ -43,7 +43,7 @@ async def run_on(
         else:
             answer.set_result(task.result())
 
-    def cancel() -> None:  # comes after `begin`: callbacks keep their order
+    def cancel() -> None:  # runs after `begin`: callbacks keep their order
         tasks[0].cancel()
 
     try:

@@ -1,7 +1,7 @@
-"""What an operator can set, composed once: CLI flags and `Engine` keywords from the same dataclass fields.
+"""All settings of a server. CLI flags and `Engine` keywords come from the same dataclass fields.
 
-Nothing is declared twice: a field's name, type, default and help in `ModelArgs`, `SchedulerConfig` and `ServerConfig`
-are its flag's. ``compose`` is pure; every bad combination of values is named here, before a process starts.
+Nothing is declared twice: each flag takes its name, type, default and help from a field of `ModelArgs`,
+`SchedulerConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..scheduler.constraints.item_trie import ItemTrieError
 
 
 class UsageError(ValueError):
-    """An unknown flag, a value it does not take, or flags that contradict each other; says what to change."""
+    """A flag is unknown, has a value it does not take, or contradicts another; the message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs:
-    """Everything set, one frozen dataclass per part."""
+    """All settings, one frozen dataclass per part."""
 
     model: ModelArgs
     scheduler: SchedulerConfig
@@ -75,7 +75,7 @@ _TITLES = {"model": "model", "scheduler": "scheduler and KV cache", "server": "s
 
 
 def compose(settings: dict[str, Any]) -> ServerArgs:
-    """Settings by snake_case field name -> ServerArgs; what is missing takes its default.
+    """Settings by snake_case field name -> ServerArgs; missing ones take their defaults.
 
     Raises UsageError for an unknown name, a value of the wrong type, or a contradiction.
     """
@@ -108,7 +108,7 @@ def parse_command_line(argv: list[str]) -> ServerArgs:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all flags, one group per part. A flag that is not given leaves no trace in the namespace."""
+    """The parser of all flags, one group per part. Flags that are not given do not appear in the namespace."""
     parser = _Parser(
         prog="baton-server",
         description="Serve a language model over HTTP.",
@@ -145,12 +145,12 @@ def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
 
 
 def _choices(field: dataclasses.Field, kind: Any) -> tuple[str, ...]:
-    """The only values a field takes: those of its Literal type, or those it was declared with; () for any."""
+    """The values a field takes, from its Literal type or its declaration; () if it takes any."""
     return get_args(kind) if get_origin(kind) is Literal else field.metadata["choices"]
 
 
 def _checked(field: dataclasses.Field, value: Any, kind: Any) -> Any:
-    """The value, where its type fits the field; an int passes as a float."""
+    """The value, if its type fits the field; an int passes as a float. Raises UsageError."""
     name = field.name
     if choices := _choices(field, kind):
         if value not in choices:

@@ -1,4 +1,4 @@
-"""Which Baton this is."""
+"""Baton's version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def baton_version() -> str:
-    """Of the package; a checkout that is only on the path has none."""
+    """The installed package's version; "unknown" for a checkout that is only on the path."""
     try:
         return version("baton")
     except PackageNotFoundError:

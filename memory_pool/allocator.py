@@ -102,7 +102,7 @@ class Allocator:
         return out
 
     def _extend_by_one(self, old_lens: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
-        """The decode step: the same result in a few operations on [bs]."""
+        """`alloc_extend` by one token each, as in a decode step: the same result in a few operations on [bs]."""
         needs_page = (old_lens & (self.page_size - 1)) == 0
         pages = self._take(int(np.count_nonzero(needs_page)))
         if pages is None:

@@ -78,7 +78,7 @@ class MHAKVPool:
         copy_disjoint: CopyKV = copy_kv,
     ) -> None:
         """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top. copy_disjoint:
-        what copies slots that do not overlap; a GPU has a kernel for it."""
+        copies slots that do not overlap; a GPU has a kernel for it."""
         if num_tokens < page_size or num_tokens % page_size:
             raise ValueError(f"KV pool of {num_tokens} tokens: use a positive multiple of the page size ({page_size})")
         self.num_tokens = num_tokens
@@ -93,9 +93,9 @@ class MHAKVPool:
         try:
             self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
             self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        except torch.OutOfMemoryError:  # of a GPU: whoever shares out its memory knows what to change
+        except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
             raise
-        except RuntimeError as error:  # of the CPU allocator
+        except RuntimeError as error:  # from the CPU allocator
             raise MemoryError(f"cannot allocate the {self.describe()} on {device}; lower --max-total-tokens") from error
         self.layers = KVLayers.of(self.k, self.v, device)
         self._copy_disjoint = copy_disjoint
@@ -106,8 +106,8 @@ class MHAKVPool:
         return f"KV pool: {self.num_tokens} tokens × {self.bytes_per_token} bytes = {size:.2f} GiB"
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
-        """In all layers copy slots source to slots target (int64 [n]; no target twice). All sources are read before
-        any target is written, so the two may overlap. disjoint: the caller knows that they do not, see
+        """Copy slots source to slots target in all layers (int64 [n]; no target twice). All sources are read before any
+        target is written, so the two may overlap. disjoint: the caller knows that they do not, see
         `are_disjoint`."""
         (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class RowCopies:
-    """Beginnings of rows that equal those of other rows. All int32 [n]; a target is there once, and is no source."""
+    """Starts of rows to copy from other rows. All int32 [n]; each target appears once and is not a source."""
 
     sources: np.ndarray
     targets: np.ndarray
@@ -31,7 +31,7 @@ class RowCopies:
 class RowUpdates:
     """Spans of rows that changed, packed for one upload.
 
-    Spans may overlap; they then carry equal values, so a device may apply them in any order. Copies come after them.
+    Spans may overlap; they then carry equal values, so a device may apply them in any order. Copies come last.
     """
 
     rows: np.ndarray
@@ -90,7 +90,7 @@ class ReqToTokenPool:
         return len(self._free)
 
     def alloc(self) -> int | None:
-        """A row of one's own, or None if all are taken. What it held before is still in it."""
+        """Take a free row; None if there is none. Its old contents are still in it."""
         if not self._free:
             return None
         row = self._free.pop()
@@ -125,7 +125,7 @@ class ReqToTokenPool:
         spans.append((row, start, count))
 
     def write_block(self, rows: np.ndarray, start: int, slots: np.ndarray) -> None:
-        """The same span of several rows, each once: rows[i][start : start + n] = slots[i]. int32 [k], int32 [k, n]."""
+        """Set one span of several rows, each once: rows[i][start : start + n] = slots[i]. int32 [k], int32 [k, n]."""
         count = slots.shape[1]
         if not len(rows) or not count:
             return
@@ -135,14 +135,14 @@ class ReqToTokenPool:
         self._blocks.append((rows.astype(np.int32), start, count))
 
     def copy_rows(self, sources: np.ndarray, targets: np.ndarray, length: int) -> None:
-        """rows[targets[i]][:length] = rows[sources[i]][:length], int32 [n] each, no target twice. A device copies them
-        by itself: that a long prefix gets many rows costs no upload."""
+        """rows[targets[i]][:length] = rows[sources[i]][:length], int32 [n] each, no target twice. The device
+        makes the same copies itself, so giving many rows one long prefix costs no upload."""
         if len(targets) and length:
             self.rows[targets, :length] = self.rows[sources, :length]
             self._copies.append((sources.astype(np.int32), targets.astype(np.int32), length))
 
     def write_many(self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
-        """One slot for each of bs rows, the decode step: rows[i][positions[i]] = slots[i]. All int32 [bs]."""
+        """Set one slot in each of bs rows, as a decode step does: rows[i][positions[i]] = slots[i]. All int32 [bs]."""
         self.rows[rows, positions] = slots
         self._points.append((rows.astype(np.int32), positions.astype(np.int32)))
 
@@ -152,7 +152,7 @@ class ReqToTokenPool:
         self._spans += [(row, 0, n) for row, n in zip(updates.copies.targets.tolist(), updates.copies.lengths.tolist())]
 
     def take_updates(self) -> RowUpdates:
-        """What was written since the last call; values are those of now, so the last write to a position wins."""
+        """Everything written since the last call, with its present values: the last write to a position wins."""
         copies = self._take_copies()
         spans, blocks, points = self._spans, self._blocks, self._points
         self._spans, self._blocks, self._points = [], [], []
@@ -172,7 +172,7 @@ class ReqToTokenPool:
         return RowUpdates(*table, values=every, copies=copies)
 
     def _take_copies(self) -> RowCopies:
-        """Those that hold still. Rows that were written since, or copied to or from twice, become spans."""
+        """The copies that still hold. Targets written since, copied to twice or copied from become spans instead."""
         if not self._copies:
             return RowCopies.none()
         pending, self._copies = self._copies, []

@@ -29,18 +29,18 @@ class StaleHandleError(RuntimeError):
 
 @dataclass(slots=True)
 class KVSequence:
-    """What one sequence holds on the device. Whoever has this object has all of it: handing it on is O(1)."""
+    """Everything one sequence holds on the device. Whoever has this object owns all of it: handing it on is O(1)."""
 
     namespace: str
     row: int
     """Row in req_to_token; -1 once closed."""
     node: TreeNode | None
-    """The last tree node of the sequence; one direct lock on it is ours. None once closed."""
+    """The last tree node of the sequence; the sequence holds one direct lock on it. None once closed."""
     tree_len: int
     """row[:tree_len] belongs to the tree and is protected by that lock; a multiple of page_size."""
     length: int
-    """row[:length] have slots; the pages behind row[tree_len:length] are private to this sequence. Whoever allocates
-    slots for the sequence keeps it up to date."""
+    """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. Whoever allocates slots
+    for the sequence updates this."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,7 +50,7 @@ class MatchResult:
     device_len: int
     """Tokens whose KV is in the device pool; whole pages."""
     host_len: int
-    """Further tokens on the host tier; 0 as long as there is none."""
+    """Further tokens on the host tier; always 0, as there is no such tier yet."""
     handle: TreeNode
     """Opaque: for `lock`, `unlock` and `open_sequence`."""
 
@@ -76,7 +76,7 @@ class RadixCache:
         self.tree = RadixTree(page_size)
         self.order = EvictionOrder()
         self.residency: Residency = DeviceOnly()
-        """Asked by `evict` and by nothing else."""
+        """Only `evict` asks it."""
         self._tick = 0
         """Counts accesses: the time of the LRU order."""
 
@@ -99,14 +99,14 @@ class RadixCache:
         return MatchResult(node.prefix_len, 0, node)
 
     def match_len(self, namespace: str, token_ids: np.ndarray | bytes) -> int:
-        """What `match_prefix` would find, in tokens, without any trace: no split, no access."""
+        """The tokens that `match_prefix` would find; this splits no node and does not count as an access."""
         if self.disabled:
             return 0
         _, whole, _, part = self.tree.find(self.tree.root, namespace, _id_bytes(token_ids))
         return (whole + part) // ID_BYTES
 
     def lock(self, handle: TreeNode) -> None:
-        """Protect a node and its ancestors from eviction. Walks up only while a node goes from 0 to 1."""
+        """Protect a node and its ancestors from eviction. Walks up only while lock counts go from 0 to 1."""
         if handle.parent is None and handle is not self.tree.root:
             raise StaleHandleError(f"{handle} has been evicted; lock a match before anything else is allocated")
         node = handle
@@ -136,13 +136,13 @@ class RadixCache:
         count = handle.prefix_len - node.prefix_len
         self.protected_tokens -= count
         self.evictable_tokens += count
-        if not handle.device_children:  # the nodes above it have one: the node we came from
+        if not handle.device_children:  # the nodes above it still have the child we came from
             self.order.add(handle)
 
     # -- the life of a sequence --------------------------------------------------------------------------------------
 
     def open_sequence(self, namespace: str, match: MatchResult, row: int) -> KVSequence:
-        """Start a sequence on a match: locks it and writes its slots into ``row``, which now is the sequence's."""
+        """Start a sequence on a match: lock it and write its slots into ``row``, which the sequence now owns."""
         self.lock(match.handle)
         if match.device_len:
             slots = np.concatenate(self.tree.path_values(match.handle, self.tree.root))
@@ -150,10 +150,10 @@ class RadixCache:
         return KVSequence(namespace, row, match.handle, match.device_len, match.device_len)
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
-        """Put what a running sequence has computed into the tree, for others to share; the sequence goes on.
+        """Put a running sequence's committed tokens into the tree, for others to share; the sequence goes on.
 
         token_ids: int32 [committed], the committed ids from position 0; only their whole pages enter. Where the tree
-        has a page already, the row takes over the tree's slots and ours are freed.
+        already has a page, the row switches to the tree's slots and its own are freed.
         """
         node = self._own_node(seq, token_ids)
         end = self._whole_pages(len(token_ids))
@@ -177,8 +177,8 @@ class RadixCache:
         """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
 
         token_ids: int32, its ids, at least ``length`` of them. A page of the tree cannot be kept in part: a cut inside
-        one goes back to its start, and ``seq.length`` says where. Where the cut lies behind what the tree holds, which
-        is the usual case, nothing is looked up. ``quarantine_step`` as for `cache_finished_req`.
+        one goes back to its start, and ``seq.length`` says where that is. A cut behind the tree's part, the usual case,
+        needs no look-up. ``quarantine_step`` as for `cache_finished_req`.
         """
         node = self._own_node(seq)
         old_tree_len, old_length = seq.tree_len, seq.length
@@ -198,11 +198,11 @@ class RadixCache:
             self.allocator.quarantine(gone, quarantine_step)
 
     def fork_sequence(self, seq: KVSequence, length: int, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
-        """A second sequence on the first ``length`` tokens of ``seq``, at least those in the tree: the same locked
-        path, and slots of its own for what is private.
+        """Open a second sequence on the first ``length`` tokens of ``seq``, at least those in the tree. It shares the
+        locked path and gets its own slots for the private tokens.
 
         Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied
-        from source to target before a later step writes to either. None, and nothing changed, if no page is free.
+        from source to target before a later step writes to either. None, and nothing changed, if too few are free.
         """
         node = self._own_node(seq)
         source = self.req_to_token.rows[seq.row, seq.tree_len : length].copy()
@@ -261,7 +261,7 @@ class RadixCache:
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
 
     def _own_node(self, seq: KVSequence, token_ids: np.ndarray | None = None) -> TreeNode:
-        """The sequence's node, after a look at whether the call makes sense."""
+        """The sequence's node. Raises ValueError if the sequence is closed or the number of ids is impossible."""
         if seq.node is None:
             raise ValueError("this sequence is closed; it was finished or released before")
         if token_ids is not None and not seq.tree_len <= len(token_ids) <= seq.length:
@@ -277,7 +277,7 @@ class RadixCache:
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
 
-        Returns (node that ends at ``end``, up to which position the tree had them already).
+        Returns (node that ends at ``end``, position up to which the tree had them already).
         """
         data = _id_bytes(token_ids[seq.tree_len : end])
         last = self.tree.match(node, seq.namespace, data)
@@ -323,8 +323,8 @@ class RadixCache:
         return True
 
     def abandon(self) -> None:
-        """Forget everything, locked or not, and start afresh with a free pool. Whoever holds a sequence has nothing
-        any more; only for the case that a page had two owners."""
+        """Forget everything, locked or not, and start afresh with a free pool. Open sequences
+        become void. Used only when a page turns out to have two owners."""
         self._start_afresh()
         self.allocator.reset()
         self.req_to_token.reset()

@@ -1,13 +1,13 @@
 """The order in which leaves are evicted, least recently used first, and the choice of victims.
 
-Entries (last_access, serial, node) with lazily corrected times. Each node has at most one entry, made when it becomes
-an unlocked leaf. A later access or lock does not touch the order: an entry that turns out to be out of date when it
-comes first is put back with the right time, or dropped if its node is locked or no leaf any more. So an access is free.
+It consists of entries (last_access, serial, node). Each node has at most one entry, made when it becomes an unlocked
+leaf. A later access or lock does not touch the order, so it is free: an entry that turns out to be out of date when it
+comes first is put back with the right time, or dropped if its node is locked or no leaf any more.
 
-Most entries are made for new leaves, in order of time: they stand in a queue, O(1). Those that come late (an old leaf
-was unlocked, a time was corrected, a parent became a leaf) stand in a heap beside it, O(log n) of these few.
+Most entries are made for new leaves, in order of time: they go into a queue, O(1). The few that come late (an old leaf
+was unlocked, a time was corrected, a parent became a leaf) go into a heap beside it, O(log n).
 
-An access marks only the last node of its path. A victim hands its time to its parent, so a node's time is right
+An access marks only the last node of its path. A victim passes its time on to its parent, so a node's time is right
 at the moment it becomes a leaf, which is the only time it matters.
 """
 
@@ -42,7 +42,7 @@ class EvictionOrder:
             heappush(self._heap, entry)
 
     def pop(self) -> TreeNode | None:
-        """The least recently used unlocked leaf, without its entry; None if there is none."""
+        """Remove the entry of the least recently used unlocked leaf and return the leaf; None if there is none."""
         queue, heap = self._queue, self._heap
         while queue or heap:
             if not heap or (queue and queue[0] < heap[0]):

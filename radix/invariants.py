@@ -1,4 +1,4 @@
-"""What must hold between any two operations, checked from scratch. For tests after every step, and for idle servers.
+"""Checks, from scratch, of everything that must hold between any two operations. Tests run them after every step.
 
     free + quarantined + evictable + protected + request_private + beam_private == total   (tokens, padding excluded)
 
@@ -51,7 +51,7 @@ class Account:
 def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None) -> None:
     """Structure, locks, counters, eviction order and slots of the tree.
 
-    With ``sequences``, all that are open, each direct lock must also be one of theirs. Raises InvariantError.
+    With ``sequences`` (all that are open), each direct lock must also be one of theirs. Raises InvariantError.
     """
     root = cache.tree.root
     direct_locks = None
@@ -79,8 +79,8 @@ def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None)
 
 
 def check_leases(leases: LeaseTable) -> None:
-    """Every live lease stands where the table looks for it, so that it expires and can break, and the heaps of the
-    table stay small. Raises InvariantError."""
+    """Check that every live lease is where the table looks for it, so that it expires and can break, and that the
+    table's heaps stay small. Raises InvariantError."""
     expiring, valued = leases.deadlines.serials(), leases.values.serials()
     for lease in leases.live():
         if lease.kv is None or lease.kv.node is None:

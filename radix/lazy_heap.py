@@ -1,8 +1,8 @@
 """A heap of serial numbers, lowest key first, from which nothing needs to be removed.
 
 The owner of the keys says which key a serial has now. An entry with any other key is dead: it stays where it is until
-it comes first, or until the heap has twice as many entries as there were live ones at the last look; then the dead ones
-are thrown away. So the heap stays bounded, and a push and a look at the first entry cost O(log n) on average.
+it comes first, or until the heap has twice as many entries as were live at the last clean-up; then all dead entries are
+thrown away. So the heap stays bounded, and a push and a look at the first entry cost O(log n) on average.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", float, tuple[float, ...])
 
 SPARE_ENTRIES = 16
-"""So many dead entries are always tolerated: a small heap is not worth a look."""
+"""This many dead entries are always tolerated: a small heap is not worth a clean-up."""
 
 
 class LazyHeap(Generic[Key]):
@@ -48,7 +48,7 @@ class LazyHeap(Generic[Key]):
         return self._entries[0] if self._entries else None
 
     def pop(self) -> tuple[Key, int] | None:
-        """As `first`, and takes the entry out."""
+        """As `first`, but removes the entry."""
         return heappop(self._entries) if self.first() is not None else None
 
     def _is_live(self, entry: tuple[Key, int]) -> bool:

@@ -11,7 +11,7 @@ A lease owns its `KVSequence` from grant to end; every arrow moves that one obje
 node never passes through 0 on the way to a child. A claim stops the clock; giving it back restores the time that was
 left. Time is an argument. Any lease can be broken at any moment: its whole pages stay in the tree, evictable.
 
-Which lease breaks first is not decided here: the table is given a function that says what each is worth (`LeaseValue`).
+The table does not choose which lease breaks first: a function tells it what each is worth (`LeaseValue`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Lease:
     written_by: int | None = None
     """A step that was in flight when the lease was granted and writes a slot of its partial page."""
     value: tuple[float, ...] | None = None
-    """What it was worth when that was last asked; None: to be asked before the next lease breaks."""
+    """Its value when last asked; None if it must be asked for before the next lease breaks."""
 
     @property
     def tokens(self) -> int:
@@ -63,10 +63,10 @@ class Lease:
 LeaseValue = Callable[[Lease, float], tuple[float, ...]]
 """``value(lease, now)``: what a live lease is worth. The lowest breaks first; of equal ones the one granted first.
 
-It is asked only when a lease has to break: for those that are new or were changed (claimed, unclaimed, extended) since
-the last time, and for the one that comes first. So a value may rise as time passes: a lease whose value has risen goes
-back into its place. It must not fall by itself, or the lease breaks later than it should; who knows that it falls says
-so with `LeaseTable.extend`, to the same deadline if need be.
+It is called only when a lease has to break: for leases that are new or have changed since the last time (claimed,
+unclaimed, extended), and for the one that comes first. So a value may rise as time passes: the lease then moves to its
+new place. A value must not fall by itself, or the lease breaks later than it should; whoever knows that it has fallen
+calls `LeaseTable.extend`, with the same deadline if need be.
 """
 
 
@@ -94,9 +94,9 @@ class LeaseTable:
         """By serial, as in the heaps."""
         self._next_serial = 0
         self.deadlines = LazyHeap(self._deadline_of)
-        """Of granted leases."""
+        """Deadlines of granted leases."""
         self.values = LazyHeap(self._value_of)
-        """Of live leases that have been valued."""
+        """Values of live leases that have been valued."""
         self.unvalued: dict[int, Lease] = {}
         """All other live leases: those whose ``value`` is None."""
         self.max_tokens = max_tokens
@@ -129,12 +129,12 @@ class LeaseTable:
         return lease
 
     def step_done(self, step_id: int) -> None:
-        """Steps up to this one have been processed: what they wrote, they wrote."""
+        """Note that all steps up to this one have been processed; they write nothing any more."""
         self._steps_done = step_id
 
     def claim(self, lease: Lease, now: float) -> bool:
-        """A child has come for it: no deadline any more. False if the lease is over, or overdue. Several children may
-        claim one lease; the first that takes it over has it."""
+        """Claim a lease for a child, which stops its clock. False if it has ended or is overdue. Several children may
+        claim one lease; the first to take it over gets it."""
         if not lease.is_live or (lease.state is LeaseState.GRANTED and lease.deadline < now):
             return False
         if lease.state is LeaseState.GRANTED:
@@ -145,8 +145,8 @@ class LeaseTable:
         return True
 
     def unclaim(self, lease: Lease, now: float) -> None:
-        """A child went away, or copied what it needed; after the last one the clock goes on where it stopped. Ended
-        leases stay ended."""
+        """Give a claim back: a child went away, or has copied what it needed. After the last claim the clock goes on
+        where it stopped. Ended leases stay ended."""
         if lease.state is LeaseState.CLAIMED:
             lease.claims -= 1
             if lease.claims == 0:
@@ -169,13 +169,13 @@ class LeaseTable:
         return kv
 
     def release(self, lease: Lease) -> None:
-        """Its owner does not need it any more. Ended leases stay as they ended."""
+        """End a lease that its owner no longer needs. Ended leases stay as they are."""
         if lease.is_live:
             self._close(lease, LeaseState.RELEASED)
             self.counts.released += 1
 
     def orphan(self, lease: Lease) -> None:
-        """Nobody can name it any more: released, but for children that have claimed it already."""
+        """Release a lease that nobody can name any more; a claimed one only once its children have given it back."""
         if lease.state is LeaseState.CLAIMED:
             lease.remaining = 0.0
         else:
@@ -191,7 +191,7 @@ class LeaseTable:
         return expired
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do, at the earliest."""
+        """The first time at which `expire` has something to do; None if no lease has a deadline."""
         first = self.deadlines.first()
         return first[0] if first is not None else None
 
@@ -235,7 +235,7 @@ class LeaseTable:
             self.counts.broken += 1
 
     def abandon(self) -> None:
-        """Every lease is broken, and nothing is given back; goes with `RadixCache.abandon`."""
+        """Break every lease, but give nothing back; used together with `RadixCache.abandon`."""
         for lease in self._leases.values():
             lease.kv, lease.state = None, LeaseState.BROKEN
         self.counts.broken += len(self._leases)
@@ -270,7 +270,7 @@ class LeaseTable:
         self.values.push(value, lease.serial)
 
     def _changed(self, lease: Lease) -> None:
-        """It may be worth more or less now."""
+        """Have a lease valued again: it may be worth more or less now."""
         if lease.value is not None:
             lease.value = None
             self.unvalued[lease.serial] = lease

@@ -1,7 +1,7 @@
 """One node of the radix tree: plain data.
 
 tree.py changes its place and contents, cache.py lock_ref and last_access, lease.py lease_ref, eviction.py
-in_order; a victim of eviction leaves the device there.
+in_order and, when it chooses a victim, on_device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TreeNode:
         self.parent = parent
         """None for the root, and for a node that was removed from the tree."""
         self.child_key = child_key
-        """Under which the parent's ``children`` holds this node: see RadixTree."""
+        """The key of this node in the parent's ``children``: see RadixTree."""
         self.key = key
         """Token ids of this node as int32 bytes; whole pages."""
         self.value = value
@@ -54,13 +54,13 @@ class TreeNode:
         self.device_children = 0
         """Children that are on the device; at 0 the node is a leaf there (see residency.py)."""
         self.on_device = True
-        """False for a victim of eviction. In the only tier it leaves the tree before the eviction is over."""
+        """False for a victim of eviction. While there is only one tier, the same eviction removes it from the tree."""
         self.lock_ref = 0
         """Direct locks + locked children. Above 0 the node must not be evicted."""
         self.lease_ref = 0
-        """Leases that end here + leased children; says what leases hold, protects nothing by itself (see lease.py)."""
+        """Leases that end here + leased children; counts what leases hold, protects nothing (see lease.py)."""
         self.last_access = last_access
-        """Tick of the last access that ended here. That of a child counts for its parents too (see eviction.py)."""
+        """Tick of the last access that ended here. A child's access counts for its parents too (see eviction.py)."""
         self.in_order = False
         """True while the eviction order has an entry of this node."""
 

@@ -10,7 +10,7 @@ Device residency is prefix-closed: a node is on the device only if its parent is
 leaf is a node without a child on the device (`TreeNode.device_children`).
 
 `RadixCache.evict` has phases: it chooses all victims, asks here what becomes of them, and frees slots last. Other tiers
-come in here and nowhere else: a victim that is not dropped is copied between the second phase and the third.
+would come in here and nowhere else: a victim that is not dropped is copied between the second phase and the third.
 """
 
 from __future__ import annotations

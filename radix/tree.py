@@ -19,7 +19,7 @@ def common_prefix(data: bytes, offset: int, key: bytes) -> int:
     limit = min(len(key), len(data) - offset)
     view = memoryview(data)[offset : offset + limit]
     done, window = 0, 256
-    while done < limit:  # windows that double, so that an early difference costs little in a long key
+    while done < limit:  # windows double, so that an early difference costs little in a long key
         end = min(done + window, limit)
         if not key.startswith(view[done:end], done):
             count = (end - done) // ID_BYTES
@@ -73,8 +73,8 @@ class RadixTree:
         return node, offset, None, 0
 
     def match(self, start: TreeNode, namespace: str, data: bytes) -> TreeNode:
-        """The node in which the longest prefix of ``data`` below ``start`` ends, in whole pages. Splits it off a longer
-        node where needed."""
+        """The node at which the longest prefix of ``data`` below ``start`` ends, in whole pages. Splits a longer node
+        if need be."""
         node, _, partial, common = self.find(start, namespace, data)
         return node if partial is None else self.split(partial, common // ID_BYTES)
 
@@ -83,8 +83,8 @@ class RadixTree:
     def split(self, node: TreeNode, count: int) -> TreeNode:
         """Cut a node after ``count`` tokens (whole pages, not all of it); returns the new upper part.
 
-        ``node`` stays the lower part, so handles to it stay valid. Its locks hold its ancestors through one locked
-        child, hence the upper part's count of 1.
+        ``node`` stays the lower part, so handles to it stay valid. A locked node counts once in its
+        parent's lock_ref, however often it is locked; so the upper part gets 1.
         """
         assert node.parent is not None and 0 < count < len(node)
         cut = count * ID_BYTES
@@ -113,8 +113,8 @@ class RadixTree:
         return leaf
 
     def remove_leaves(self, leaves: Sequence[TreeNode]) -> None:
-        """Take nodes out that have no children, or none but earlier ones of ``leaves``. Handles to them are dead from
-        now on."""
+        """Remove nodes that have no children, or only children that come earlier in ``leaves``. Handles to them are
+        dead from now on."""
         for leaf in leaves:
             parent = leaf.parent
             assert parent is not None and not leaf.children

@@ -1,10 +1,10 @@
-"""The open outputs of one API call, as neutral typed data that each API dresses in its own objects.
+"""The outputs of one open API call, as plain typed data that each API turns into its own objects.
 
 A call with P prompts and n samples each has P x n outputs, numbered ``prompt * n + sample``. The results of a beam
 search are its samples, best first; where it finds fewer than n, the last positions stay empty.
 
-Reading is pull: what arrives while the reader is busy is added to what waits for it, not queued, so a slow client gets
-fewer, larger updates.
+The reader pulls. What arrives while it is busy is merged into the update that waits for it, not queued, so a slow
+client gets fewer, larger updates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..scheduler.refusal import RequestRefused
 from .messages import BeamOutput, ContinuationOutput, LogprobChunk, RetainedOutput, TextOutput
 from .prompt import Prompt
 
-# Structs, not dataclasses: an update makes one of each per streamed token, and these take a third of the time.
+# Structs, not dataclasses: each streamed token makes one of each, and structs take a third of the time.
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
-    """logprob: None where there is none: the first prompt token follows nothing, and JSON cannot say minus infinity.
-    text: None unless the prompt asked for it. top: the likeliest tokens of that position, best first; None where none
-    were asked for, and where the token itself has no logprob."""
+    """logprob: None for the first prompt token, which follows nothing, and for minus infinity, which JSON lacks.
+    text: None unless the prompt asked for it. top: the likeliest tokens at that position, best first; None if none
+    were asked for, or if the token itself has no logprob."""
 
     logprob: float | None
     id: int
@@ -38,11 +38,11 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class Output(msgspec.Struct):
-    """One output, or what is new of it. Updates add up: ``text``, ``token_ids`` and the logprobs are the new ones, all
-    else is how things stand now.
+    """One output, or an update to it. In an update ``text``, ``token_ids`` and the logprobs hold only what is new; the
+    other fields hold their current values.
 
-    position: among the call's outputs. sample: among those of its prompt. e2e_latency: seconds from the call's arrival;
-    it, ``beam``, ``continuation`` and ``retained`` come with ``finish``, the last two only where they were asked for.
+    position: among the call's outputs. sample: among those of its prompt. e2e_latency: seconds from the call's arrival.
+    It comes with ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
     """
 
     prompt: Prompt
@@ -62,7 +62,7 @@ class Output(msgspec.Struct):
     retained: RetainedOutput | None = None
 
     def extend(self, newer: Output) -> None:
-        """Make this update and the next one of the same output a single one."""
+        """Merge the next update of the same output into this one."""
         self.text += newer.text
         self.token_ids += newer.token_ids
         self.input_logprobs += newer.input_logprobs
@@ -74,8 +74,8 @@ class Output(msgspec.Struct):
 
 
 class Answer:
-    """What comes back for one API call. Read by its caller, either by `outputs` or by `updates`; fed by the
-    TokenizerManager.
+    """The answer to one API call. The TokenizerManager feeds it; the caller reads it, with either `outputs` or
+    `updates`.
 
     `close` must be called when the reader stops, whatever the reason (``with answer:``); it aborts what is unfinished.
     """
@@ -114,18 +114,18 @@ class Answer:
         self._changed.set()
 
     def leave_empty(self, positions: range) -> None:
-        """No output will come for these: their search has found no more."""
+        """Expect no output at these positions: the search found fewer than n results."""
         self._num_unfinished -= len(positions)
         self._changed.set()
 
     def fail(self, error: RequestRefused) -> None:
-        """The call ends with an error; what its outputs had is dropped."""
+        """End the call with an error; its unread outputs are dropped."""
         if self._error is None:
             self._error = error
             self._changed.set()
 
     async def outputs(self) -> list[Output]:
-        """Every output, whole, in order of position. Raises RequestRefused when a prompt of the call failed."""
+        """Wait for all outputs and return them in order of position. Raises RequestRefused if a prompt failed."""
         while not self.finished:
             await self.wait()
         if self._error is not None:
@@ -133,7 +133,7 @@ class Answer:
         return [self._unread[position] for position in sorted(self._unread)]
 
     async def updates(self) -> AsyncIterator[Output]:
-        """What is new of an output, whenever one has grown. Raises RequestRefused when a prompt of the call failed."""
+        """Yield an update whenever an output has grown. Raises RequestRefused if a prompt of the call failed."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -149,8 +149,8 @@ class Answer:
         self._abandon(self)
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until something has changed since the last `wait`, or the time is over."""
-        if timeout_s is None:  # what a stream waits for with every token
+        """Wait until something has changed since the last `wait`, or the time is over."""
+        if timeout_s is None:  # the cheap way, which a stream takes with every token
             await self._changed.wait()
         else:
             with contextlib.suppress(TimeoutError):
@@ -172,14 +172,14 @@ def _output(prompt: Prompt, position: int, sample: int, update: TextOutput) -> O
     if output.finish is not None:
         news.finish, news.beam, news.continuation = output.finish, output.beam, output.continuation
         retained = output.retained
-        # Without a ttl it was leased only for children that waited already; the caller did not ask for it.
+        # Without a ttl it was leased only for children already waiting; the caller did not ask for it.
         if retained is not None and (retained.refused is not None or retained.ttl > 0):
             news.retained = retained
     return news
 
 
 def _token_logprobs(chunk: LogprobChunk, texts: list[str] | None) -> list[TokenLogprob]:
-    """``texts``: of the tokens, then of their top entries."""
+    """``texts``: those of all tokens, then those of all their top entries."""
     ids, values, top_ids = _ids(chunk.ids), _floats(chunk.values), _ids(chunk.top_ids)
     if not top_ids:
         return list(map(TokenLogprob, values, ids, texts or repeat(None)))
@@ -192,12 +192,12 @@ def _token_logprobs(chunk: LogprobChunk, texts: list[str] | None) -> list[TokenL
 
 
 def _ids(data: bytes) -> list[int]:
-    """As `unpack_ids`, at half the cost for the one token that most updates bring."""
+    """Like `unpack_ids`, at half the cost for a single token, which is what most updates bring."""
     return memoryview(data).cast("i").tolist() if data else []
 
 
 def _floats(data: bytes) -> list[float | None]:
-    """float32 bytes -> numbers; NaN, and minus infinity, which JSON cannot say, become None."""
+    """float32 bytes -> numbers; NaN and minus infinity, which JSON cannot express, become None."""
     values: list[Any] = memoryview(data).cast("f").tolist() if data else []
     if math.isfinite(sum(values)):  # then all of them are
         return values

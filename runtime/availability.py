@@ -1,4 +1,4 @@
-"""Whether the worker can be asked anything: not before it is ready, and no more once the server ends."""
+"""Tracks whether the worker can be asked anything: not before it is ready, and not once the server ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .prompt import ModelLimits
 
 
 class Availability:
-    """Set by the TokenizerManager, asked by all that send to the worker."""
+    """The TokenizerManager sets it; everything that sends to the worker checks it."""
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
@@ -21,7 +21,7 @@ class Availability:
         return self._ready.is_set() and self._closed_because is None
 
     def check(self) -> ModelLimits:
-        """What the served model takes. Raises RequestRefused when nothing can be asked."""
+        """Return the served model's limits. Raises RequestRefused if nothing can be asked."""
         if self._closed_because is not None:
             raise self._closed_because
         if self._limits is None:
@@ -29,7 +29,7 @@ class Availability:
         return self._limits
 
     async def wait_ready(self) -> None:
-        """Until the worker has said that it can serve."""
+        """Wait until the worker has said that it can serve."""
         await self._ready.wait()
 
     def open(self, limits: ModelLimits) -> None:
@@ -38,5 +38,5 @@ class Availability:
         self._ready.set()
 
     def close(self, error: RequestRefused) -> None:
-        """From now on everything is refused with ``error``."""
+        """Refuse everything with ``error`` from now on."""
         self._closed_because = error

@@ -3,11 +3,11 @@
     TokenizerManager ──to_worker──▶ worker ──to_detokenizer──▶ detokenizer ──to_manager──▶ TokenizerManager
 
 The receiver binds, the senders connect. The same code serves processes (``ipc://``, or loopback TCP where Unix sockets
-do not work) and threads of one process (``inproc://``). Nothing here knows which messages exist, nothing is pickled:
-a receiver is given the one union of message types it accepts, everything else raises.
+do not work) and threads of one process (``inproc://``). Nothing here knows which messages exist, and nothing is
+pickled: a receiver is given the union of message types it accepts, and anything else raises.
 
-Queues are unbounded: what they can hold is bounded by the open requests, and a worker that blocks because a client
-reads slowly would stop everybody else.
+Queues are unbounded: the open requests bound what they hold, and a worker that blocked because one client reads slowly
+would stop everybody else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import zmq.asyncio
 MessageT = TypeVar("MessageT")
 
 _WAKE = b""
-"""A frame that carries nothing: it only ends a poll early."""
+"""An empty frame, which only ends a poll early."""
 
 _LINGER_MS = 1000
 """How long a closed sender goes on delivering what it was given."""
@@ -60,7 +60,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_run_dir() -> Path:
-    """A fresh directory, mode 0700, for one server's sockets and configs; the first place a Unix socket can be bound.
+    """A fresh directory, mode 0700, for one server's sockets and configs, where a Unix socket can be bound.
 
     A Unix socket's path is limited to 107 bytes, and some machines mount /tmp so that sockets cannot live there.
     Where no candidate works, the last one is returned and `Endpoints.for_processes` falls back to TCP.
@@ -84,8 +84,8 @@ class Sender:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; never blocks. Dropped when the receiver was here and has closed: its owner has ended, and
-        whoever supervises it ends the rest."""
+        """Queue a message; never blocks. It is dropped if the receiver has closed: its owner has ended, and the
+        supervisor ends the rest."""
         self._send(self._encoder.encode(message))
 
     def wake(self) -> None:
@@ -93,7 +93,7 @@ class Sender:
         self._send(_WAKE)
 
     def _send(self, frame: bytes) -> None:
-        # Queues are unbounded, so that "try again" only ever means that nobody is there (within a process).
+        # Queues are unbounded, so "try again" can only mean that nobody is there (within a process).
         with contextlib.suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
@@ -111,9 +111,9 @@ class Receiver(Generic[MessageT]):
         _bind(self._socket, address)
 
     def poll(self, timeout_s: float = 0.0) -> list[MessageT]:
-        """Everything that waits, in order of arrival; waits up to ``timeout_s`` seconds for the first message.
+        """Return all waiting messages in order of arrival; wait up to ``timeout_s`` seconds for the first.
 
-        Returns [] on a timeout or a wake-up. Raises ChannelError for a frame that is no accepted message.
+        Returns [] on a timeout or a wake-up. Raises ChannelError for a frame that is not an accepted message.
         """
         if not self._socket.poll(max(0, round(timeout_s * 1000))):
             return []

@@ -1,5 +1,5 @@
-"""What an operator can set about the runtime. Like scheduler/config.py: one frozen dataclass per part, flags generated
-from the fields, composed once in entrypoints/server_args.py and sent to the worker as JSON."""
+"""The runtime settings of an operator. As in scheduler/config.py, each part is one frozen dataclass, and flags are
+generated from its fields. entrypoints/server_args.py composes them once; the worker gets them as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..scheduler.config import SchedulerConfig, flag
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
-    """Which model, in which numbers, on which device."""
+    """Which model to run, in which dtype, on which device."""
 
     model_path: str = flag("", "Hugging Face folder, or a hub id where there is a network")
     tokenizer_path: str = flag("", "folder with tokenizer.json; default: --model-path")
@@ -38,5 +38,5 @@ class WorkerConfig:
     model: ModelArgs
     scheduler: SchedulerConfig
     item_tries: dict[str, str] = field(default_factory=dict)
-    """Name -> .npy file, of the item tries to start with."""
+    """The item tries to start with: name -> .npy file."""
     log_level: str = "info"

@@ -1,4 +1,4 @@
-"""What a worker answers beside requests: information, the cache, item tries, profiles. One reply for each call."""
+"""Answers control calls in the worker: information, the cache, item tries, profiles. One reply for each call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Control:
     def __init__(
         self, scheduler: Scheduler, item_tries: ItemTries, profiler: StepProfiler, info: dict, outbox: Sender
     ) -> None:
-        """info: what the worker says of itself."""
+        """info: the worker's description of itself."""
         self._scheduler = scheduler
         self._item_tries = item_tries
         self._profiler = profiler
@@ -35,7 +35,7 @@ class Control:
                 self._control(message)
 
     def reply(self, call_id: int, payload: object, *, ok: bool = True) -> None:
-        """payload: anything that JSON can say."""
+        """payload: anything that JSON can express."""
         self._outbox.send(ControlReply(call_id=call_id, ok=ok, payload=msgspec.json.encode(payload)))
 
     def _load_item_trie(self, message: LoadItemTrie) -> None:

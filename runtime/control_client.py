@@ -1,7 +1,7 @@
-"""Questions to the worker that are no prompts: each is sent with a call id and answered by one ControlReply.
+"""Asks the worker anything but prompts. Each question has a call id and is answered by one ControlReply.
 
-All of them raise RequestRefused: with 503 before the worker is ready and when the server ends, with 504 where the
-worker does not answer within ``timeout_s``.
+All of them raise RequestRefused: with 503 before the worker is ready and when the server ends, with 504 if the worker
+does not answer within ``timeout_s``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ControlClient:
         self._next_call_id = 0
 
     async def release(self, rid: str, timeout_s: float = 10.0) -> bool:
-        """Give up what the finished request ``rid`` keeps leased. False if it keeps nothing (any more)."""
+        """Give up the leases of the finished request ``rid``. False if it has none (any more)."""
         reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=rid), "release", timeout_s)
         return _payload(reply)
 
@@ -41,29 +41,29 @@ class ControlClient:
             raise RequestRefused(_reason(reply), status=409, code="busy")
 
     async def info(self, timeout_s: float = 10.0) -> dict:
-        """What the worker says of itself now."""
+        """The worker's description of itself, with its current stats."""
         reply = await self._ask_verb("info", timeout_s)
         if not reply.ok:
             raise RequestRefused(_reason(reply), status=500, code="worker_error")
         return _payload(reply)
 
     async def start_profile(self, timeout_s: float = 10.0) -> None:
-        """Record where the time of steps goes. Raises RequestRefused (409) if that is being done already."""
+        """Start recording where the time of steps goes. Raises RequestRefused (409) if it has been started already."""
         reply = await self._ask_verb("start_profile", timeout_s)
         if not reply.ok:
             raise RequestRefused(_reason(reply), status=409, code="profiling")
 
     async def stop_profile(self, timeout_s: float = 60.0) -> dict:
-        """What was recorded since `start_profile`; see step_profile.describe. Raises RequestRefused (409) if nothing
-        was begun."""
+        """Stop recording and return the profile; see step_profile.describe. Raises RequestRefused (409) if nothing was
+        started."""
         reply = await self._ask_verb("stop_profile", timeout_s)
         if not reply.ok:
             raise RequestRefused(_reason(reply), status=409, code="not_profiling")
         return _payload(reply)
 
     async def load_item_trie(self, name: str, trie: ItemTrie, timeout_s: float = 30.0) -> None:
-        """Put a trie under a name; requests sent from now on get it. Raises RequestRefused for a name or tokens that
-        cannot be."""
+        """Store a trie under a name; requests sent from now on get it. Raises RequestRefused for an invalid name or
+        invalid tokens."""
         try:
             check_name(name)
         except ItemTrieError as error:
@@ -73,24 +73,24 @@ class ControlClient:
             raise RequestRefused(_reason(reply), code="invalid_item_trie")
 
     async def delete_item_trie(self, name: str, timeout_s: float = 10.0) -> bool:
-        """Requests that have the trie keep it. False if there is none of this name."""
+        """Delete a trie; requests that use it keep it. False if there is none of this name."""
         reply = await self._ask(lambda call_id: DeleteItemTrie(call_id=call_id, name=name), "delete", timeout_s)
         return _payload(reply)
 
     async def list_item_tries(self, timeout_s: float = 10.0) -> list[dict]:
-        """name, num_items, min_depth, max_depth and num_bytes of each."""
+        """List the name, num_items, min_depth, max_depth and num_bytes of each trie."""
         return _payload(await self._ask_verb("item_tries", timeout_s))
 
     # -- what the manager calls ------------------------------------------------------------------------------------
 
     def take(self, reply: ControlReply) -> None:
-        """A reply has come. One that nobody waits for any more is dropped."""
+        """Hand a reply to its waiter; drop it if nobody waits any more."""
         future = self._waiting.get(reply.call_id)
         if future is not None and not future.done():
             future.set_result(reply)
 
     def fail_all(self, error: RequestRefused) -> None:
-        """Everybody who waits gets ``error``."""
+        """Raise ``error`` in everybody who waits."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Token ids to text, in a process of its own, so that neither the worker nor the HTTP loop spends time on it.
+"""Turns token ids into text, in its own process, so that neither the worker nor the HTTP loop spends time on it.
 
 Owns the text of every open sample (`OutputText` says what a client may see of it). A request that does not stream is
 decoded once, at its end. Everything that is not a token output passes through unchanged, in order. Does not import
@@ -38,7 +38,7 @@ _CACHED_TOKEN_TEXTS = 1 << 16
 
 @dataclass(slots=True)
 class _Sample:
-    """A sample that has not ended. ``unshown``: the ids of a request that does not stream; decoded once, at the end."""
+    """A sample that has not ended. ``unshown``: ids of a request that does not stream, to be decoded at its end."""
 
     text: OutputText
     stream: bool
@@ -46,7 +46,7 @@ class _Sample:
 
 
 class Detokenizer:
-    """Turns the worker's messages into what the TokenizerManager gets."""
+    """Turns the worker's messages into those that the TokenizerManager gets."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +58,7 @@ class Detokenizer:
         return len(self._samples)
 
     def handle(self, message: FromWorker) -> list[ToManager]:
-        """What to send on for one message of the worker."""
+        """Return what to send on for one message from the worker."""
         if isinstance(message, TokenOutputs):
             return self._detokenize_step(message)
         if isinstance(message, RequestError):
@@ -71,7 +71,7 @@ class Detokenizer:
         for output in outputs.items:
             try:
                 items.append(self._detokenize(output))
-            except Exception as error:  # one request's text must not cost the others theirs
+            except Exception as error:  # one request's failure must not cost the others their text
                 logger.exception("the text of request %s failed", output.rid)
                 self._forget(output.rid)
                 reason = f"its text failed: {type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""THE loop. A worker does nothing else: finish a step, take messages, form the next step, launch it.
+"""The worker's main loop: finish a step, take messages, form the next step, launch it.
 
-Read `EventLoop.turn` top to bottom; everything else in this file is one of its verbs.
+Start with `EventLoop.turn`; the other methods are what it calls.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .text.continuation_suffixes import ContinuationSuffixes
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-"""Stats are sent this often, busy or idle; an idle loop sleeps this long at most."""
+"""Seconds from one stats message to the next, busy or idle. An idle loop sleeps no longer than this."""
 
 MAX_FAILED_STEPS = 3
-"""So many failed steps in a row mean that the device, not a request, is broken."""
+"""After this many failed steps in a row the worker gives up: the device is broken, not a request."""
 
 
 @dataclass(slots=True)
 class _Launched:
-    """A step in flight, or one whose launch failed; then everything before it is committed first."""
+    """A step in flight. If its launch failed, ``step`` is the exception; earlier steps are still committed first."""
 
     batch: ScheduleBatch
     step: StepInFlight | Exception
@@ -51,10 +51,10 @@ class _Launched:
 
 
 class EventLoop:
-    """Each turn finishes the step that the one before it launched.
+    """Each turn finishes the step that the previous turn launched.
 
-    With ``overlap`` it finishes the step before that: while the device works on one step, the host forms and launches
-    the next. A step with a beam search is waited for.
+    With ``overlap`` it finishes the step before that one: while the device works on a step, the host forms and
+    launches the next. A step with a beam search is not overlapped: the loop waits for it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EventLoop:
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """clock: seconds. It is read once a turn; everything that a turn decides, it decides at that time."""
+        """clock: in seconds. A turn reads it once for all its decisions."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -99,7 +99,6 @@ class EventLoop:
         now = self._clock()
         for batch, output in finished:
             self.commit(batch, output, now)
-        self._profiler.end_turn(self._last_launched)
         if now >= self._next_heartbeat:
             self.audit(now)
             self.send_stats()
@@ -112,11 +111,12 @@ class EventLoop:
         self._last_launched = batch
         if batch is not None:
             self.launch(batch)
+        self._profiler.end_turn(batch)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def launch(self, batch: ScheduleBatch) -> None:
-        """Begin a step. If that fails, the step is in flight as its error: it is committed when its turn comes."""
+        """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes."""
         previous = self._in_flight[-1].step if self._in_flight else None
         assert not isinstance(previous, Exception), "a failed step ends before another is launched"
         try:
@@ -126,8 +126,8 @@ class EventLoop:
         self._in_flight.append(_Launched(batch, step))
 
     def wait(self) -> list[tuple[ScheduleBatch, StepOutput | Exception]]:
-        """Finish the steps that are due: all in flight, but with overlap not the newest, unless it is the only thing
-        left to do or must end before another can be launched."""
+        """Finish the steps that are due: all that are in flight. With overlap the newest keeps running, unless the last
+        turn launched nothing or the newest must end before another can be launched."""
         due = len(self._in_flight)
         if self._overlap and self._last_launched is not None and not self._in_flight[-1].must_end_first:
             due -= 1
@@ -144,7 +144,7 @@ class EventLoop:
         return finished
 
     def commit(self, batch: ScheduleBatch, output: StepOutput | Exception, now: float) -> None:
-        """Let the scheduler process the oldest step, and say what came of it."""
+        """Let the scheduler process a finished step, and tell the clients what came of it."""
         if isinstance(output, Exception):
             self.fail_step(output, now)
             return
@@ -156,7 +156,7 @@ class EventLoop:
         self._profiler.lap("commit")
 
     def fail_step(self, error: Exception, now: float) -> None:
-        """A step raised: its requests end with the reason, the others go on."""
+        """End the requests of a step that raised, with the reason; the others go on."""
         logger.error("a step failed; its requests end with an error", exc_info=error)
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
@@ -168,7 +168,7 @@ class EventLoop:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> Sequence[ToWorker]:
-        """Every waiting message. Without work it sleeps until one comes, or a heartbeat or lease is due."""
+        """Return every waiting message. Without work, first sleep until one comes, or a heartbeat or lease is due."""
         timeout = 0.0
         if self._scheduler.is_idle:
             deadline = self._scheduler.leases.next_deadline()
@@ -210,8 +210,8 @@ class EventLoop:
     # -- continuations -------------------------------------------------------------------------------------------------
 
     def complete_suffixes(self, output: StepOutput) -> None:
-        """Where a stop string begins inside a token, what the client saw of that token goes before the suffixes of the
-        children, also of those that wait already."""
+        """Where a stop string begins inside a token, put what the client saw of that token in front of the suffixes of
+        the children, including children that already wait."""
         for parent, match in self._scheduler.ends_within_token(output.result):
             self._suffixes.remember(parent.key, match.visible_tail)
             for child in self._scheduler.continuations.waiting_for(parent.rid, parent.index):
@@ -219,7 +219,7 @@ class EventLoop:
         self._suffixes.prune(self._scheduler.continuations.is_on_record)
 
     def remember_tails(self, events: list[RequestEvent]) -> None:
-        """The same for beam searches, whose sequences have their numbers only now; no child of theirs waits already."""
+        """Do the same for beam searches. Their results are numbered only now, and no child waits for them yet."""
         for event in events:
             if event.request.beams is not None and event.finish is not None:
                 for index, hypothesis in enumerate(event.request.beams.results):
@@ -236,10 +236,10 @@ class EventLoop:
         output: StepOutput | None = None,
         failure: RequestRefused | None = None,
     ) -> None:
-        """Tell the clients, and release what is kept for requests that have ended.
+        """Tell the clients what happened, and forget the requests that have ended.
 
-        output: the step that the events came from. failure: why all these requests have ended, other than those whose
-        parent is to blame.
+        output: the step that the events came from. failure: why all these requests have ended, unless an event brings
+        its own refusal (its parent is to blame).
         """
         refusals = {event.request.rid: event.refusal or failure for event in events if event.refusal or failure}
         message = self._outputs.build([e for e in events if e.request.rid not in refusals], output, now)
@@ -260,14 +260,14 @@ class EventLoop:
         )
 
     def release(self, request: Request) -> None:
-        """Forget a request that has ended. (The step runner forgets it when the next step's order says so.)"""
+        """Forget a request that has ended. (The step runner forgets it when a later batch says so.)"""
         self._outputs.close(request)
         self._suffixes.close(request.rid)
 
     # -- once a second -------------------------------------------------------------------------------------------------
 
     def audit(self, now: float) -> None:
-        """Does every page of the pool have one owner? Requests that must fail for it hear so."""
+        """Check that every page of the pool has one owner. If not, tell the requests that fail because of it."""
         damaged = self._scheduler.self_check(now)
         if damaged:
             message = "the KV cache was found damaged and has been reset; send it again"

@@ -1,6 +1,6 @@
 """Everything that crosses a socket: frozen, tagged msgspec structs, encoded as msgpack. Token ids are packed int32.
 
-    TokenizerManager ──RequestSpec, AbortRequest, ControlRequest──▶ worker
+    TokenizerManager ──RequestSpec, AbortRequest, ControlRequest, …──▶ worker
     worker ──TokenOutputs, RequestError, ControlReply, WorkerStats──▶ detokenizer
     detokenizer ──the same, with text──▶ TokenizerManager
 
@@ -28,9 +28,9 @@ class ReleaseRequest(Message, frozen=True):
 
 
 class LoadItemTrie(Message, frozen=True):
-    """Put a trie under a name; requests that have the former one keep it. Answered by a ControlReply.
+    """Store a trie under a name; requests that use an earlier one of that name keep it. Answered by a ControlReply.
 
-    edges: int64 bytes; it and the numbers are those of scheduler.item_trie.ItemTrie.
+    edges: int64 bytes. All fields but the first two are those of scheduler.constraints.item_trie.ItemTrie.
     """
 
     call_id: int
@@ -43,7 +43,7 @@ class LoadItemTrie(Message, frozen=True):
 
 
 class DeleteItemTrie(Message, frozen=True):
-    """Answered by a ControlReply whose payload is true if there was such a trie."""
+    """Delete a trie. Answered by a ControlReply whose payload is true if there was one."""
 
     call_id: int
     name: str
@@ -76,7 +76,7 @@ class LogprobChunk(Message, frozen=True):
 
 
 class DetokenizeParams(Message, frozen=True):
-    """What the detokenizer must know of a request; sent with its first output."""
+    """The settings of a request that the detokenizer needs; sent with its first output."""
 
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -86,7 +86,7 @@ class DetokenizeParams(Message, frozen=True):
 
 
 class ContinuationOutput(Message, frozen=True):
-    """What a continuation got from its parent, in tokens; see scheduler.request.Inheritance."""
+    """How many tokens a continuation took over from its parent, and how; see scheduler.request.Inheritance."""
 
     path: str
     inherited_tokens: int
@@ -95,7 +95,7 @@ class ContinuationOutput(Message, frozen=True):
 
 
 class RetainedOutput(Message, frozen=True):
-    """What became of retain_ttl: so many tokens for so many seconds, or why not."""
+    """The outcome of retain_ttl: ``tokens`` are kept for ``ttl`` seconds, or ``refused`` says why not."""
 
     tokens: int = 0
     ttl: float = 0.0
@@ -103,9 +103,9 @@ class RetainedOutput(Message, frozen=True):
 
 
 class BeamOutput(Message, frozen=True):
-    """What a beam search says of one of its results; the outputs of a search are numbered best first.
+    """The scores of one result of a beam search; the outputs of a search are numbered best first.
 
-    num_results: outputs that the search has; shortfall: why they are fewer than n, None if they are not.
+    num_results: how many outputs the search has. shortfall: why there are fewer than n; None if there are n.
     """
 
     sequence_score: float
@@ -140,12 +140,12 @@ class TokenOutputs(Message, frozen=True):
 
 
 class TextOutput(Message, frozen=True):
-    """A TokenOutput with its text. ``text`` is what is new since the last one; whole characters only."""
+    """A TokenOutput with its text. ``text`` is new since the last one, in whole characters."""
 
     output: TokenOutput
     text: str = ""
     input_logprob_texts: list[str] = []
-    """Text of each token in output.input_logprobs, then of its top entries; likewise below."""
+    """Texts of all tokens in output.input_logprobs, then of all their top entries; likewise below."""
     output_logprob_texts: list[str] = []
 
 
@@ -154,7 +154,7 @@ class TextOutputs(Message, frozen=True):
 
 
 class RequestError(Message, frozen=True):
-    """The end of a request that was refused or failed: all its samples. status: the HTTP status to answer with."""
+    """Ends a request that was refused or failed, with all its samples. status: the HTTP status to answer with."""
 
     rid: str
     status: int
@@ -172,7 +172,7 @@ class ControlReply(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """First message of a worker: it is warm and what it serves. info: JSON bytes (pool size, context, limits)."""
+    """A worker's first message: it is warm and serves this. info: JSON bytes (pool size, context, limits)."""
 
     info: bytes
 
@@ -189,7 +189,7 @@ class WorkerStats(Message, frozen=True):
     private_tokens: int = 0
     leased_tokens: int = 0
     leases_granted: int = 0
-    """Like the counters below, since start."""
+    """Since start, like the counters below."""
     leases_handed_off: int = 0
     leases_expired: int = 0
     leases_broken: int = 0

@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus terms. Names start with ``baton:`` and are field-standard after it.
+"""A server's Prometheus metrics. Names start with ``baton:``; the rest is standard in the field.
 
 The HTTP process owns all of them: request metrics come from the TokenizerManager, cache and queue metrics from the
 worker's once-a-second `WorkerStats`. Time to first token and inter-token latency exist for streamed requests only: the
@@ -97,7 +97,7 @@ class ServerMetrics:
         self._refused.labels(self._model_name, str(status)).inc()
 
     def worker_reported(self, stats: WorkerStats) -> None:
-        """Take over what the worker says of itself; its totals only grow."""
+        """Update the metrics from the worker's stats, whose totals only grow."""
         for field, metric in self._counters.items():
             metric.inc(max(0, getattr(stats, field) - getattr(self._last, field)))
         for field, metric in self._gauges.items():
@@ -113,7 +113,7 @@ class ServerMetrics:
 
 
 class RequestMeter:
-    """Counts what one request brings: its tokens, its latencies and its ends."""
+    """Counts the tokens, latencies and finished outputs of one request."""
 
     def __init__(self, metrics: ServerMetrics, prompt: Prompt, *, started: float, streams: bool) -> None:
         """started: when its call arrived, on the clock of `count`."""
@@ -126,7 +126,7 @@ class RequestMeter:
         """Sample -> when its last token came; streamed requests only."""
 
     def caller_left(self) -> None:
-        """Nobody waits any more: no latencies from now on."""
+        """Nobody waits any more: record no latency from arrival from now on."""
         self._started = None
 
     def count(self, output: TokenOutput, now: float) -> None:
@@ -137,11 +137,11 @@ class RequestMeter:
         if output.finish is None:
             return
         metrics.output_finished(output.finish.type)
-        # The results of a search are one request's.
+        # All results of a search count as one.
         if output.index == 0 or not self._is_search:
             metrics.cached_tokens.inc(output.cached_tokens)
             if self._is_continuation and output.index == 0:
-                metrics.prompt_tokens.inc(output.prompt_tokens)  # nobody here knew the parent's length before
+                metrics.prompt_tokens.inc(output.prompt_tokens)  # the parent's length is known only now
             if self._started is not None:
                 metrics.e2e_request_latency.observe(now - self._started)
 

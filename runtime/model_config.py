@@ -1,4 +1,4 @@
-"""What Baton knows of a model: sizes, constants and how its architecture differs from others. Plain data, no torch."""
+"""Sizes and constants of a model, and how its architecture differs from others. Plain data, no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DecoderTraits:
 
     qkv_bias, o_bias, mlp_bias: these projections add a bias.
     qk_norm: RMSNorm over each head of q and k, before the rotary embedding.
-    layer_windows: per layer, tokens a query sees including itself; None sees all.
+    layer_windows: per layer, how many tokens a query sees, itself included; None: all.
     """
 
     layer_windows: tuple[int | None, ...]
@@ -57,4 +57,4 @@ class ModelConfig:
     max_position_embeddings: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    """What ends an output; empty where the files name none."""
+    """Tokens that end an output; empty if the files name none."""

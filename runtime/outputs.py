@@ -1,7 +1,7 @@
-"""From the scheduler's events to messages: what each client gets to hear, and when.
+"""Turns the scheduler's events into messages to the clients.
 
-Streaming requests hear of every token; the others are told once, at their end, so that a long batch job does not cost
-a message per token. A beam search is told of at its end, too: an output for each of its results, numbered best first.
+A streaming request gets a message for every token; any other gets one at its end, so that a long batch job does not
+cost a message per token. A beam search also reports at its end: one output for each result, numbered best first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .step_runner import StepOutput
 
 @dataclass(slots=True)
 class _Pending:
-    """What one sample has produced and not yet sent; of a beam search only its prompt's logprobs."""
+    """The unsent output of one sample; for a beam search, only its prompt's logprobs."""
 
     stream: bool
     params: DetokenizeParams | None
@@ -60,11 +60,11 @@ class OutputBuilder:
         )
 
     def build(self, events: list[RequestEvent], output: StepOutput | None, now: float) -> TokenOutputs | None:
-        """One message for all that is due, or None. ``output``: the step the events came from; ``now``: the
+        """One message with all outputs that are due, or None. ``output``: the step the events came from; ``now``: the
         scheduler's clock."""
         if output is not None:
             for serial, chunk in output.input_logprobs:
-                if (pending := self._pending.get(serial)) is not None:  # else it has ended since: nobody asked for them
+                if (pending := self._pending.get(serial)) is not None:  # else it has ended: nobody wants them
                     pending.input_logprobs.append(chunk)
         items = []
         for event in events:
@@ -82,7 +82,7 @@ class OutputBuilder:
         return TokenOutputs(items=items) if items else None
 
     def close(self, request: Request) -> None:
-        """Forget a sample that has ended; one that is forgotten already is fine."""
+        """Forget a sample that has ended; it may be forgotten already."""
         self._pending.pop(request.serial, None)
 
 
@@ -110,7 +110,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
 
 
 def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, now: float) -> list[TokenOutput]:
-    """All outputs of a beam search that ended with ``finish``: its results, or n times that it has none."""
+    """All outputs of a beam search that ended with ``finish``: one for each result, or n empty ones if aborted."""
     _add_first_token(request, pending)
     common = TokenOutput(
         rid=request.rid,
@@ -179,7 +179,7 @@ def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
 
 
 def _add_first_token(request: Request, pending: _Pending) -> None:
-    """Before the first output, where the logprobs of the whole prompt are wanted."""
+    """Add the first prompt token before the first output, if the logprobs of the whole prompt are wanted."""
     options = request.logprobs
     if pending.params is not None and options is not None and options.start_len == 0 and request.prompt_len:
         pending.input_logprobs.insert(0, _first_token(request, options.top_k))

@@ -1,4 +1,4 @@
-"""What a caller asks for, whichever door it came through (HTTP, Engine), and what is refused of it. Plain data."""
+"""A caller's prompt, whether it came by HTTP or through the Engine, and the checks it must pass. Plain data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Prompt:
-    """One prompt before it is tokenised: its spec, and what the spec's tokens will come from.
+    """One prompt before it is tokenised: its spec, and the source of the spec's tokens.
 
-    Exactly one of ``text`` and ``input_ids`` is given. With a continuation they are the whole prompt for the case that
-    the parent has been forgotten, and may be missing; the suffix is its ``suffix_text`` or ``suffix_ids``, or empty.
-    group: the name the caller gave the call this prompt belongs to; aborting it aborts every prompt of the call.
-    return_text_in_logprobs: tokens come with their text there.
+    Exactly one of ``text`` and ``input_ids`` is given. With a continuation they hold the whole prompt, in case the
+    parent has been forgotten, and both may be missing; the suffix is its ``suffix_text`` or ``suffix_ids``, or empty.
+    group: the caller's name for the call that this prompt belongs to; aborting it aborts every prompt of the call.
+    return_text_in_logprobs: logprobs include the text of each token.
     """
 
     spec: RequestSpec
@@ -50,7 +50,7 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ModelLimits:
-    """What the served model takes, in tokens, as its worker reported it."""
+    """The limits of the served model, in tokens, as its worker reported them."""
 
     context_length: int
     vocab_size: int
@@ -136,7 +136,7 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
 
 
 def _outside(ids: list[int], vocab: int) -> int | None:
-    """The first id that is no token id, or None."""
+    """The first id outside the vocabulary, or None."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab):
         return None
     return next(token_id for token_id in ids if not 0 <= token_id < vocab)

@@ -1,7 +1,7 @@
-"""Runs a step: from a ScheduleBatch to tokens on the host. Forward, sample or rank beams, logprobs, stop strings.
+"""Runs a step, from a ScheduleBatch to tokens on the host: forward, sample or rank beams, logprobs, stop strings.
 
-Everything between the scheduler's two calls. Knows the model runner and the sampler, not the queues; of each sequence
-it knows what the batches said of it (`SequenceTable`).
+This is all that happens between the scheduler's `next_batch` and `process_result`. It knows the model runner and the
+sampler, not the queues. Of each sequence it knows only what the batches said (`SequenceTable`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepOutput:
 
 @dataclass(slots=True, frozen=True)
 class _OutputLogprobs:
-    """Logprobs of new tokens, on their way."""
+    """Logprobs of new tokens, on their way to the host."""
 
     sampled: np.ndarray
     """int64 [m]: which of the sampled rows want them."""
@@ -48,13 +48,13 @@ class _OutputLogprobs:
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that the device works on, or has done. `StepRunner.finish` waits for it."""
+    """A step that the device is working on, or has finished. `StepRunner.finish` waits for it."""
 
     batch: ScheduleBatch
     next_ids: torch.Tensor
-    """Device int64 [bs]: the sampled token of each row, anything where none is. The next step reads it there."""
+    """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
     sampled_rows: np.ndarray
-    """int64 [n]: the rows that sample, beams left out."""
+    """int64 [n]: the rows that sample, without those of beams."""
     output_logprobs: _OutputLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
@@ -63,7 +63,7 @@ class StepInFlight:
 
 
 class StepRunner:
-    """See the module. ``load_token_bytes`` is called once, when the first request brings a stop string."""
+    """See the module docstring. ``load_token_bytes`` is called once, for the first request with a stop string."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class StepRunner:
         self._profiler.lap("launch")
         beams: list[BeamCandidates | None] = []
         if batch.beams:
-            beams = self._rank_beams(forward.logits, batch)  # last: it waits for what it finds
+            beams = self._rank_beams(forward.logits, batch)  # last, because it waits for the device
             self._profiler.lap("wait")
         return StepInFlight(
             batch=batch,
@@ -119,7 +119,7 @@ class StepRunner:
         )
 
     def finish(self, step: StepInFlight) -> StepOutput:
-        """Wait for a step."""
+        """Wait for a step and collect what it computed."""
         sampled, *arrays = step.copy.wait()
         self._profiler.lap("wait")
         counts = np.zeros(len(step.batch), dtype=np.int32)
@@ -143,8 +143,8 @@ class StepRunner:
                 self._stop_strings.drop(serial)
 
     def _take_tokens(self, step: StepInFlight, result: StepResult) -> None:
-        """Note what each sequence has got, and look for its stop strings. Sequences that have been closed since are
-        passed over: nobody asked for these tokens."""
+        """Record the new tokens of each sequence and look for its stop strings. Sequences closed since the launch are
+        skipped: nobody wants their tokens."""
         serials, tokens_of = step.batch.serials, result.rows()
         for row in step.sampled_rows.tolist():
             sequence = self._sequences.get(int(serials[row]))
@@ -161,7 +161,7 @@ class StepRunner:
     def _sample(
         self, logits: torch.Tensor, batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, _OutputLogprobs | None]:
-        """Device int64 [n], a token for each of ``rows``, and the logprobs of those that want them."""
+        """Sample a token for each of ``rows`` (device int64 [n]); also the logprobs of those that want them."""
         if not len(rows):
             return torch.empty(0, dtype=torch.int64, device=logits.device), None
         sequences = [self._sequences[serial] for serial in batch.serials[rows].tolist()]
@@ -214,8 +214,8 @@ class StepRunner:
         return self._stop_strings
 
     def _input_logprobs(self, hidden: torch.Tensor, batch: ScheduleBatch) -> LogprobsInFlight:
-        """``hidden`` holds, for each row that asks, its new tokens from logprob_start on. The last of them may predict
-        a token that is no prompt token; those are left out."""
+        """``hidden`` holds, for each row that asks, the states of its new tokens from logprob_start on. The last may
+        predict a token beyond the prompt; those are left out."""
         counts = batch.extend_lens - batch.logprob_starts
         ends = np.cumsum(counts[counts > 0]).tolist()
         starts = [0, *ends[:-1]]
@@ -231,12 +231,12 @@ class StepRunner:
 
 
 def _logprob_serials(batch: ScheduleBatch) -> list[int]:
-    """Whose targets batch.logprob_targets are."""
+    """The serial of each entry of batch.logprob_targets."""
     return batch.serials[batch.logprob_starts < batch.extend_lens].tolist()
 
 
 def _logits_rows(batch: ScheduleBatch) -> np.ndarray:
-    """int64 [bs]: where the logits of a batch row are, if it has any (ForwardOutput.logits)."""
+    """int64 [bs]: the row of ForwardOutput.logits for each batch row, where it has one."""
     return np.cumsum(batch.samples) - 1
 
 

@@ -1,8 +1,8 @@
 """The HTTP side's only way to the model: tokenises, refuses what cannot work, owns the open requests.
 
 Life of a call:  open (tokenise, check, register, send) → fed by `run` as outputs arrive → read by its caller → closed.
-A rid stays registered until its end arrives from the worker, also when its caller has gone: so a rid is never given to
-two requests at once, and what still arrives for the first is not taken for the second.
+A rid stays registered until its end arrives from the worker, even if its caller has gone. So two open requests never
+share a rid, and late outputs of one are not taken for the other's.
 
 Lives on one asyncio loop, in the HTTP process or in the Engine's loop thread. Knows no HTTP and no torch.
 """
@@ -40,7 +40,7 @@ from .text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A rid the worker knows. answer: None once its caller has gone; first: position of its sample 0 in the answer."""
+    """A rid the worker knows. answer: None once its caller has gone. first: its sample 0's position in the answer."""
 
     answer: Answer | None
     prompt: Prompt
@@ -51,9 +51,9 @@ class _OpenRequest:
 
 
 class TokenizerManager:
-    """One per server. `run` must be running for anything to be answered.
+    """One per server. Nothing is answered unless `run` is running.
 
-    control: questions to the worker that are no prompts. worker_info: what the worker said of itself when it became
+    control: asks the worker anything but prompts. worker_info: the worker's description of itself, sent when it became
     ready.
     """
 
@@ -89,17 +89,17 @@ class TokenizerManager:
 
     @property
     def is_ready(self) -> bool:
-        """The worker has said that it can serve, and calls are not refused altogether."""
+        """The worker has said that it can serve, and new calls are not being refused."""
         return self._availability.is_ready
 
     async def wait_ready(self) -> None:
-        """Until the worker has said that it can serve."""
+        """Wait until the worker has said that it can serve."""
         await self._availability.wait_ready()
 
     async def open(self, prompts: list[Prompt], *, stream: bool) -> Answer:
         """Start a call. All its prompts are checked before the first is sent. Raises RequestRefused.
 
-        A continuation never overtakes a parent whose call was opened before it, however long that one's text is.
+        A continuation never overtakes a parent whose call was opened before it, however long the parent's text is.
         """
         started = time.monotonic()
         try:
@@ -110,7 +110,7 @@ class TokenizerManager:
             raise
 
     def abort(self, rid: str | None) -> list[str]:
-        """End the request ``rid``, every prompt of the call ``rid``, or everything (None); the rids that were open.
+        """End the request ``rid``, every prompt of the call ``rid``, or everything (None). Returns the open rids.
 
         Their callers get what was generated, with finish reason ``abort``.
         """
@@ -123,21 +123,21 @@ class TokenizerManager:
         return found
 
     async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that no UTF-8 can say (lone surrogates)."""
+        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates)."""
         return await self._prompt_tokenizer.encode(texts, add_special_tokens=add_special_tokens)
 
     # -- how a server ends -----------------------------------------------------------------------------------------
 
     def refuse_new(self, error: RequestRefused) -> None:
-        """From now on every new call is refused with ``error``; the open ones go on."""
+        """Refuse every new call with ``error`` from now on; the open ones go on."""
         self._availability.close(error)
 
     async def wait_empty(self) -> None:
-        """Until no request is open."""
+        """Wait until no request is open."""
         await self._emptied.wait()
 
     def fail_all(self, error: RequestRefused) -> None:
-        """Every open call ends with ``error`` now, and so does every later one: the worker is gone, or about to go."""
+        """End every open call with ``error``, and refuse every later one: the worker is gone, or about to go."""
         self.refuse_new(error)
         for request in list(self._open.values()):
             if request.answer is not None:
@@ -174,7 +174,7 @@ class TokenizerManager:
         first = 0
         for prompt, tokens in zip(prompts, tokenized, strict=True):
             n = prompt.sampling.n
-            # A search knows its results when it ends: there is nothing to stream before.
+            # A search knows its results only when it ends: there is nothing to stream before that.
             streams = stream and prompt.sampling.beam_width is None
             meter = RequestMeter(self.metrics, prompt, started=started, streams=streams)
             self._open[prompt.rid] = _OpenRequest(answer, prompt, first, unfinished=n, meter=meter)
@@ -187,7 +187,7 @@ class TokenizerManager:
         return answer
 
     def _abandon(self, answer: Answer) -> None:
-        """The answer's reader has gone: abort what is unfinished, and expect its end without it."""
+        """The answer's reader has gone: abort its unfinished requests, which stay registered until they end."""
         given_up = False
         for prompt in answer.prompts:
             request = self._open.get(prompt.rid)
@@ -259,7 +259,7 @@ class TokenizerManager:
         self._forget(error.rid)
         self.metrics.call_refused(error.status)
         if request.answer is not None:
-            # The worker knows ids only; the caller is told the field they came from.
+            # The worker knows only ids; tell the caller the field they came from.
             param = request.prompt.source if error.param == "input_ids" else error.param
             request.answer.fail(RequestRefused(error.message, status=error.status, code=error.code, param=param))
 
@@ -278,7 +278,7 @@ def _check(prompt: Prompt, tokens: TokenizedPrompt, limits: ModelLimits) -> None
 
 
 def _message(prompt: Prompt, tokens: TokenizedPrompt, stream: bool) -> RequestSpec:
-    """The prompt's spec with all that is known now."""
+    """The prompt's spec, completed with its tokens."""
     spec, own_ids = prompt.spec, tokens.ids
     continuation = spec.continuation
     if continuation is not None:

@@ -1,6 +1,6 @@
 """The scheduler worker: loads a model, builds pools, tree and scheduler around it, and runs the event loop.
 
-The one place where the backends of a worker are put together.
+This is the only place that puts the parts of a worker together.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> 
 def build_worker(
     config: WorkerConfig, backends: DeviceBackends | None = None
 ) -> tuple[Scheduler, StepRunner, StepProfiler, dict]:
-    """Load the model and build everything around it; the dict is what the worker tells of itself.
+    """Load the model and build everything around it; the dict is the worker's description of itself.
 
-    backends: None chooses what fits the device.
+    backends: None chooses those that fit the device.
     """
     asked = config.scheduler
     runner = ModelRunner(
@@ -94,12 +94,12 @@ def build_worker(
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
-    """A CPU computes in the host's own time: there overlapping hides nothing and each token is told a step late."""
+    """On a CPU the model runs in the host's own time: overlap hides nothing and delays each token by a step."""
     return choice == "on" or (choice == "auto" and device_type == "cuda")
 
 
 def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
-    """Loads at the first call: most workers never need text, and tests run models that have no tokenizer."""
+    """The returned function loads it at its first call: most workers need no text, and tests run models without one."""
     folder = config.model.tokenizer_path or config.model.model_path
     return functools.cache(lambda: Tokenizer.load(resolve_model_folder(folder)))
 
@@ -129,7 +129,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             item_tries.put(name, trie)
         warm_up(scheduler, step_runner)
         gc.collect()
-        gc.freeze()  # what stands by now lives for ever: later collections need not look at it
+        gc.freeze()  # what is alive now stays alive: later collections can skip it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
         loop = EventLoop(

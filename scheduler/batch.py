@@ -1,8 +1,8 @@
 """Plain data between the scheduler and whatever computes a step.
 
-The scheduler hands out a `ScheduleBatch`, the runtime answers with a `StepResult`; neither knows more of the other. An
-order holds arrays and numbers, no live objects: it can be logged, replayed, compared, and sent to another rank. What
-does not change while a sequence lives is told once (`SequenceInfo`), before its first step.
+The scheduler hands out a `ScheduleBatch`, the runtime answers with a `StepResult`; neither knows more of the other. A
+batch holds arrays and numbers, no live objects: it can be logged, replayed, compared, and sent to another rank. What
+never changes while a sequence lives is sent once (`SequenceInfo`), with its first step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class ForwardMode(Enum):
 
 @dataclass(slots=True, frozen=True)
 class SequenceInfo:
-    """What computing a sequence takes beside its tokens and slots."""
+    """The facts about a sequence that its steps need besides its tokens and slots."""
 
     serial: int
-    """Names the sequence in all its steps; never used again."""
+    """Identifies the sequence in all its steps; never reused."""
     sampling: SamplingParams
     seed: int
     logprobs: LogprobOptions | None
     eos_ends: bool
-    """An eos token is the end of an output, not a token like any other (a constraint may say so)."""
+    """True if an eos token ends an output; False where a constraint treats eos like any other token."""
     prompt_ids: np.ndarray
-    """int32: the prompt, where a repetition penalty counts its tokens; else empty: a long prompt must cost nothing."""
+    """int32: the prompt if a repetition penalty counts its tokens; else empty, so that a long prompt costs nothing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,8 +64,8 @@ class KVCopies:
 class BeamStep:
     """Rows ``start`` to ``stop`` of a batch are the beams of one search.
 
-    The step answers with the best ``num_candidates`` of all (row, token) pairs by ``scores`` + log-probability; with
-    none of them (None) where ``num_candidates`` is 0: a retracted search computes again what it knows.
+    The step answers with the best ``num_candidates`` (row, token) pairs by ``scores`` + log-probability. It answers
+    None where ``num_candidates`` is 0: a retracted search is only recomputing tokens that it knows.
     """
 
     serial: int
@@ -75,13 +75,13 @@ class BeamStep:
     scores: np.ndarray
     """float32 [stop - start]: accumulated log-probability of each beam."""
     shared_len: int = 0
-    """Tokens at the start of every beam whose K and V are in the same slots."""
+    """Tokens at the start of the beams whose K and V are in the same slots for all of them."""
     bans_ends: bool = False
-    """min_new_tokens is not reached: eos and stop ids are no candidates."""
+    """True until min_new_tokens is reached: eos and stop ids are not candidates."""
     allowed: AllowedTokens | None = None
-    """The only candidates, where a constraint says so; its rows count from ``start``."""
+    """The tokens that a constraint allows, rows counted from ``start``; None without a constraint."""
     sequences: np.ndarray | None = None
-    """int32 [stop - start, generated tokens]: what the beams have so far, where stop strings are looked for in it."""
+    """int32 [stop - start, generated tokens]: the beams' tokens so far, if the request has stop strings."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,18 +89,18 @@ class StopMatch:
     """A stop string was found in a sequence's text."""
 
     stop_index: int
-    """Which of sampling.stop."""
+    """Index in sampling.stop."""
     kept_tokens: int
     """Output tokens that lie wholly before the match and end with a whole character; a continuation inherits them."""
     visible_tail: str = ""
     """The text between those tokens and the match, which the client sees."""
     token: int = 0
-    """Which of the row's new tokens completes it."""
+    """Index of the row's new token that completes it."""
 
 
 @dataclass(slots=True, frozen=True)
 class BeamCandidates:
-    """The best continuations of a search, best first; k of them, fewer than asked for where no more are possible."""
+    """The k best continuations of a search, best first; k is less than asked for if no more are possible."""
 
     parents: np.ndarray
     """int32 [k]: row counted from the BeamStep's start."""
@@ -113,7 +113,7 @@ class BeamCandidates:
     stops: dict[int, StopMatch] = field(default_factory=dict)
     """Candidate -> the stop string that its token completes."""
     top_ids: np.ndarray | None = None
-    """int32 [rows, top_k]: the likeliest tokens after each beam, for requests that want them; likewise below."""
+    """int32 [rows, top_k]: the likeliest tokens after each beam, for requests that want them."""
     top_logprobs: np.ndarray | None = None
     """float32 [rows, top_k]"""
 
@@ -128,9 +128,9 @@ class ScheduleBatch:
     step_id: int
     mode: ForwardMode
     opened: list[SequenceInfo]
-    """Sequences that no step had before."""
+    """Sequences that are in a step for the first time."""
     closed: list[int]
-    """Serials that no step will have again."""
+    """Serials of sequences that will be in no further step."""
     serials: np.ndarray
     """int64 [bs]: which sequence each row is."""
     input_ids: np.ndarray
@@ -144,22 +144,22 @@ class ScheduleBatch:
     extend_lens: np.ndarray
     """int32 [bs]: new tokens."""
     samples: np.ndarray
-    """bool [bs]: the row's last new token ends the known sequence, so a next token is sampled from it."""
+    """bool [bs]: True if the row reaches the end of its known tokens, so that the next token is sampled."""
     output_positions: np.ndarray
     """int32 [bs]: output tokens before the one that is sampled, those of a step in flight included."""
     logprob_starts: np.ndarray
     """int32 [bs]: first of the row's new tokens whose input logprob is wanted; extend_len for none. New token j
     predicts the token at position prefix_len + j + 1."""
     logprob_targets: list[np.ndarray]
-    """int32 [n] for each row that wants some: the prompt tokens that its new tokens from logprob_start on predict. The
-    row's last new token may predict a token that is none of the prompt's: then there is one target less."""
+    """int32 [n] for each row that wants some: the prompt tokens that its new tokens from logprob_start on predict. If
+    the row's last new token predicts an output token, there is one target less."""
     row_updates: RowUpdates
     """What changed in req_to_token since the previous batch; apply before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
     beams: list[BeamStep] = field(default_factory=list)
     """The searches among the rows, in row order."""
     allowed: AllowedTokens | None = None
-    """The only tokens that may be sampled in rows with a constraint, searches excluded; None where no row has one."""
+    """The only tokens that may be sampled in rows with a constraint, searches excluded; None if no row has one."""
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -176,9 +176,9 @@ class ScheduleBatch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed: for each row the tokens that follow it, 0 to k of them, row after row.
+    """The result of a step: the tokens that follow each row, 0 to k of them, row after row.
 
-    A row brings none where it does not sample, or is one of a search's.
+    A row has none if it does not sample, or if it is a beam of a search.
     """
 
     token_ids: np.ndarray
@@ -192,7 +192,7 @@ class StepResult:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], beams: list[BeamCandidates | None] | None = None) -> StepResult:
-        """From the tokens of each row."""
+        """Build a result from the tokens of each row."""
         counts = np.array([len(row) for row in rows], dtype=np.int32)
         token_ids = np.array([token for row in rows for token in row], dtype=np.int32)
         return cls(token_ids, counts, beams=beams or [])

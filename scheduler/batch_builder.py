@@ -1,4 +1,4 @@
-"""From requests to a step's order. The one place where a live Request becomes plain data."""
+"""Turns requests into the batch of a step. The one place where a live Request becomes plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_IDS = np.empty(0, dtype=np.int32)
 
 @dataclass(slots=True, eq=False)
 class PlannedStep:
-    """A step's order, and whose rows it has."""
+    """A step's batch, and the requests that its rows belong to."""
 
     batch: ScheduleBatch
     requests: list[Request]
@@ -36,7 +36,7 @@ def plan_step(
     copies: list[KVCopies],
     input_ids: np.ndarray | None = None,
 ) -> PlannedStep:
-    """A step that computes each request up to ``new_lens`` (int32 [bs]) and counts it as scheduled.
+    """Plan a step that computes each request up to ``new_lens`` (int32 [bs]), and count that as scheduled.
 
     ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests. A search is
     a row like any other while its prompt is computed.
@@ -72,7 +72,7 @@ def plan_step(
 
 
 def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
-    """What depends on how far each request is."""
+    """Fill in everything that depends on how far each request has got."""
     batch = step.batch
     allowed: list[tuple[int, AllowedTokens]] = []
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
@@ -143,7 +143,7 @@ def _info(request: Request) -> SequenceInfo:
 
 
 def _beam_step(search: Request, start: int, stop: int) -> BeamStep:
-    """What the rows of a search have to answer. A retracted one that computes its known tokens again: nothing."""
+    """The part of one search. It asks for no candidates while a retracted search recomputes the tokens it knows."""
     group, kv = search.beams, search.beam_kv
     assert group is not None
     shared_len = kv.start if kv is not None else 0

@@ -1,4 +1,4 @@
-"""What an operator can set about scheduling. CLI flags are generated from these fields (name, default, help)."""
+"""The settings of the scheduler. CLI flags are generated from these fields (name, default, help)."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class SchedulerConfig:
 
     @property
     def num_rows(self) -> int:
-        """Rows of req_to_token: whatever runs or is leased keeps one."""
+        """Rows of req_to_token: each running or leased sequence keeps one."""
         return self.max_running_requests + self.max_leased_requests

@@ -1,8 +1,8 @@
-"""The running set: one new token for every running request and every beam per step, and retraction when memory runs
-out.
+"""The running set: each decode step computes one new token for every running request and every beam.
 
-A retracted request gives its KV back (what it had committed stays findable in the tree) and waits again with its
-known tokens; nothing the client has seen changes. The policy picks the victim.
+When memory runs out, the scheduler retracts the request that the policy picks. That request gives its KV back (the
+committed part can still be found in the tree) and waits again with its known tokens; nothing the client has seen
+changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DecodeScheduler:
         self.running: list[Request] = []
 
     def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
-        """The next decode step; None if no request can take one. Raises OutOfMemory.
+        """Form the next decode step; None if no request can take one. Raises OutOfMemory.
 
         previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
         """
@@ -64,8 +64,8 @@ class DecodeScheduler:
         return step
 
     def _allocate(self, requests: list[Request], searches: list[Request], now: float) -> np.ndarray | None:
-        """One slot for each request, then one for each beam of each search, which has been forked: int32 [rows]. None,
-        and nothing allocated, if there is no memory."""
+        """Allocate one slot for each request, then one for each beam of the searches, which have been forked: int32
+        [rows]. None, and nothing allocated, if there is no memory."""
         rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
         lengths = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
         for search in searches:
@@ -82,13 +82,13 @@ class DecodeScheduler:
 
 
 def _wants_token(request: Request) -> bool:
-    """Not all tokens are generated or in flight. With a constraint none is in flight: it must know the last token."""
+    """True if a token is missing that is not in flight. A constraint needs the last token, so it waits for that one."""
     if request.constraint is not None and request.num_output_placeholders:
         return False
     return request.num_output_tokens + request.num_output_placeholders < request.max_new_tokens
 
 
 def _input_ids(search: Request) -> np.ndarray:
-    """int32 [beams]: the token of each beam that the step computes; its slot is allocated already."""
+    """int32 [beams]: the token that the step computes for each beam; its slot is allocated already."""
     assert search.beams is not None
     return search.beams.tokens_at(search.num_computed_beam_tokens - 1)

@@ -1,7 +1,7 @@
 """When a sequence ends: which token, stop string, constraint or length ends it, and what a child inherits of it.
 
-In this order: an eos or stop id goes before a stop string, that before the end a constraint sets, that before the
-length. The first two do not count until min_new_tokens are generated.
+If several apply, the first of these counts: an eos or stop id, a stop string, the constraint, the length. The first two
+do not count until min_new_tokens are generated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Endings:
 
     def cuts_token(self, request: Request, token_ids: list[int], match: StopMatch) -> bool:
         """True if the match, found in the text of these new tokens, ends the request and leaves text between the last
-        kept token and the match: what children inherit has to begin with that text."""
+        kept token and the match: a child's own tokens must then begin with that text."""
         if not match.visible_tail or request.finish is not None or request.sampling.no_stop_trim:
             return False
         return not any(self.ends_by_id(request, token_id) for token_id in token_ids[: match.token + 1])
@@ -49,7 +49,7 @@ class Endings:
     def take_tokens(
         self, request: Request, token_ids: list[int], stop_match: StopMatch | None
     ) -> tuple[tuple[int, ...], Ending | None]:
-        """Append what a step found for a request, up to the token that ends it. Returns what was appended, and the
+        """Append the tokens a step gave a request, up to the one that ends it. Returns what was appended, and the
         ending if there is one. stop_match: found in the text up to one of these tokens."""
         request.num_output_placeholders -= 1
         for place, token_id in enumerate(token_ids):

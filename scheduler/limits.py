@@ -1,4 +1,4 @@
-"""What can never be served, said at once: lengths against the context and the KV pool, beams against the rows."""
+"""Refuses at once what can never be served: lengths beyond the context or the KV pool, beams beyond the rows."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
 
 
 def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:
-    """Generated tokens whose KV fits the pool beside the prompt, in each beam where there are some; -1 if the prompt
-    does not fit. Beams share the whole pages of the prompt. Finished ones that are to be leased are kept beside them,
-    and copied in the end."""
+    """How many generated tokens' KV fits the pool beside the prompt (for a search, in each beam); -1 if the prompt does
+    not fit. Beams share the whole pages of the prompt. Finished ones that will be leased are kept beside them, and
+    copied at the end."""
     pool, page, width = allocator.total_tokens, allocator.page_size, request.sampling.beam_width
     if width is None:
         return pool - prompt_len
@@ -66,7 +66,7 @@ def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:
 
 
 def _beams(request: Request, allocator: Allocator) -> str:
-    """The rest of what a search needs, in words."""
+    """The other factors of a search's needs, in words."""
     if request.sampling.beam_width is None:
         return ""
     pages = f" in pages of {allocator.page_size} tokens" if allocator.page_size > 1 else ""

@@ -1,8 +1,8 @@
 """Admission: which waiting requests enter, and how many of their prompt tokens the next step computes.
 
-A prompt longer than the step's token budget is computed in chunks; one request at a time is in that state. A request
-enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`). Who is
-tried first, who had better wait and which leases may break for whom, the policy says.
+A prompt longer than the step's token budget is computed in chunks; only one request at a time is in that state. A
+request enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`).
+The policy says who is tried first, who had better wait, and for whom a lease may break.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .request import Request, RequestStatus
 class DecodeReserve:
     """Share of the remaining max_new_tokens that is kept free for running requests.
 
-    Starts cautious and falls while decoding goes well; a retraction raises it again (after SGLang's new_token_ratio).
+    It starts high and falls while decoding goes well; a retraction raises it again (after SGLang's new_token_ratio).
     """
 
     INITIAL, MINIMUM, DECAY, CLIP = 0.7, 0.1, 0.001, 4096
@@ -35,7 +35,7 @@ class DecodeReserve:
         if request.beams is None:
             return expected
         page, partial = self._page_size, request.prompt_len % self._page_size
-        filled = (partial + request.num_computed_beam_tokens) // page  # by each beam, and never copied again
+        filled = (partial + request.num_computed_beam_tokens) // page  # full pages of each beam: never copied
         return request.num_rows * (-(-(partial + known + expected) // page) - filled) * page
 
     def decoded(self) -> None:
@@ -46,7 +46,7 @@ class DecodeReserve:
 
 
 class SharedPrefixes:
-    """Prompts that the coming step computes; later requests that share them wait for the cache instead."""
+    """The prompts that the coming step computes. A later request with the same start waits to find it in the cache."""
 
     def __init__(self, min_tokens: int) -> None:
         """min_tokens: shorter common starts may go unnoticed."""
@@ -132,7 +132,7 @@ class PrefillScheduler:
         letting later, smaller ones pass would starve it."""
         rows = sum(request.num_rows for request in (*running, *step.requests))
         if rows >= self._max_running or step.budget <= 0:
-            return  # before a long queue is looked at
+            return  # without a look at the queue, which may be long
         shared = SharedPrefixes(self._policy.min_shared_tokens)
         for request in (*computing, *step.requests):
             shared.add(request)
@@ -147,7 +147,7 @@ class PrefillScheduler:
             if self._better_later(request, shared):
                 deferred += 1
                 continue
-            # Quarantined pages come back with the step in flight: nothing must give way for them.
+            # Quarantined pages come back with the step in flight: wait for them, let nothing give way.
             alone = not (running or step.requests or self._memory.allocator.quarantined_tokens)
             own_reserve = self._reserve.tokens(request)
             if not self._open(request, 0 if alone else reserve + own_reserve, alone, now):
@@ -166,8 +166,8 @@ class PrefillScheduler:
             waiting[:] = [r for r in waiting if r not in admitted]
 
     def _open(self, request: Request, reserve: int, alone: bool, now: float) -> bool:
-        """Open a request; break leases until it fits, as long as the policy lets them break for it. ``alone``: nothing
-        else runs, so any lease breaks. The lease that waits for the request itself comes last."""
+        """Open a request, breaking leases until it fits, as long as the policy allows it. ``alone``: nothing else runs,
+        so any lease may break. The lease that the request itself has claimed breaks last."""
         claimed = request.inheritance.lease if request.inheritance is not None else None
         while not self._memory.open(request, reserve, now):
             leases = self._memory.leases
@@ -178,7 +178,7 @@ class PrefillScheduler:
         return True
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
-        """True if a prompt in this very step computes what this request could then find in the cache."""
+        """True if this step already computes a prefix that the request could find in the cache next time."""
         if self._memory.cache.disabled or request.has_claim:
             return False
         common = min(shared.longest(request), request.prefix_limit)

@@ -12,7 +12,7 @@ Lengths of a sequence, always committed_len <= scheduled_len <= len(token_ids) +
     committed_len  |---------------------------------------|          KV written and its result processed
     scheduled_len  |---------------------------------------------|    KV written, or being written by a step in flight
 
-Only committed tokens may enter the tree, a lease, the host or the disk.
+Only committed tokens may enter the tree or a lease.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
 
 @dataclass(slots=True)
 class Inheritance:
-    """What a continuation got from its parent. path: see docs/design/continuation.md. Counts are in tokens."""
+    """A continuation's share of its parent's tokens and KV. path: see docs/design/continuation.md."""
 
     path: ContinuationPath
     inherited_tokens: int = 0
-    """Of the prompt, how many are the parent's."""
+    """Prompt tokens that came from the parent."""
     trimmed_tokens: int = 0
     """Tokens of the parent's matched stop that were left out."""
     recomputed_tokens: int = 0
-    """Inherited tokens whose KV was not at hand; set at the first admission."""
+    """Inherited tokens whose KV must be computed again; set at the first admission."""
     lease: Lease | None = None
-    """The claimed lease until admission."""
+    """The lease it has claimed; None from admission on."""
     keep_parent: bool = False
 
     def lost_claim(self) -> None:
-        """Called at admission: a claimed lease that has not been taken over had broken, or another child had it."""
+        """Called at admission. A lease that is still claimed then broke, or another child took it over."""
         if self.lease is not None:
             self.lease = None
             if self.path == "handoff":
@@ -117,8 +117,8 @@ class Request:
         constraint: Constraint | None = None,
         default_retain_ttl: float = 0.0,
     ) -> None:
-        """own_ids: int32 [n], what it brings itself; None for spec.token_ids. constraint: what the spec's names of it
-        stand for."""
+        """own_ids: int32 [n], the request's own tokens; None for spec.token_ids. constraint: the object that the spec
+        names."""
         self.spec = spec
         self.rid = spec.rid
         self.index = index
@@ -144,7 +144,7 @@ class Request:
         self.retained: Retained | None = None
         """Set at the end if the spec asked for it."""
         self.is_open = False
-        """Some step has computed it, so that the step runner knows it."""
+        """True once a step has contained it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
         self.committed_len = 0
         self.scheduled_len = 0
@@ -156,15 +156,15 @@ class Request:
         self.beams: BeamGroup | None = None
         """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
         self.beam_kv: BeamKV | None = None
-        """What the beams hold, once the prompt is computed; ``kv`` then is the prompt's whole pages."""
+        """The KV of the beams, once the prompt is computed; ``kv`` then holds only the prompt's whole pages."""
         self.constraint = constraint
         self.constraint_state: ConstraintState | None = constraint.start() if constraint is not None else None
-        """Where in the constraint the generated tokens are; a beam search keeps one for its beams instead."""
+        """How far the generated tokens have got in the constraint; a beam search keeps this for its beams instead."""
         self.retractions = 0
         self.finish: FinishReason | None = None
 
     def begin(self, prompt: TokenBuffer, max_new_tokens: int) -> None:
-        """The prompt is known, so the request can wait for admission."""
+        """Set the prompt, now that it is known, and wait for admission."""
         self.token_ids = prompt
         self.prompt_len = len(prompt)
         self.max_new_tokens = max_new_tokens
@@ -173,7 +173,7 @@ class Request:
         self.status = RequestStatus.WAITING
 
     def commit(self, length: int) -> None:
-        """The KV of the first ``length`` tokens is written, and the result of its step is processed."""
+        """Mark the first ``length`` tokens as committed: their KV is written and their step's result processed."""
         self.committed_len = length
         if self.logprob_next < self.prompt_len:
             self.logprob_next = max(self.logprob_next, min(length + 1, self.prompt_len))
@@ -206,7 +206,7 @@ class Request:
 
     @property
     def prefix_limit(self) -> int:
-        """Known tokens that may come from the cache: at least one is computed, and so is all that owes a logprob."""
+        """Known tokens that may come from the cache: the last is always computed, and so is any that owes a logprob."""
         limit = len(self.token_ids) - 1
         return min(limit, self.logprob_next - 1) if self.logprob_next < self.prompt_len else limit
 
@@ -217,7 +217,7 @@ class Request:
 
     @property
     def ends_at_eos(self) -> bool:
-        """An eos token ends it. Not where a constraint says that it is a token like any other."""
+        """True if an eos token ends it: not with ignore_eos, nor where a constraint treats eos like any other token."""
         return not self.sampling.ignore_eos and (self.constraint is None or self.constraint.eos_ends)
 
     @property
@@ -230,7 +230,7 @@ class Request:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a decode step it may take: a search one for each beam."""
+        """The most rows it takes in a decode step: one, or one for each beam of a search."""
         return self.sampling.num_rows
 
     @property
@@ -252,11 +252,11 @@ class Request:
 
 @dataclass(slots=True)
 class RequestEvent:
-    """What a processed step means for one request: new tokens, an end, or both.
+    """News of one request for its client: new tokens, its end, or both.
 
-    row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: those of the row's tokens
-    that count; what a step computed behind an end does not.
-    refusal: the request ended before it began, because of what became of its parent; ``finish`` is set too.
+    row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: the row's new
+    tokens up to the one that ended the request.
+    refusal: set if the request ended before it began, because its parent cannot be continued; ``finish`` is set too.
     """
 
     request: Request

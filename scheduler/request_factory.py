@@ -1,4 +1,4 @@
-"""From what a client asks for to live requests: numbers, seeds, limits."""
+"""Makes live requests from a client's spec: numbers them, seeds them, checks their limits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RequestFactory:
     def make(
         self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
     ) -> list[Request]:
-        """``spec.sampling.num_requests`` sequences whose prompt may not be known yet. Raises RequestRefused for a beam
-        width that can never be served."""
+        """Make ``spec.sampling.num_requests`` sequences, whose prompt may not be known yet. Raises RequestRefused for a
+        beam width that can never be served."""
         config = self._config
         check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
         seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))

@@ -1,8 +1,8 @@
-"""What a client asks for, as one plain struct: it crosses the wire, and the scheduler takes it as it is.
+"""A client's request as one plain struct: it crosses the wire, and the scheduler takes it as it is.
 
-A new field costs four files: the reader of the API (entrypoints/), this one, whoever acts on it, and its test. What a
-name in it stands for (an item trie) or what must be computed (the suffix of a continuation whose parent ended within a
-token) is resolved into the live `Request`.
+A new field touches four files: the reader of the API (entrypoints/), this one, whoever acts on it, and its test. Names
+(of an item trie) and computed values (the suffix of a continuation whose parent ended within a token) are resolved into
+the live `Request`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     namespace: requests of different namespaces share no cache.
     logprobs: None for none.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
-    retain_n: how many of the n sequences, the first or best ones, that is for; None for all.
+    retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     """
 

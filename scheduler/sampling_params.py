@@ -1,7 +1,7 @@
-"""How one request wants its tokens chosen: plain data that crosses every border unchanged.
+"""How one request wants its tokens chosen: plain data that every process passes on unchanged.
 
-Names follow SGLang's ``sampling_params``. Validation against a model (vocabulary, context) is the
-TokenizerManager's; this class only refuses what can never be right.
+Names follow SGLang's ``sampling_params``. Validation against a model is done elsewhere (vocabulary:
+runtime/prompt.py, lengths: limits.py); this class only refuses what can never be right.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Sampling parameters of one request. Raises ValueError naming the field, the value and the fix.
 
     max_new_tokens: tokens to generate at most; None means "up to the context length".
-    min_new_tokens: until that many were generated, eos, stop ids and stop strings cannot end the request.
+    min_new_tokens: until that many are generated, eos, stop ids and stop strings cannot end the request.
     temperature: 0 is greedy. top_k: -1 is off. top_p, min_p: probabilities in (0, 1] and [0, 1].
     stop: strings that end the output, not part of the text unless ``no_stop_trim``.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
     logit_bias: token id -> value in [-100, 100] added to its logit.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
-    beam_width: search for the likeliest sequences, so many at a time, instead of sampling; None does not.
+    beam_width: search for the likeliest sequences, with so many beams, instead of sampling; None samples.
     length_penalty: a finished sequence scores cumulative log-probability / (generated tokens ** length_penalty).
     early_stopping: True ends the search when beam_width sequences have finished, False when the best running one is not
     expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.

@@ -1,11 +1,11 @@
-"""The scheduler: which requests run in the next step, and what a finished step means for them.
+"""The scheduler: it picks the requests of the next step, and applies a finished step's result to them.
 
     add ──▶ waiting ──PrefillScheduler──▶ DecodeScheduler.running ──process_result──▶ finished
                 ▲───────────── retract (memory pressure) ───┘
 
-Pure decision code: time comes in as an argument, tensors stay outside, and everything it decides is a function of the
-calls made. One step may be in flight while the next is formed (overlapped scheduling): `next_batch` then works with
-placeholders for tokens not known yet, and `process_result` is called one step late.
+Pure decision code: it reads no clock (time is an argument) and touches no tensors, so the same calls always give the
+same decisions. One step may be in flight while the next is formed (overlapped scheduling): `next_batch` then uses
+placeholders for tokens that are not known yet, and `process_result` is called one step late.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Scheduler:
         self._live: dict[str, list[Request]] = {}
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
-        """Serials of ended sequences that the step runner must still be told of."""
+        """Serials of ended sequences; the next step tells the step runner of them."""
         self._counters = SchedulerCounters()
         self._last_was_extend = False
 
@@ -96,10 +96,10 @@ class Scheduler:
         own_ids: np.ndarray | None = None,
         constraint: Constraint | None = None,
     ) -> list[Request]:
-        """Take ``spec.sampling.num_requests`` sequences. Raises RequestRefused for what can never be served.
+        """Queue or park ``spec.sampling.num_requests`` sequences. Raises RequestRefused if they can never be served.
 
-        own_ids: int32 [n], what the request brings itself, where that is not what the spec says (see `RequestSpec`).
-        constraint: what the spec's names of it stand for.
+        own_ids: int32 [n], the request's own tokens where they differ from the spec's (see request_spec.py).
+        constraint: the object that the spec names.
         """
         if spec.rid in self._live:
             raise duplicate_rid(spec.rid)
@@ -118,22 +118,22 @@ class Scheduler:
         return list(requests)
 
     def _queue(self, requests: list[Request]) -> None:
-        """Into the waiting queue, which is in order of arrival."""
+        """Insert into the waiting queue, which is kept in order of arrival."""
         if len(requests) == 1:
             insort(self._waiting, requests[0], key=_serial)
             return
         self._waiting += requests
-        self._waiting.sort(key=_serial)  # all but sorted: close to linear
+        self._waiting.sort(key=_serial)  # almost sorted already: close to linear
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
-        """Children of one rid get their prompt, and what their parent left. Raises RequestRefused."""
+        """Give the children of one rid their prompt and what their parent left. Raises RequestRefused."""
         self._factory.begin(children, handover.prompt)
         self.continuations.hand_over(children, handover, now)
 
     def _wake_children(
         self, parent: Request, samples: dict[int, SampleRecord], now: float
     ) -> list[tuple[Request, RequestRefused]]:
-        """A parent ended: its parked children inherit. Returns those that cannot, and why."""
+        """Queue the parked children of a parent that has ended. Returns those that cannot go on, and why."""
         woken: list[Request] = []
         refused: list[tuple[Request, RequestRefused]] = []
         for children, handover in self.continuations.take_children(parent, samples):
@@ -161,15 +161,15 @@ class Scheduler:
         return [event for rid in list(self._live) for event in self.abort(rid, now, message)]
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
-        """Their siblings included."""
+        """Abort these requests and their siblings."""
         rids = dict.fromkeys(request.rid for request in requests)
         return [event for rid in rids for event in self.abort(rid, now, message)]
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
-        """A sequence is over: its KV goes to the tree or a lease, it leaves a record, its children wake.
+        """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
 
-        kept_tokens: output tokens that a child inherits; None for all. Returns ``event`` and the ends of all that
-        waited for the sequence in vain, however long the chain.
+        kept_tokens: output tokens that a child inherits; None for all. Returns ``event``, then the
+        end of every request that waited for this one in vain, directly or through others.
         """
         ended = [event]
         for current in ended:  # grows while children are refused
@@ -182,7 +182,7 @@ class Scheduler:
                 samples = self.continuations.record(request, kept_tokens, now, self._newest_step)
             elif current.refusal is None:
                 self.continuations.fail(request)
-            if request.kv is not None:  # what has been retained is in a lease by now
+            if request.kv is not None:  # retained KV is in a lease by now
                 self._close(request, self._newest_step)
             request.status = RequestStatus.FINISHED
             if request.is_open:
@@ -197,7 +197,7 @@ class Scheduler:
         return ended
 
     def _leave(self, request: Request, now: float) -> None:
-        """Take a request out of the set it is in."""
+        """Remove a request from the queue or set that holds it."""
         if request.status is RequestStatus.PARKED:
             self.continuations.unpark(request)
         elif request.status is RequestStatus.WAITING:
@@ -219,14 +219,14 @@ class Scheduler:
 
     @property
     def _newest_step(self) -> int | None:
-        """The step in flight that was formed last."""
+        """The id of the newest step in flight."""
         return self._in_flight[-1].batch.step_id if self._in_flight else None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
-        """The next step, prompts before decodes. None: nothing to do, or nothing until the step in flight is
-        processed."""
+        """Form the next step, prompts before decodes. None if there is nothing to do, or nothing until the step in
+        flight has been processed."""
         self.leases.expire(now)
         step = None
         if not self._decode_is_due():
@@ -245,7 +245,7 @@ class Scheduler:
         return step.batch
 
     def _decode_is_due(self) -> bool:
-        """Between the chunks of a long prompt the running requests get a token, so that none stalls for long."""
+        """True after a chunk of a long prompt: the running requests then get a token, so that none stalls for long."""
         return self._last_was_extend and self._prefill.prefilling is not None and bool(self._decode.running)
 
     def _next_decode_step(self, now: float) -> PlannedStep | None:
@@ -268,21 +268,21 @@ class Scheduler:
         self._queue([request])
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
-        """The requests that a stop string will end within a token when ``result`` is processed: see
+        """The requests that a stop string in ``result`` will end within a token, each with its match: see
         `Endings.cuts_token`."""
         requests, tokens_of = self._in_flight[0].requests, result.rows() if result.stop_matches else []
         matches = result.stop_matches.items()
         return [(requests[row], m) for row, m in matches if self._endings.cuts_token(requests[row], tokens_of[row], m)]
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
-        """Commit the oldest step in flight; returns what clients must hear of: requests, then searches."""
+        """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
         step = self._in_flight.pop(0)
         batch = step.batch
         events: list[RequestEvent] = []
         lengths, tokens_of = batch.seq_lens.tolist(), result.rows()
         for row, request in enumerate(step.requests):
             if request.finish is not None or request.beam_kv is not None:
-                continue  # ended while this step was in flight, so that its token was never asked for; or a beam
+                continue  # it ended while this step was in flight, so its token is not wanted; or it is a beam
             request.commit(lengths[row])
             if batch.samples[row] and request.beams is None:
                 taken, ending = self._endings.take_tokens(request, tokens_of[row], result.stop_matches.get(row))
@@ -301,7 +301,7 @@ class Scheduler:
         return events
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
-        """The oldest step in flight could not be computed: end its requests, siblings included, and keep the rest."""
+        """End the requests of the oldest step in flight, which failed, and their siblings. All others go on."""
         step = self._in_flight.pop(0)
         batch = step.batch
         self._memory.req_to_token.put_back(batch.row_updates)
@@ -323,8 +323,8 @@ class Scheduler:
         return [request for siblings in self._live.values() for request in siblings]
 
     def self_check(self, now: float) -> list[RequestEvent]:
-        """Compare the owners' sums with the pool and contain what is wrong; see self_check.py. Returns the ends of the
-        requests that had to fail. A step may be in flight."""
+        """Check that every page of the pool has one owner, and contain the damage if not; see memory/self_check.py.
+        Returns the ends of requests that had to fail. A step may be in flight."""
         holders = [request for request in self.live_requests if request.kv is not None]
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens

@@ -1,4 +1,4 @@
-"""What an operator can see of a scheduler: plain numbers, for metrics and logs."""
+"""The numbers that an operator can see of a scheduler, for metrics and logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .batch_builder import PlannedStep
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Counted by the scheduler since start; tokens of prompts for the prefix cache."""
+    """Counted by the scheduler since start. The prefix cache counts tokens of prompts."""
 
     steps: int = 0
     retractions: int = 0

@@ -22,10 +22,10 @@ class TokenBuffer:
 
     Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
     any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt. The ids
-    that a buffer begins with are the caller's, who must not change them; the first append copies them.
+    that a buffer begins with belong to the caller, who must not change them; the first append copies them.
 
-    A copy that `extend` needs is put off until somebody looks: of thousands of children that wait for one parent each
-    copies its prompt when it is admitted.
+    If `extend` needs a copy, it is put off until somebody reads the ids: thousands of children may wait for one parent,
+    and each copies its prompt only when it is admitted.
     """
 
     __slots__ = ("_length", "_memory", "_tail")
@@ -92,8 +92,8 @@ class TokenBuffer:
         return other
 
     def cut(self, length: int) -> TokenBuffer:
-        """A buffer of the first ``length`` ids. If this one ends the used memory, the ids behind are given up with it
-        and must not be read again."""
+        """A buffer of the first ``length`` ids. If this buffer ends the used memory, the ids after ``length`` are
+        given up and must not be read again."""
         if self._tail is not None:
             self._join()
         if self._memory.used == self._length:
@@ -116,8 +116,8 @@ class TokenBuffer:
 
 
 class _Memory:
-    """What token buffers share. data: int32, up to ``writable`` ids of it ours to write; those behind ``used`` belong
-    to nobody."""
+    """The memory that token buffers share. data: int32; its first ``writable`` ids may be written, and those behind
+    ``used`` belong to nobody."""
 
     __slots__ = ("data", "used", "writable")
 

@@ -1,18 +1,18 @@
 """Paged attention on CUDA devices through FlashInfer (Ye et al. 2025, "FlashInfer: Efficient and Customizable Attention
 Engine for LLM Inference Serving").
 
-    plan   once per step, on the host: `paging` makes the arrays, the library cuts the work, page numbers are gathered
-           on the device from its copy of req_to_token. Nothing waits for the device.
-    run    once per layer: the kernels
+    plan   once per step, on the host: `paging` makes the arrays, and the library divides the work. The device gathers
+           page numbers from its copy of req_to_token. Nothing waits for the device.
+    run    once per layer: launches the kernels
 
-What attends depends on the step:
+The kernels depend on the step:
 
     one query per sequence           decode on tensor cores
     the same, beams over prefixes    prefixes by a prefill kernel, tails by decode, merged by their log-sum-exp
     more queries                     prefill: FA2 for short extends, FA3 for long ones where the card has it (Hopper)
 
 In a graph (`open_graph`) the arrays go to fixed buffers, and sizes are those of the shape. Layers of one window share a
-plan. The library is passed in: `flashinfer_library.py` loads the real one, tests a double.
+plan. The library is passed in: `library.py` loads the real one, tests pass a double.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ..graph_shape import GraphKind, GraphShape
 from .kernel import Arena, FlashInferLibrary, Kernel
 
 FA3_QUERIES = 128
-"""Mean queries per sequence from which FA3 is used. Measured on an H200: at 8 FA2 takes 65 µs and FA3 87, at 8192 FA3
-does 535 TFLOP/s and FA2 315; the point between was not looked for."""
+"""Use FA3 from this mean number of queries per sequence. Measured on an H200: at 8, FA2 takes 65 µs and FA3 87; at
+8192, FA3 does 535 TFLOP/s and FA2 315. The exact crossing point was not measured."""
 
 SHARED_KEYS = 1 << 16
-"""Keys saved from which prefixes are read apart. Measured on an H200 (32 / 8 heads): one group of 32 beams over 700
-tokens (22 k) gains nothing, 16 of them (350 k) take a third of the time."""
+"""Read prefixes apart if that saves this many keys. Measured on an H200 (32 / 8 heads): one group of 32 beams over 700
+tokens (22 k) gains nothing; 16 such groups (350 k) take a third of the time."""
 
 ROWS_PER_GROUP = 8
-"""A graph for shared prefixes has room for one group for so many rows. The more room, the longer a plan takes."""
+"""A graph for shared prefixes has room for one group per this many rows. The more room, the longer a plan takes."""
 
 
 class FlashInferBackend:
@@ -53,8 +53,8 @@ class FlashInferBackend:
         *,
         max_graph_pages: int = 1 << 23,
     ) -> None:
-        """specs: the model's layers. build_kv_indices: kv_indices.build_kv_indices, or its kernel. max_graph_pages:
-        page numbers that a step in a graph may need in all."""
+        """specs: the model's layers. build_kv_indices: kv_indices.build_kv_indices or its Triton kernel.
+        max_graph_pages: the most page numbers that a step in a graph may need in all."""
         self._arena = Arena(kv_pool, specs[0], library, build_kv_indices, max_graph_pages)
         self._windows = list(dict.fromkeys(spec.sliding_window for spec in specs))
         self._copied = _CopyFence(kv_pool.device)
@@ -90,14 +90,14 @@ class FlashInferBackend:
                 return False
         lengths = batch.prefix_lens.astype(np.int64) + batch.extend_lens
         pages = int((-(-lengths // page_size)).sum())
-        return pages + shape.tokens <= self._arena.max_graph_pages  # padding reads a page per token at most
+        return pages + shape.tokens <= self._arena.max_graph_pages  # padding reads at most one page per token
 
     def open_graph(self, shape: GraphShape) -> FlashInferGraph:
         """See GraphBackend.open_graph."""
         return FlashInferGraph(self._parts(shape.kind, shape), self._copied)
 
     def _parts(self, kind: GraphKind, shape: GraphShape | None, *, fa3: bool = False) -> dict[int | None, _Part]:
-        """How the layers of each window attend. shape: of a graph."""
+        """How the layers of each window attend. shape: that of a graph, or None."""
         return {window: self._part(window, kind, shape, fa3) for window in self._windows}
 
     def _part(self, window: int | None, kind: GraphKind, shape: GraphShape | None, fa3: bool) -> _Part:
@@ -110,7 +110,7 @@ class FlashInferBackend:
             return _Flat(window, kernel("flat", window, None, count))
         if kind is GraphKind.EXTEND:
             return _Flat(window, kernel("flat", window, True, count))
-        # All queries see the whole prefix, whatever the window: else it would not be read apart.
+        # Prefixes are read apart only if all queries see them whole, so no window is needed here.
         prefix = kernel("prefix", None, False, None if shape is None else _max_prefixes(shape))
         mask = None if shape is None else torch.zeros(shape.tokens, dtype=torch.uint8, device=self._arena.pool.device)
         return _Shared(window, prefix, kernel("tail", window, None, count), mask, self._arena)
@@ -138,8 +138,8 @@ class FlashInferGraph:
 
 
 class _CopyFence:
-    """The library cuts the work in pinned memory and copies it from there without waiting. The copies of the last plan
-    must be over before that memory is written again; they nearly always are."""
+    """Protects the pinned memory in which the library plans, and from which it copies without waiting. The copies of
+    the last plan must be over before the next plan writes there; they nearly always are."""
 
     def __init__(self, device: torch.device) -> None:
         self._done = torch.cuda.Event() if device.type == "cuda" else None
@@ -154,7 +154,7 @@ class _CopyFence:
 
 
 class _Part(Protocol):
-    """What the layers of one window do in a step."""
+    """How the layers of one window attend in a step."""
 
     def plan(self, batch: AttentionBatch) -> None: ...
 
@@ -164,7 +164,7 @@ class _Part(Protocol):
 
 
 class _Flat:
-    """Every sequence reads all it sees."""
+    """Every sequence reads all that it sees."""
 
     def __init__(self, window: int | None, kernel: Kernel) -> None:
         self._window = window
@@ -181,12 +181,12 @@ class _Flat:
 
 
 class _Shared:
-    """Groups read their prefix once, then each row its tail."""
+    """Each group's prefix is read once, each row's tail by itself; their results are merged."""
 
     def __init__(
         self, window: int | None, prefix: Kernel, tail: Kernel, mask: torch.Tensor | None, arena: Arena
     ) -> None:
-        """mask: fixed uint8 [rows] of a graph."""
+        """mask: a graph's fixed buffer, uint8 [rows]; None without a graph."""
         self._window = window
         self._prefix = prefix
         self._tail = tail
@@ -220,5 +220,5 @@ class _Shared:
 
 
 def _max_prefixes(shape: GraphShape) -> int:
-    """Sequences of the prefix part: groups, and the rows before, between and behind them."""
+    """The most sequences of the prefix part: groups, and the rows before, between and after them."""
     return 2 + shape.tokens // ROWS_PER_GROUP

@@ -1,7 +1,7 @@
-"""One wrapper of FlashInfer with the buffers it plans into, and what all wrappers of a backend share.
+"""A FlashInfer wrapper with the buffers it plans into, and the memory that all wrappers of a backend share.
 
 Only public parts of the library are used: the two wrappers for paged KV, their plan and run, and `fast_decode_plan`,
-which skips what plan does in Python where buffers are fixed.
+which skips plan's work in Python if buffers are fixed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..backend import AttentionBatch, AttentionSpec
 from ..paging import PagedSequences
 
 WORKSPACE_BYTES = 256 << 20
-"""Bytes at first; doubled when a plan needs more."""
+"""Initial size; doubled when a plan needs more."""
 
 INT_WORKSPACE_BYTES = 8 << 20
-"""Bytes; what the library itself makes."""
+"""The size that the library itself uses."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,14 +33,14 @@ class FlashInferLibrary:
     decode: type[Any]
     """BatchDecodeWithPagedKVCacheWrapper"""
     fast_decode_plan: Callable[..., None]
-    """plan of ``decode``; only after a first plan."""
+    """A faster plan of ``decode``; needs an ordinary plan first."""
     merge_state_in_place: Callable[..., None]
     has_fa3: bool
     """The card runs FA3."""
 
 
 class Arena:
-    """The pool, and memory that wrappers use one after the other."""
+    """The pool, and the memory that wrappers use one after the other."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Arena:
         build_kv_indices: Callable[..., None],
         max_graph_pages: int,
     ) -> None:
-        """spec: of any layer. build_kv_indices: kv_indices.build_kv_indices, or its kernel. max_graph_pages: page
-        numbers of one step in a graph."""
+        """spec: any layer's. build_kv_indices: kv_indices.build_kv_indices or its Triton kernel. max_graph_pages: the
+        most page numbers of one step in a graph."""
         self.pool = pool
         self.spec = spec
         self.library = library
@@ -66,15 +66,15 @@ class Arena:
         ]
 
     def int_workspace(self, role: str) -> torch.Tensor:
-        """One for each role in a step, whatever its shape: steps follow each other on the device."""
+        """The buffer of a role, shared by steps of all shapes, as steps run one after the other on the device."""
         return self._kept(self._int_workspaces, role, INT_WORKSPACE_BYTES, torch.uint8)
 
     def graph_indices(self, role: str) -> torch.Tensor:
-        """Page numbers of graphs, likewise."""
+        """The buffer for page numbers of graphs, shared likewise."""
         return self._kept(self._graph_indices, role, self.max_graph_pages, torch.int32)
 
     def grow_workspace(self) -> None:
-        """Whoever holds the old one keeps it."""
+        """Replace the workspace by one of twice its size; wrappers that hold the old one keep it."""
         self.workspace = torch.zeros(2 * len(self.workspace), dtype=torch.uint8, device=self.pool.device)
 
     def _kept(self, buffers: dict[str, torch.Tensor], role: str, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -84,13 +84,13 @@ class Arena:
 
 
 class Kernel:
-    """Paged attention of some sequences. ``run`` attends as the last ``plan`` said."""
+    """Paged attention of some sequences. ``run`` attends as the last ``plan`` prepared it."""
 
     def __init__(
         self, arena: Arena, role: str, window: int | None, *, causal: bool | None, fa3: bool, count: int | None
     ) -> None:
-        """role: what it does in a step, unlike all that run in the same step. causal: of a prefill; None: a decode, one
-        query per sequence. count: sequences of a graph, None where there is none."""
+        """role: a name, unique among the kernels of one step. causal: whether a prefill is causal; None means a decode,
+        one query per sequence. count: sequences of a graph; None without a graph."""
         self._arena = arena
         self._role = role
         self._causal = causal
@@ -107,7 +107,7 @@ class Kernel:
         self._frozen = False
 
     def plan(self, batch: AttentionBatch, sequences: PagedSequences) -> None:
-        """Upload the arrays, gather page numbers, let the library cut the work. Nothing waits for the device."""
+        """Upload the arrays, gather page numbers, let the library divide the work. Nothing waits for the device."""
         if self._count is not None:
             sequences = sequences.padded(self._count, batch.pad_row)
         host = _Arrays.on_host(sequences, self._arena.pool.device)
@@ -132,7 +132,7 @@ class Kernel:
                 self._plan_wrapper(host, device, indices, int(sequences.queries.max()))
                 return
             except Exception as error:
-                # A graph holds the address of its workspace, and its plans never need more than its first.
+                # A captured graph keeps its workspace's address, and no later plan needs more than its first one.
                 if self._frozen or "workspace buffer" not in str(error):
                     raise
             self._arena.grow_workspace()
@@ -148,12 +148,12 @@ class Kernel:
         return self._wrapper.run(q, self._arena.pages[layer_id], out=out)
 
     def run_with_lse(self, q: torch.Tensor, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Also the log-sum-exp (base 2) of the scores, float32 [tokens, heads]."""
+        """`run`, and the log-sum-exp (base 2) of the scores, float32 [tokens, heads]."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         return self._wrapper.run(q, self._arena.pages[layer_id], out=out, return_lse=True)
 
     def freeze(self) -> None:
-        """Buffers stay where they are from now on: a graph has been captured."""
+        """A graph has been captured: from now on its buffers must not move."""
         self._frozen = True
 
     def _plan_wrapper(self, host: _Arrays, device: _Arrays, indices: torch.Tensor, most_queries: int) -> None:
@@ -224,7 +224,7 @@ class _Arrays:
     __slots__ = ("kv_indptr", "last_page_lens", "num_pages", "packed", "qo_indptr", "rows", "starts")
 
     def __init__(self, packed: torch.Tensor, count: int, num_pages: int = -1) -> None:
-        """num_pages: of all sequences, where the host knows."""
+        """num_pages: of all sequences together; -1 if unknown."""
         self.packed = packed
         self.num_pages = num_pages
         parts = packed.split([count + 1, count + 1, count, count, count])
@@ -232,7 +232,7 @@ class _Arrays:
 
     @classmethod
     def on_host(cls, sequences: PagedSequences, device: torch.device) -> _Arrays:
-        """In pinned memory where they are for a GPU: the copy does not block."""
+        """In pinned memory if the device is a GPU, so that the copy does not block."""
         kv_indptr = sequences.kv_indptr
         parts = [sequences.qo_indptr, kv_indptr, sequences.last_page_lens, sequences.rows, sequences.starts]
         packed = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))

@@ -1,4 +1,4 @@
-"""Page numbers of many sequences side by side, read from the device's own copy of req_to_token."""
+"""Gathers the page numbers of many sequences side by side, from the device's own copy of req_to_token."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def build_kv_indices(
     """Write the pages of sequence i to out[kv_indptr[i] : kv_indptr[i + 1]].
 
     req_to_token: int32 [rows, max_context]; rows, starts: int32 [n], each sequence's row and the position where it
-    begins, a multiple of page_size; kv_indptr: int32 [n + 1]; out: int32 [kv_indptr[n]]. most_pages: of one sequence;
-    for kernels that want their grid from the host. The oracle of triton_kv_indices.py.
+    begins, a multiple of page_size; kv_indptr: int32 [n + 1]; out: int32 [kv_indptr[n]]. most_pages: the most pages of
+    one sequence, for kernels whose grid the host must know. This is the oracle of triton_kv_indices.py.
     """
     counts = kv_indptr[1:] - kv_indptr[:-1]
-    sequence = torch.repeat_interleave(counts, output_size=len(out))  # the length is known: nothing waits for it
+    sequence = torch.repeat_interleave(counts, output_size=len(out))  # with the length given, nothing waits for it
     page = torch.arange(len(out), dtype=torch.int32, device=out.device) - kv_indptr[sequence]
     slots = req_to_token[rows[sequence].long(), (starts[sequence] + page * page_size).long()]
     torch.div(slots, page_size, rounding_mode="floor", out=out)

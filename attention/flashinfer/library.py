@@ -1,7 +1,7 @@
-"""Loads FlashInfer where it is there and works, which is checked by what it computes on this device.
+"""Loads FlashInfer if it is installed and computes correctly on this device.
 
-It compiles its kernels at first use (nvcc, ninja; a minute or two, then kept in ~/.cache/flashinfer), so that is done
-here, at start, and not when the first client waits.
+FlashInfer compiles its kernels at first use (nvcc, ninja; a minute or two, then kept in ~/.cache/flashinfer). That is
+done here, at start, so that no client waits for it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ VERSION = "0.6.12"
 HEAD_DIMS = (64, 128, 256)
 MIN_CAPABILITY = (8, 0)
 LOG_LINES = 15
-"""Of a failed compilation."""
+"""Lines to log of a failed compilation."""
 
 MakeAttention = Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
 
 
 class FlashInferUnavailable(RuntimeError):
-    """FlashInfer cannot be used; says why, and what to install or change."""
+    """FlashInfer cannot be used; the message says why, and what to install or change."""
 
 
 def load_attention(
     specs: Sequence[AttentionSpec], *, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> MakeAttention:
-    """A backend factory that has attended right here. Raises FlashInferUnavailable."""
+    """A backend factory, once its kernels have passed the probe on this device. Raises FlashInferUnavailable."""
     check_supported(specs[0], dtype, torch.cuda.get_device_capability(device))
     library = import_library(has_fa3=torch.cuda.get_device_capability(device)[0] == 9)
     check_compiler()
@@ -56,7 +56,7 @@ def load_attention(
     began = time.monotonic()
     where = {"page_size": page_size, "dtype": dtype, "device": device}
     try:
-        # FA3 apart: only it needs Hopper, and the rest does without.
+        # Probe FA3 separately: only it needs Hopper, and the rest works without it.
         probe_backend(factory(dataclasses.replace(library, has_fa3=False)), specs, (DECODE, EXTEND, BEAMS), **where)
     except Exception as error:
         raise FlashInferUnavailable(f"FlashInfer fails on this device: {log_end(error)}") from error
@@ -71,7 +71,7 @@ def load_attention(
 
 
 def check_supported(spec: AttentionSpec, dtype: torch.dtype, capability: tuple[int, int]) -> None:
-    """Raises FlashInferUnavailable for numbers, heads or cards that it has no kernels for."""
+    """Raises FlashInferUnavailable for dtypes, head sizes or cards that FlashInfer has no kernels for."""
     if dtype not in (torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         raise FlashInferUnavailable(f"FlashInfer computes in half precision, not {name}; use --dtype bfloat16")
@@ -84,7 +84,7 @@ def check_supported(spec: AttentionSpec, dtype: torch.dtype, capability: tuple[i
 
 
 def import_library(*, has_fa3: bool) -> FlashInferLibrary:
-    """Raises FlashInferUnavailable where it is not installed, or is not what we know."""
+    """Raises FlashInferUnavailable if FlashInfer is not installed or lacks the parts we use."""
     try:
         flashinfer = importlib.import_module("flashinfer")
         decode = importlib.import_module("flashinfer.decode")
@@ -109,7 +109,7 @@ def import_library(*, has_fa3: bool) -> FlashInferLibrary:
 
 
 def check_compiler() -> None:
-    """Raises FlashInferUnavailable where kernels can be neither compiled nor found compiled."""
+    """Raises FlashInferUnavailable if kernels are not precompiled and cannot be compiled."""
     if importlib.util.find_spec("flashinfer_jit_cache") is not None:
         return
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
@@ -123,7 +123,7 @@ def check_compiler() -> None:
 
 
 def choose_kv_indices(device: torch.device) -> Callable[..., None]:
-    """The Triton kernel where it runs and is right, else torch."""
+    """The Triton kernel if it runs and gives the right numbers, else torch."""
     try:
         from . import triton_kv_indices
 
@@ -146,6 +146,6 @@ def choose_kv_indices(device: torch.device) -> Callable[..., None]:
 
 
 def log_end(error: BaseException) -> str:
-    """The error, of a long one the last lines: there a compiler says what is wrong."""
+    """The error, or the last lines of a long one: that is where a compiler says what is wrong."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return lines[0] if len(lines) == 1 else "\n".join(["", *lines[-LOG_LINES:]])

@@ -9,7 +9,7 @@ import triton.language as tl
 BLOCK = 512
 """Pages per program."""
 
-# Slices of packed tensors begin anywhere: without this, each way they lie would be compiled when it first occurs.
+# These are slices of packed tensors. Without this, Triton would recompile the kernel when their alignment changes.
 ANY_ALIGNMENT = ["rows", "starts", "kv_indptr", "out"]
 
 

@@ -1,4 +1,4 @@
-"""Reads the fields by which a request continues an earlier one, or asks to be kept for one that will continue it."""
+"""Reads the fields by which a request continues an earlier one, or asks to be kept for a later one to continue."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CONTINUATION_FIELDS = (
 )  # fmt: skip
 
 MAX_RETAIN_TTL = 86_400.0
-"""Seconds; one day. A lease holds memory that others could use."""
+"""Seconds: one day. A lease holds memory that other requests could use."""
 
 
 def continuation_batch_size(fields: dict[str, Any]) -> int | None:
-    """How many prompts the lists among ``continuation_of``, ``_suffix`` and ``_ids`` speak of; None without a list."""
+    """How many prompts the lists in ``continuation_of``, ``_suffix`` and ``_ids`` are for; None if none is a list."""
     lists = {name: fields.get(name) for name in ("continuation_of", "continuation_suffix")}
     ids = fields.get("continuation_ids")
     if isinstance(ids, list) and any(isinstance(item, list) for item in ids):
@@ -41,14 +41,14 @@ def continuation_batch_size(fields: dict[str, Any]) -> int | None:
 
 @dataclass(slots=True, frozen=True)
 class ContinuationFields:
-    """What one prompt continues: nothing where ``spec`` is None. suffix_ids: the suffix where it came as ids."""
+    """The request that one prompt continues; ``spec`` is None for none. suffix_ids: the suffix, if given as ids."""
 
     spec: ContinuationSpec | None = None
     suffix_ids: list[int] | None = None
 
 
 def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[ContinuationFields]:
-    """What each prompt of a call continues. Raises RequestRefused."""
+    """One per prompt. Raises RequestRefused."""
     parents = per_prompt.read("continuation_of", read_rid, None)
     suffixes = per_prompt.typed("continuation_suffix", str, None)
     id_lists = _id_lists(fields, per_prompt)
@@ -90,7 +90,7 @@ def read_retain_ns(per_prompt: PerPrompt) -> list[int | None]:
 
 
 def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] | None]:
-    """One list of ids for all prompts, or a list of such lists, or null for a prompt without."""
+    """One per prompt, from one list of ids for all prompts or a list with one such list, or null, for each."""
     given = fields.get("continuation_ids")
     is_nested = isinstance(given, list) and any(isinstance(item, list) for item in given)
     try:

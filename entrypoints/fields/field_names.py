@@ -1,7 +1,7 @@
-"""What an API calls the fields that the shared readers, the tokenizer manager and the worker speak of.
+"""Translates errors into the field names of another API.
 
-They refuse in SGLang's names: ``max_new_tokens``, ``input_ids``, ``sampling_params.top_p``. The clients of another API
-should read its own.
+The shared readers, the tokenizer manager and the worker use SGLang's names in errors: ``max_new_tokens``,
+``input_ids``, ``sampling_params.top_p``. Clients of another API should read that API's names.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _EITHER_PROMPT = "text or input_ids"
 
 
 class FieldNames:
-    """The names of one API in which sampling parameters stand beside the other fields."""
+    """The field names of an API whose sampling parameters stand beside the other fields, not in an object."""
 
     def __init__(self, *, prompt: str, renamed: Mapping[str, str]) -> None:
-        """prompt: the field that brings what SGLang calls ``text`` or ``input_ids``. renamed: SGLang's name -> the
-        API's, for names that are no everyday words."""
-        # `text` is an everyday word: it is a field only where an error says that it is (``param``).
+        """prompt: the API's field for SGLang's ``text`` and ``input_ids``. renamed: SGLang's name -> the API's; only
+        names that are not everyday words."""
+        # `text` is an everyday word: it is a field only if the error's ``param`` says so.
         self._in_messages = {_SAMPLING: "", _EITHER_PROMPT: prompt, "input_ids": prompt, **renamed}
         self._params = {"text": prompt, "input_ids": prompt, **renamed}
         words = "|".join(map(re.escape, ("input_ids", *renamed)))
@@ -30,7 +30,7 @@ class FieldNames:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """A RequestRefused that is raised within comes out in the API's names."""
+        """Raise any RequestRefused from inside the block again, in the API's names."""
         try:
             yield
         except RequestRefused as refused:

@@ -1,5 +1,5 @@
-"""Where an item trie comes from: the body of an upload, a file, or an array. Built in a thread, so that a million items
-stall nobody: neither the loop that answers, nor the worker, which gets the finished array."""
+"""Builds an item trie from an uploaded body, a file or an array. A thread does the work, so that a million items stall
+neither the event loop nor the worker, which gets the finished array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...scheduler.refusal import RequestRefused
 
 
 async def build_item_trie(source: bytes | str | Path | np.ndarray) -> ItemTrie:
-    """From what a .npy file holds (bytes), its path, or the table of `ItemTrie.build`. Raises RequestRefused."""
+    """source: the bytes of a .npy file, its path, or the table for `ItemTrie.build`. Raises RequestRefused."""
     try:
         return await asyncio.to_thread(_build, source)
     except ItemTrieError as error:

@@ -1,4 +1,4 @@
-"""What Baton says of a finished output beyond what other servers say: the same objects in every API."""
+"""Details of a finished output that only Baton reports; the same objects in every API."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...runtime.answer import Output
 
 
 def beam_scores(output: Output) -> dict[str, Any]:
-    """``cumulative_logprob`` and ``sequence_score`` of a beam search's result, with ``beam_search`` where the search
-    found fewer than it was asked for; empty for a sample."""
+    """``cumulative_logprob`` and ``sequence_score`` of a beam search's result; also ``beam_search`` if the search found
+    fewer results than it was asked for. Empty for a sample."""
     beam = output.beam
     if beam is None:
         return {}
@@ -22,8 +22,8 @@ def beam_scores(output: Output) -> dict[str, Any]:
 
 
 def stage_details(output: Output) -> dict[str, Any]:
-    """``continuation``: what the output's request got from its parent; ``retained``: what is kept for the next stage,
-    or why not. Each only where it was asked for."""
+    """``continuation``: what the request inherited from its parent. ``retained``: what is kept for the next stage, or
+    why nothing is. Each appears only if it was asked for."""
     details: dict[str, Any] = {}
     if output.continuation is not None:
         details["continuation"] = msgspec.structs.asdict(output.continuation)

@@ -1,7 +1,7 @@
-"""A parsed request of any API, and the readers of what all of them share: prompts, logprobs, names, salts, leases.
+"""A parsed request of any API, and the readers that all APIs share: prompts, logprobs, rids, salts, leases.
 
 An API translates its own fields into these (``text`` or ``input_ids``, sampling parameters in SGLang's names) and reads
-them here; what is refused speaks of these names, which `field_names.FieldNames` turns into the API's own.
+them here. Refusals use these names too; `field_names.FieldNames` turns them into the API's own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
 
 SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", "priority", *CONTINUATION_FIELDS)
-"""What `read_prompts` reads beside ``stream``, under the same names in every API."""
+"""Fields that `read_prompts` reads besides ``stream``, with the same names in every API."""
 
 MAX_PRIORITY = 1_000_000
 
 
 @dataclass(slots=True, frozen=True)
 class PromptBatch:
-    """What a request asks for. ``is_list``: it is answered with a list (a batch, or n > 1). rid: the caller's name for
-    it."""
+    """The prompts of one request. ``is_list``: it is answered with a list (a batch, or n > 1). rid: the caller's name
+    for it."""
 
     prompts: list[Prompt]
     stream: bool
@@ -43,8 +43,8 @@ class PromptBatch:
 
 @dataclass(slots=True, frozen=True)
 class PromptTokens:
-    """Where the prompts' tokens come from: ``texts`` or ``id_lists``, one per prompt; neither where only parents are
-    continued."""
+    """The source of the prompts' tokens: ``texts`` or ``id_lists``, one per prompt; neither for prompts that only
+    continue a parent."""
 
     size: int
     is_batch: bool
@@ -133,7 +133,7 @@ def read_tokens(fields: dict[str, Any]) -> PromptTokens:
         alone = PromptTokens(parents or 1, is_batch=parents is not None)
         if "continuation_of" in fields:
             return alone
-        # A continuation that forgot its parent hears of that instead.
+        # If continuation fields are there without continuation_of, report that instead.
         read_continuations(fields, PerPrompt(fields, alone.size, alone.is_batch))
         raise RequestRefused("give the prompt as text or as input_ids; both are missing", param="text")
     if parents is not None and (not tokens.is_batch or tokens.size != parents):
@@ -177,7 +177,7 @@ def _priority(value: Any, name: str) -> int:
 
 
 def _namespaces(per_prompt: PerPrompt) -> list[str]:
-    """A salt alone is its own namespace; with an extra key it makes another one."""
+    """One namespace per prompt: the salt, or the salt joined with the extra key."""
     salts = per_prompt.typed("cache_salt", str, "")
     extra_keys = per_prompt.typed("extra_key", str, "")
     return [f"{salt}\0{key}" if key else salt for salt, key in zip(salts, extra_keys, strict=True)]

@@ -1,6 +1,6 @@
-"""Reading the fields of a JSON body: unknown ones, wrong types, one value or one per prompt, names of requests.
+"""Reading the fields of a JSON body: unknown fields, wrong types, one value or one per prompt, names of requests.
 
-What every API shares. All of it raises RequestRefused (400), naming the field and the fix.
+Every API uses these readers. All of them raise RequestRefused (400), naming the field and the fix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 MAX_RID_CHARS = 512
 
 RESPONSE_ID_PREFIX = "cmpl-"
-"""OpenAI's response ids are rids with this before them; both name the same request."""
+"""An OpenAI response id is this prefix and a rid; both name the same request."""
 
 
 def refuse_unserved(
@@ -31,8 +31,8 @@ def refuse_unserved(
     where: str,
     instead: dict[str, str] | None = None,
 ) -> None:
-    """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages;
-    ``instead``: what to use instead of an unsupported field."""
+    """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages.
+    ``instead``: unsupported field -> what to use instead."""
     for name, value in given.items():
         if name in served or name in without_effect:
             continue
@@ -40,7 +40,7 @@ def refuse_unserved(
             near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
             hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
             raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
-        # 0 == False in Python, not for the caller of an API.
+        # 0 == False in Python, but not for the caller of an API.
         if value is not None and not any(value == off and type(value) is type(off) for off in unsupported[name]):
             off = ", ".join(["null", *(msgspec.json.encode(value).decode() for value in unsupported[name])])
             use = f"use {where}{instead[name]}" if instead and name in instead else "leave it out"
@@ -52,7 +52,7 @@ def refuse_unserved(
 
 
 def typed(value: Any, kind: type[T], name: str) -> T:
-    """The value, which must be of exactly that JSON type; a whole number passes as a float."""
+    """The value, which must have exactly this JSON type; a whole number passes as a float."""
     if kind is float and type(value) is int:
         return kind(value)
     if type(value) is not kind:
@@ -90,7 +90,7 @@ def spread(value: Any, name: str, size: int, is_batch: bool) -> list:
 
 
 class PerPrompt:
-    """The fields of a call with ``size`` prompts, spread over them. null, in a list too, is the default."""
+    """Spreads the fields of a request over its ``size`` prompts. null means the default, also inside a list."""
 
     def __init__(self, fields: dict[str, Any], size: int, is_batch: bool) -> None:
         self._fields = fields
@@ -98,7 +98,7 @@ class PerPrompt:
         self.is_batch = is_batch
 
     def read(self, name: str, check: Callable[[Any, str], T], default: T) -> list[T]:
-        """``check(value, name)`` returns the value as it is used, or refuses it."""
+        """One value per prompt. ``check(value, name)`` returns the value to use, or refuses it."""
         if name not in self._fields:
             return [default] * self.size
         values = spread(self._fields.get(name), name, self.size, self.is_batch)
@@ -109,7 +109,7 @@ class PerPrompt:
 
 
 def check_model(name: Any, served: str) -> None:
-    """Refuse a ``model`` that is not the one served; None is not asked."""
+    """Refuse a ``model`` that is not the one served; None passes."""
     if name is not None and name != served:
         raise RequestRefused(
             f"model {name!r} is not served here; this server has {served!r}",
@@ -123,7 +123,7 @@ def check_model(name: Any, served: str) -> None:
 
 
 def read_rid(given: Any, name: str) -> str:
-    """A request's name. That of an OpenAI response loses its prefix, so that both forms mean the same request."""
+    """A request's name. The prefix of an OpenAI response id is dropped, so that both forms mean the same request."""
     rid = given.removeprefix(RESPONSE_ID_PREFIX) if isinstance(given, str) else given
     if not isinstance(rid, str) or not 1 <= len(rid) <= MAX_RID_CHARS:
         raise RequestRefused(
@@ -133,7 +133,7 @@ def read_rid(given: Any, name: str) -> str:
 
 
 def read_rids(given: Any, size: int, is_batch: bool) -> tuple[str, list[str]]:
-    """(name of the call, one rid per prompt). A batch numbers its prompts after the name it was given."""
+    """(name of the request, one rid per prompt). The rids of a batch are its name with a number added."""
     if isinstance(given, list):
         if not is_batch or len(given) != size:
             raise RequestRefused(f"rid lists {len(given)} names for {size} prompts; give one for each", param="rid")

@@ -25,8 +25,8 @@ _SERVED = (*_FIELDS, *SAMPLING_ALIASES)
 
 
 def read_sampling_params(given: Any, per_prompt: PerPrompt) -> list[SamplingParams]:
-    """One per prompt, from ``sampling_params`` (an object, a list of them, or None) and ``no_stop_trim`` beside it.
-    Raises RequestRefused."""
+    """One per prompt, from ``sampling_params`` (an object, a list of them, or None) and the field ``no_stop_trim``
+    beside it. Raises RequestRefused."""
     given = {} if given is None else given
     trims = per_prompt.typed("no_stop_trim", bool, None)
     if not isinstance(given, list) and len(set(trims)) == 1:
@@ -44,12 +44,12 @@ def parse_sampling_params(
 ) -> SamplingParams:
     """A JSON object in SGLang's names -> SamplingParams. Raises RequestRefused.
 
-    no_stop_trim: what the call says of it outside of the object.
+    no_stop_trim: the value of the request's own field, outside the object.
     """
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object", param=where)
     refuse_unserved(given, _SERVED, UNSUPPORTED_SAMPLING, (), where=f"{where}.", instead=_INSTEAD)
-    # null means the default, except that max_new_tokens: null asks for "up to the context length".
+    # null means the default, but max_new_tokens: null means "up to the context length".
     values = {
         SAMPLING_ALIASES.get(name, name): value
         for name, value in given.items()
@@ -60,7 +60,7 @@ def parse_sampling_params(
     if isinstance(bias := values.get("logit_bias"), dict):
         values["logit_bias"] = _logit_bias(bias, where)
     if values.get("beam_width") == 0 and type(values["beam_width"]) is int:
-        del values["beam_width"]  # no search
+        del values["beam_width"]  # 0 means no search
     if (early := values.get("early_stopping", False)) not in (True, False, "never") or type(early) in (int, float):
         name = f"{where}.early_stopping"
         raise RequestRefused(f'{name} is {shown(early)}; it takes true, false or "never"', param=name)
@@ -76,7 +76,7 @@ def parse_sampling_params(
 
 
 def _logit_bias(given: dict, where: str) -> dict[int, Any]:
-    """JSON has string keys only; they are token ids here."""
+    """Turn the keys into token ids; JSON has only string keys."""
     try:
         return {int(token_id): value for token_id, value in given.items()}
     except ValueError:
@@ -95,6 +95,6 @@ def _readable(message: str) -> tuple[str, str | None]:
         # Our own message, which starts with the field's name.
         first = what.split(" ", 1)[0]
         return what, first if first in _FIELDS else None
-    # null never comes here: it is the default.
+    # null never gets here: it means the default.
     what = what.replace("`", "").replace(" | null", "")
     return f"{name}: {what[0].lower() + what[1:]}", name

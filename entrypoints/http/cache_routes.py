@@ -1,4 +1,4 @@
-"""The prefix cache."""
+"""``/flush_cache``: empties the prefix cache."""
 
 from __future__ import annotations
 

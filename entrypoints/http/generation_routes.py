@@ -1,4 +1,4 @@
-"""SGLang's ``/generate``, and the calls that end a request or give up what it keeps."""
+"""SGLang's ``/generate``, and the routes that abort a request or release its leases."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GenerationRoutes:
         return JSONAnswer({"aborted": aborted})
 
     async def release(self, request: Request) -> Response:
-        """Give up the lease of a finished request. Not an error where there is none: it may have just expired."""
+        """Give up the leases of a finished request. Having none is no error: they may have just expired."""
         fields = await read_json_object(request, self._args.server.max_body_bytes)
         refuse_unserved(fields, ("rid",), {}, (), where="")
         released = await self._manager.control.release(read_rid(fields.get("rid"), "rid"))

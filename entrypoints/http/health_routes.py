@@ -1,4 +1,4 @@
-"""Whether the server is alive, and whether it is ready."""
+"""Routes that say whether the server is alive, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEALTH_GENERATE_TIMEOUT_S = 20.0
 
 @dataclass(slots=True)
 class Readiness:
-    """What the routes know of the server's life. warmed_up: the first answer has come through all processes."""
+    """Set by the server, read by the routes. warmed_up: the first answer has passed through all processes."""
 
     warmed_up: bool = False
 
@@ -41,19 +41,19 @@ class HealthRoutes:
         ]
 
     async def health(self) -> Response:
-        """200 while the server can take requests: worker loaded, heard of lately, not shutting down. Cheap."""
+        """200 while the server can take requests: worker loaded, heard from lately, not shutting down. Cheap."""
         self._refuse_unhealthy()
         return JSONAnswer({"status": "ok"})
 
     async def ready(self) -> Response:
-        """200 once a first answer has come through all processes."""
+        """200 once a first answer has passed through all processes."""
         self._refuse_unhealthy()
         if not self._readiness.warmed_up:
             raise RequestRefused("the server is warming up", status=503, code="not_ready")
         return JSONAnswer({"status": "ready"})
 
     async def health_generate(self) -> Response:
-        """200 once a token has been generated: this call's own, or anybody's meanwhile."""
+        """200 once a token has been generated, by this call or, in the meantime, by any other."""
         self._refuse_unhealthy()
         asked = time.monotonic()
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
@@ -65,7 +65,7 @@ class HealthRoutes:
                     raise RequestRefused(message, status=503, code="unhealthy")
                 await answer.wait(0.5)
             if answer.finished:
-                await answer.outputs()  # raises what went wrong
+                await answer.outputs()  # raises the error, if there was one
         return JSONAnswer({"status": "ok"})
 
     def _refuse_unhealthy(self) -> None:

@@ -1,4 +1,4 @@
-"""What is served, under which settings, and how it fares."""
+"""Routes that describe the model, the settings and the server's state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InformationRoutes:
         ]
 
     async def model_info(self) -> Response:
-        """What is served; with the chat template, so that a client can write roles piece by piece."""
+        """Describe the model, with its chat template, so that a client can write roles piece by piece."""
         info = self._manager.worker_info
         template = self._manager.tokenizer.chat_template
         return JSONAnswer(
@@ -45,7 +45,7 @@ class InformationRoutes:
         )
 
     async def server_info(self) -> Response:
-        """Every setting but the key, and what the worker says of itself now."""
+        """Every setting but the API key, and the worker's current report."""
         settings = {**asdict(self._args.model), **asdict(self._args.scheduler), **asdict(self._args.server)}
         del settings["api_key"]
         settings["served_model_name"] = self._args.served_model_name

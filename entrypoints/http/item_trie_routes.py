@@ -27,7 +27,7 @@ class ItemTrieRoutes:
         ]
 
     async def load_item_trie(self, request: Request) -> Response:
-        """Put the uploaded items under ?name=; requests from now on get them, those that run keep what they have."""
+        """Store the uploaded items under ?name=. New requests get them; running ones keep the trie they have."""
         body = await read_binary(request, self._args.server.max_body_bytes)
         name = request.query_params.get("name")
         if name is None:

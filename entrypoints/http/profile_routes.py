@@ -1,4 +1,4 @@
-"""Where the time of steps goes: recorded from ``/start_profile`` to ``/stop_profile``."""
+"""Records where steps spend their time, from ``/start_profile`` to ``/stop_profile``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROFILE_SETTINGS: dict[str, tuple] = {
     "profile_by_stage": (False,),
     **dict.fromkeys(("output_dir", "start_step", "num_steps", "with_stack", "record_shapes", "merge_profiles"), ()),
 }
-"""Of SGLang's profiler, which writes traces of torch; ours counts."""
+"""Settings of SGLang's profiler, which writes torch traces; ours only measures times."""
 
 
 class ProfileRoutes:
@@ -31,7 +31,7 @@ class ProfileRoutes:
         ]
 
     async def start_profile(self, request: Request) -> Response:
-        """Record where the time of steps goes, until stop_profile. Takes no settings, and no body is needed."""
+        """Record where steps spend their time, until stop_profile. Takes no settings and needs no body."""
         await self._refuse_settings(request)
         await self._control.start_profile()
         return JSONAnswer({"success": True, "message": "profiling; POST /stop_profile answers with what was found"})

@@ -1,4 +1,4 @@
-"""A route: a path, who answers, and to which methods. Each subject's routes are a small class of their own."""
+"""A route: a path, its handler and its methods. Related routes share a small class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DELETE = ("DELETE",)
 
 
 class Route(NamedTuple):
-    """handler: takes ``request: Request`` if it names it, and the path's parameters by name."""
+    """handler: gets ``request: Request`` if it declares it, and the path's parameters by name."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]

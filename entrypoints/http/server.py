@@ -1,7 +1,7 @@
-"""The HTTP API: the routes of every subject, put together. What a request means is decided elsewhere (`native`,
-`openai`, `runtime`).
+"""The HTTP API: puts the routes together. `native`, `openai` and `runtime` decide what a request means.
 
-Bodies are read as bytes and decoded by msgspec, not by FastAPI's models: errors keep one shape and name one field.
+Bodies are read as bytes and decoded by msgspec, not by FastAPI's models, so that all errors have one shape and name
+one field.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness)
     if args.server.api_key:
         app.add_middleware(ApiKeyCheck, api_key=args.server.api_key)
     if origin := args.server.cors_origin:
-        # Outermost, so that a browser may also read a refusal.
+        # Added last, so it is outermost: a browser may then read refusals too.
         app.add_middleware(
             CORSMiddleware, allow_origins=[origin], allow_methods=["*"], allow_headers=["*"],
             expose_headers=["X-Request-Id"],
@@ -62,7 +62,7 @@ async def _on_refused(_: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """A path or method that does not exist."""
+    """Answer a path or method that does not exist."""
     assert isinstance(error, HTTPException)
     words = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
     codes = {404: "not_found", 405: "method_not_allowed"}
@@ -74,6 +74,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
-    # Starlette logs the trace; the client gets the kind of error, not our internals.
+    # Starlette logs the traceback; the client sees only the kind of error, not our internals.
     message = f"internal error ({type(error).__name__}); the server's log has the details"
     return answer_error(RequestRefused(message, status=500, code="internal_error"))

@@ -1,4 +1,4 @@
-"""The tokenizer by itself: text to ids and back."""
+"""Routes of the tokenizer: text to ids and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies between a socket and a route: bodies with a limit, JSON out, server-sent events, the key check, errors."""
+"""Between the socket and the routes: bodies with a size limit, JSON, server-sent events, errors, the key check."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ...scheduler.refusal import RequestRefused
 T = TypeVar("T")
 
 _DRAIN_S = 2.0
-"""How long the rest of a too large body is read and dropped: a connection closed on unread data is reset, and many
-clients then never see the answer."""
+"""Seconds to go on reading and dropping the rest of a body that is too large. Closing a connection on unread data
+resets it, and many clients then never see the answer."""
 
 _OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")
 """Probes and scrapers carry no key."""
@@ -32,7 +32,7 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 class JSONAnswer(Response):
-    """JSON by msgspec. Numbers that JSON cannot say become null."""
+    """JSON by msgspec. Numbers that JSON cannot express become null."""
 
     media_type = "application/json"
 
@@ -63,12 +63,12 @@ def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -
 
 
 def client_gone() -> Response:
-    """For a client that went away before its answer; only logs see it."""
+    """For a client that left before its answer; only logs show it."""
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 def request_id(rid: str) -> dict[str, str]:
-    """The header that says the request's name, where a header can."""
+    """The header that names the request; empty if the rid does not fit in a header."""
     return {"X-Request-Id": rid} if rid.isascii() and rid.isprintable() else {}
 
 
@@ -76,7 +76,7 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The request's body, which must be a JSON object. Raises RequestRefused (400, 413, 415)."""
     content_type = _content_type(request, "application/json")
     if content_type != "application/json" and not content_type.endswith("+json"):
-        # Not leniency's place: a web page may post text/plain to localhost without the browser asking us first.
+        # Be strict here: a web page may post text/plain to localhost without the browser asking us first.
         raise RequestRefused(
             f"Content-Type is {content_type!r}; send JSON with Content-Type: application/json",
             status=415,
@@ -96,7 +96,7 @@ async def read_binary(request: Request, max_bytes: int) -> bytes:
     """The request's body, whatever it is. Raises RequestRefused (413, 415)."""
     content_type = _content_type(request, "")
     if content_type != "application/octet-stream":
-        # As above: no header, or one that forms may send, is what a web page can post without being asked.
+        # As above: without this header, or with one that forms may send, any web page could post to us.
         raise RequestRefused(
             f"Content-Type is {content_type!r}; send the file's bytes with Content-Type: application/octet-stream",
             status=415,
@@ -106,7 +106,7 @@ async def read_binary(request: Request, max_bytes: int) -> bytes:
 
 
 def _content_type(request: Request, default: str) -> str:
-    """Without its parameters, lower-case."""
+    """The content type in lower case, without its parameters."""
     return request.headers.get("content-type", default).split(";")[0].strip().lower()
 
 
@@ -147,7 +147,7 @@ async def _drain(request: Request) -> None:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``, or None when the client went away first; then ``work`` is cancelled."""
+    """The result of ``work``. If the client leaves first, cancel ``work`` and return None."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -164,15 +164,16 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """An answer's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
+    """Sends an answer's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
 
-    The status line waits for the first event, so that a call refused by the worker still gets its proper status; an
-    error after that is an event. A client that reads slowly gets fewer, larger events. One that goes away aborts.
+    The status line waits for the first event, so that a request refused by the worker still gets its proper status; a
+    later error becomes an event. A client that reads slowly gets fewer, larger events. If it leaves, the answer is
+    aborted.
     """
 
     def __init__(self, answer: Answer, events: AsyncIterator[dict], headers: dict[str, str]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
-        # The length is not known; Response has counted its empty body.
+        # The length is unknown; Response has set that of its empty body.
         del self.headers["content-length"]
         self._answer = answer
         self._events = events

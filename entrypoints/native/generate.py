@@ -1,7 +1,7 @@
 """Reads a request in the shape of SGLang's ``POST /generate`` and turns it into plain prompts. No HTTP, no model.
 
-Every field is either served, or known and accepted only at a value that means "off" (``UNSUPPORTED``), or unknown and
-refused with the nearest name. Nothing is accepted and ignored, but for ``WITHOUT_EFFECT``.
+A field is either served; or known but accepted only at a value that means "off" (``UNSUPPORTED``); or unknown, and
+refused with a hint at the nearest name. Only the fields in ``WITHOUT_EFFECT`` are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIELDS = (
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
-    # SGLang's other fields -> the values, beside null, that ask for nothing.
+    # SGLang's other fields -> the values, besides null, that ask for nothing.
     "input_embeds": ([],), "positional_embed_overrides": (), "token_ids_logprob": ([],),
     "image_data": ([],), "video_data": ([],), "audio_data": ([],), "modalities": ([],), "mm_hashes": ([],),
     "mm_content_hashes": ([],), "use_audio_in_video": (False,), "video_config": ({},), "images_config": ({},),
@@ -36,11 +36,11 @@ UNSUPPORTED: dict[str, tuple] = {
 }  # fmt: skip
 
 WITHOUT_EFFECT = ("routing_key", "conversation_id", "no_logs")
-"""Labels for routers and logs. Prompts are never logged, so that ``no_logs`` is always kept."""
+"""Labels for routers and logs. Prompts are never logged, so ``no_logs`` always holds."""
 
 
 def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> PromptBatch:
-    """Fields of the request body -> prompts. ``rid`` is used where the body brings none. Raises RequestRefused."""
+    """Fields of the request body -> prompts. ``rid`` is used if the body has none. Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
     tokens = read_tokens(fields)
@@ -49,7 +49,7 @@ def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> PromptB
 
 
 def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobFields]:
-    """One per prompt; their text is shown for all of them or for none."""
+    """One per prompt; token texts are returned for all prompts or for none."""
     with_text = typed(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
     per_prompt = PerPrompt(fields, tokens.size, tokens.is_batch)
     wanted = per_prompt.typed("return_logprob", bool, False)

@@ -1,5 +1,5 @@
 """Outputs in the shape of SGLang's ``/generate`` responses, so that its clients work unchanged:
-{text, output_ids, meta_info}, and their index where the request is answered with a list."""
+{text, output_ids, meta_info}. Streamed events also carry an ``index`` if the request is answered with a list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def whole_response(answer: Answer, batch: PromptBatch) -> dict | list[dict
 
 
 async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool) -> AsyncGenerator[dict, None]:
-    """The events of a streamed request: each a whole output so far, or only what is new where ``incremental``.
+    """The events of a streamed request. Each holds the whole output so far, or with ``incremental`` only what is new.
     Raises RequestRefused."""
     so_far: defaultdict[int, _OutputSoFar] = defaultdict(_OutputSoFar)
     async for output in answer.updates():
@@ -33,7 +33,7 @@ async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool
 
 
 def dressed(output: Output) -> dict[str, Any]:
-    """The output, or what is new of it."""
+    """The dict for an output, or for the new part of one."""
     prompt, finish = output.prompt, output.finish
     meta: dict[str, Any] = {
         "id": prompt.rid,
@@ -56,7 +56,7 @@ def dressed(output: Output) -> dict[str, Any]:
 
 
 class _OutputSoFar:
-    """Adds up the events of one output."""
+    """Accumulates the events of one output."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -64,7 +64,7 @@ class _OutputSoFar:
         self._logprobs: defaultdict[str, list] = defaultdict(list)
 
     def complete(self, event: dict[str, Any]) -> None:
-        """Put what came before in front of what is new. The event gets lists of its own."""
+        """Put everything that came before in front of what is new. The event gets its own copies of the lists."""
         self._text += event["text"]
         self._ids += event["output_ids"]
         event["text"], event["output_ids"] = self._text, self._ids.copy()
@@ -81,7 +81,7 @@ _LOGPROBS = ("input_token_logprobs", "output_token_logprobs", "input_top_logprob
 
 
 def _rows(tokens: list[TokenLogprob]) -> list[list]:
-    """[logprob, token id, text or None] of each."""
+    """[logprob, token id, text or None] for each token."""
     return [[token.logprob, token.id, token.text] for token in tokens]
 
 

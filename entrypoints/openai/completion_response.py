@@ -1,4 +1,4 @@
-"""The outputs of one completion as OpenAI's objects: whole, or as the chunks of a stream."""
+"""Turns the outputs of one completion into OpenAI's objects: one whole response, or the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .logprobs import LogprobsBuilder
 
 
 class CompletionResponse:
-    """Dresses the outputs of one request."""
+    """Builds the response to one request."""
 
     def __init__(self, request: CompletionRequest, model: str, tokenizer: Tokenizer) -> None:
         """``model``: the served name."""
@@ -26,12 +26,12 @@ class CompletionResponse:
         ]
 
     def whole(self, outputs: list[Output]) -> dict:
-        """The answer to a request that does not stream, from all its outputs."""
+        """The response to a request that does not stream, from all its outputs."""
         choices = [self._choices[output.position].add(output) for output in outputs]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     async def chunks(self, updates: AsyncIterator[Output]) -> AsyncIterator[dict]:
-        """The events of a stream, from the updates of an `Answer`. Raises RequestRefused, in OpenAI's names."""
+        """The events of a stream, from the updates of an `Answer`. Raises RequestRefused with OpenAI's field names."""
         extra = {"usage": None} if self._include_usage else {}
         with COMPLETION_NAMES.translated():
             async for output in updates:
@@ -42,8 +42,8 @@ class CompletionResponse:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict:
-        """A prompt counts once, however many outputs it has."""
-        # A search may have found fewer outputs than it was asked for.
+        """Token counts. A prompt counts once, however many outputs it has."""
+        # A search may find fewer outputs than it was asked for.
         outputs = [choice.newest for choice in self._choices if choice.newest is not None]
         firsts = [output for output in outputs if output.sample == 0]
         prompt = sum(output.prompt_tokens for output in firsts)
@@ -57,7 +57,7 @@ class CompletionResponse:
 
 
 class _Choice:
-    """One choice, as it grows. ``newest``: the last that came of its output."""
+    """One choice, as it grows. ``newest``: the latest update of its output."""
 
     def __init__(self, request: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.newest: Output | None = None
@@ -68,7 +68,7 @@ class _Choice:
             self._logprobs = LogprobsBuilder(tokenizer.token_bytes, self._echo, skip_special_tokens=skip)
 
     def add(self, output: Output) -> dict:
-        """OpenAI's choice, of what is new in the output."""
+        """OpenAI's choice object for what is new in the output."""
         self.newest = output
         text, self._echo = self._echo + output.text, ""
         finish = output.finish
@@ -86,5 +86,5 @@ class _Choice:
 
 
 def _prompt_text(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    """What ``echo`` shows: the prompt as it was sent."""
+    """The prompt as it was sent, for ``echo``."""
     return prompt.text if prompt.text is not None else tokenizer.decode(prompt.input_ids or [], False)

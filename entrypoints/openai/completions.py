@@ -1,6 +1,6 @@
 """Reads the fields of ``POST /v1/completions`` and turns them into plain prompts. No HTTP, no model.
 
-The shared readers decide on sampling, batches, continuations and names; what they refuse is said in OpenAI's names.
+The shared readers check sampling, batches, continuations and rids; their refusals are translated into OpenAI's names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..fields.reading import RESPONSE_ID_PREFIX, read_rid, refuse_unserved, show
 
 _SAMPLING = (
     "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
-    # Not OpenAI's, under the names that SGLang and vLLM gave them:
+    # Not OpenAI's; named as in SGLang and vLLM:
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     "spaces_between_special_tokens", "beam_width", "length_penalty", "early_stopping", "item_trie",
 )  # fmt: skip
@@ -29,7 +29,7 @@ FIELDS = (
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
-    # Field -> the values, beside null, that ask for nothing.
+    # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
     "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "allowed_token_ids": ([],),
     "bad_words": ([],), "include_stop_str_in_output": (False,), "prompt_logprobs": (), "add_special_tokens": (True,),
@@ -40,7 +40,7 @@ WITHOUT_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "routing_key",
     "conversation_id", "no_logs",
 )  # fmt: skip
-"""Labels."""
+"""Labels, accepted and ignored."""
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -48,7 +48,7 @@ MAX_LOGPROBS = 5
 
 @dataclass(slots=True, frozen=True)
 class CompletionRequest:
-    """A parsed request. ``logprobs``: alternatives per token; None for no logprobs at all."""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
 
     batch: PromptBatch
     model: str | None
@@ -62,7 +62,7 @@ class CompletionRequest:
 
 
 def parse_completion(fields: dict[str, Any], *, rid: str | None = None) -> CompletionRequest:
-    """Fields of the request body -> prompts. ``rid`` is used where the body brings none. Raises RequestRefused."""
+    """Fields of the request body -> prompts. ``rid`` is used if the body has none. Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
     echo = typed(fields.get("echo", False), bool, "echo")
@@ -95,11 +95,11 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
-    """The prompt as ``text`` or ``input_ids``. A list of one prompt is that prompt: the answer looks the same."""
+    """The prompt as ``text`` or ``input_ids``. A list of one prompt is that prompt, as the answer looks the same."""
     prompt = fields.get("prompt")
     is_continuation = "continuation_of" in fields
     if is_continuation and prompt in ("", [], [""]):
-        return {}  # OpenAI's own client always sends a prompt; an empty one cannot be meant
+        return {}  # OpenAI's own client always sends a prompt; an empty one means none
     if prompt is None:
         if is_continuation:
             return {}
@@ -116,9 +116,9 @@ def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beam_width(fields: dict[str, Any]) -> Any:
-    """Beams of the search that is asked for, None for none: by ``beam_width``, or as vLLM has it, by
-    ``use_beam_search`` with ``n`` of them. Checks ``best_of``, which is that width, or without a search ``n``."""
-    has_width = fields.get("beam_width", 0) != 0  # 0 is none
+    """How many beams the request asks for: ``beam_width``, or, as in vLLM, ``n`` with ``use_beam_search``. None for no
+    search. Checks that ``best_of`` equals that width, or ``n`` without a search."""
+    has_width = fields.get("beam_width", 0) != 0  # 0 means no search
     wanted = typed(fields.get("use_beam_search", has_width), bool, "use_beam_search")
     n = fields.get("n", 1)
     best_of = typed(fields["best_of"], int, "best_of") if "best_of" in fields else n
@@ -143,7 +143,7 @@ def _beam_width(fields: dict[str, Any]) -> Any:
 
 
 def _rid(fields: dict[str, Any]) -> Any:
-    """vLLM calls it request_id."""
+    """The rid, which vLLM calls request_id."""
     rid, request_id = fields.get("rid"), fields.get("request_id")
     if rid is not None and request_id is not None and rid != request_id:
         raise RequestRefused("rid and request_id are both given; they mean the same", param="request_id")

@@ -10,22 +10,22 @@ from ...runtime.text.token_bytes import TokenBytes
 
 
 class LogprobsBuilder:
-    """Of one choice, as it grows: {tokens, token_logprobs, top_logprobs, text_offset}.
+    """Builds {tokens, token_logprobs, top_logprobs, text_offset} for one choice, as it grows.
 
-    text_offset: where a token's text begins, counted in characters from the start of the choice's text, the echoed
-    prompt included; a token within a character begins where the character does. Tokens of a stop string that was cut
-    off lie behind the end of the text.
+    text_offset: where a token's text begins, in characters from the start of the choice's text, echoed prompt included.
+    A token inside a character begins where the character does. Tokens of a stop string that was cut off lie past the
+    end of the text.
     """
 
     def __init__(self, token_bytes: TokenBytes, echo: str, *, skip_special_tokens: bool) -> None:
-        """``echo``: the prompt's text where it is part of the choice's text."""
+        """``echo``: the prompt's text if the choice's text starts with it, else empty."""
         self._token_bytes = token_bytes
         self._echo = echo
         self._decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
         self._position = len(echo)
 
     def add(self, output: Output) -> dict | None:
-        """What the new logprobs of ``output`` add; None if it brings none."""
+        """The logprobs object for the new tokens of ``output``; None if it has no new logprobs."""
         tokens = [*output.input_logprobs, *output.output_logprobs]
         if not tokens:
             return None
@@ -42,7 +42,7 @@ class LogprobsBuilder:
         }
 
     def _prompt_offsets(self, ids: list[int]) -> list[int]:
-        """What the tokenizer put before the text (a bos token) takes no room in it."""
+        """Offsets of the prompt's tokens. A bos token that the tokenizer put before the text takes no room in it."""
         added = len(decode_all(self._token_bytes, ids, skip_special_tokens=False)) - len(self._echo)
         decoder = IncrementalDecoder(self._token_bytes, skip_special_tokens=False)
         offsets, position = [], -max(0, added)
@@ -53,8 +53,8 @@ class LogprobsBuilder:
 
 
 def _alternatives(token: TokenLogprob) -> dict[str | None, float | None] | None:
-    """Text -> logprob, of the best tokens and the one taken; of tokens with the same text the best counts. None for the
-    first prompt token, which follows nothing."""
+    """Text -> logprob, for the best tokens and the chosen one; of tokens with the same text the best counts. None for
+    the first prompt token, which follows nothing."""
     if token.logprob is None:
         return None
     entries = sorted([*(token.top or ()), token], key=_likelihood, reverse=True)

@@ -1,7 +1,8 @@
-"""config.json and generation_config.json -> ModelConfig: all that Baton needs to know of a model. No torch.
+"""Reads config.json and generation_config.json into a ModelConfig: all that Baton needs to know of a model. No torch.
 
 Both spellings are read: transformers 5 writes `rope_parameters` and `dtype`, older files `rope_theta` + `rope_scaling`
-and `torch_dtype`. What would silently give wrong outputs (unknown rope scaling, quantised weights, ...) is refused.
+and `torch_dtype`. Anything that would silently give wrong outputs (unknown rope scaling, quantised weights, ...) is
+refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .model_files import ModelLoadError
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
-    """Read a model folder. context_length 0 takes the model's. Raises ModelLoadError with what to change."""
+    """Read a model folder. context_length 0 takes the model's. Raises ModelLoadError, which says what to change."""
     raw = _read_json(folder / "config.json")
     generation_file = folder / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else None
@@ -31,7 +32,7 @@ def parse_model_config(
     context_length: int = 0,
     source: str = "config.json",
 ) -> ModelConfig:
-    """The same from parsed JSON; source names it in errors."""
+    """`load_model_config` for parsed JSON; errors call it ``source``."""
 
     def need(key: str) -> Any:
         if raw.get(key) is None:
@@ -82,7 +83,7 @@ def parse_model_config(
 
 
 def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
-    """The model's architecture. Raises ModelLoadError for one, or a variant of one, that cannot be served."""
+    """The model's architecture. Raises ModelLoadError if it, or this variant of it, cannot be served."""
     names = raw.get("architectures") or []
     architecture = next((name for name in names if name in ARCHITECTURES), None)
     if architecture is None:

@@ -1,4 +1,4 @@
-"""Where the files of a model are: a local folder, or a hub id that is downloaded once. No torch."""
+"""Finds a model's files: in a local folder, or under a hub id, which is downloaded once. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ModelLoadError(ValueError):
 
 
 def resolve_model_folder(model_path: str) -> Path:
-    """The local folder of model_path: the path itself where it is a folder, else the hub id's snapshot.
+    """The local folder of model_path: the path itself if it is a folder, else the hub id's snapshot.
 
-    Raises ModelLoadError where it is neither.
+    Raises ModelLoadError if it is neither.
     """
     if not model_path:
         raise ModelLoadError("no model given; set --model-path to a Hugging Face folder or a hub id")

@@ -1,7 +1,7 @@
-"""Fill a model's memory: from safetensors files, or with seeded random numbers.
+"""Fills a model's memory from safetensors files, or with seeded random numbers.
 
 The model says which tensors it needs and where they go (`Decoder.checkpoint_views`); this file knows only names,
-shapes and files. Every tensor is read once, straight into its place.
+shapes and files. Each tensor is read once and copied to its place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIED = "lm_head.weight"
 def load_weights(views: dict[str, torch.Tensor], folder: Path) -> None:
     """Copy the checkpoint in folder into views (checkpoint name -> destination), converting the dtype.
 
-    A destination with one more leading dimension than the checkpoint tensor gets it in every row.
+    If a destination has one more leading dimension than the checkpoint tensor, every row gets a copy.
     Raises ModelLoadError naming what is missing, unexpected, of another shape, or unreadable.
     """
     missing, unexpected = set(views), []

@@ -1,4 +1,4 @@
-"""Items from .npy files, which anybody may have sent: nothing in one is trusted."""
+"""Reads item tries from .npy files. Anybody may have sent one, so nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 
 
 def read_item_trie(data: bytes) -> ItemTrie:
-    """From what a .npy file holds, the table that `ItemTrie.build` takes. Raises ItemTrieError."""
+    """Build a trie from a .npy file's bytes, which hold the table that `ItemTrie.build` takes. Raises ItemTrieError."""
     return ItemTrie.build(_read_npy(data))
 
 
 def load_item_trie(path: str | Path) -> ItemTrie:
-    """From a .npy file. Raises ItemTrieError, naming the file."""
+    """Build a trie from a .npy file. Raises ItemTrieError, naming the file."""
     try:
         return read_item_trie(Path(path).read_bytes())
     except OSError as error:
@@ -27,7 +27,7 @@ def load_item_trie(path: str | Path) -> ItemTrie:
 
 
 def _read_npy(data: bytes) -> np.ndarray:
-    """A read-only view of the array. Not np.load: that unpickles or allocates as the header says, before it looks."""
+    """A read-only view of the array. Not np.load, which unpickles or allocates before it checks the header."""
     source = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(source)

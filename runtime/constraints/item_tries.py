@@ -1,5 +1,5 @@
-"""The item tries of a worker, by name. A request gets the trie itself: one that is swapped or deleted meanwhile stays
-alive for the requests that have it, and for no others."""
+"""The item tries of a worker, by name. A request gets the trie itself: if that is replaced or deleted, it
+stays alive for the requests that have it, and for no others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ItemTries:
         self._tries: dict[str, ItemTrie] = {}
 
     def put(self, name: str, trie: ItemTrie) -> None:
-        """Under this name from now on. Raises ItemTrieError for a trie with a token that the model does not have."""
+        """Store a trie under this name. Raises ItemTrieError for a trie with a token that the model does not have."""
         if trie.max_token >= self._vocab_size:
             raise ItemTrieError(
                 f"item trie {name!r}: an item has the token {trie.max_token}; the model has {self._vocab_size} tokens, "
@@ -35,7 +35,7 @@ class ItemTries:
         self._tries[name] = trie
 
     def resolve(self, sampling: SamplingParams) -> Constraint | None:
-        """What a request's outputs are limited to; None for nothing. Raises RequestRefused (404)."""
+        """The constraint on a request's outputs; None without one. Raises RequestRefused (404)."""
         return None if sampling.item_trie is None else ItemConstraint(self._get(sampling.item_trie), sampling.item_trie)
 
     def _get(self, name: str) -> ItemTrie:
@@ -51,7 +51,7 @@ class ItemTries:
         return trie
 
     def delete(self, name: str) -> bool:
-        """True if there was one."""
+        """Delete a trie. True if there was one."""
         return self._tries.pop(name, None) is not None
 
     def describe(self) -> list[dict[str, object]]:
@@ -60,7 +60,7 @@ class ItemTries:
 
 
 def describe(name: str, trie: ItemTrie) -> dict[str, object]:
-    """What clients are told of a trie. Depths are in tokens."""
+    """Describe a trie to clients. Depths are in tokens."""
     return {
         "name": name,
         "num_items": trie.num_items,
@@ -71,7 +71,7 @@ def describe(name: str, trie: ItemTrie) -> dict[str, object]:
 
 
 def check_name(name: str) -> None:
-    """Raises ItemTrieError for what may not name a trie: names stand in URLs and on command lines."""
+    """Raises ItemTrieError for an invalid name: names appear in URLs and on command lines."""
     if _NAME.fullmatch(name) is None:
         raise ItemTrieError(f"an item trie cannot be named {name!r}; use 1 to 128 letters, digits, '.', '_' or '-'")
 

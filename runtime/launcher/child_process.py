@@ -1,6 +1,6 @@
-"""What every child of a server does around its real work: read its config, end with its parent, tell why it failed.
+"""The frame of every child of a server: it reads its config, ends with its parent and reports why it failed.
 
-A child is started as ``python -m <module> CONFIG.json`` by launch.py. Its main function is one line:
+server_processes.py starts a child as ``python -m <module> CONFIG.json``. Its main function is one line:
 
     if __name__ == "__main__":
         sys.exit(run_child("worker", WorkerProcess, lambda process, stop: run_worker(process.config, ...)))
@@ -40,11 +40,11 @@ _ORPHAN_GRACE_S = 5.0
 
 
 _OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError)
-"""What the operator has to put right: their message is enough, a stack trace would hide it."""
+"""Errors that the operator has to fix: the message is enough, and a stack trace would hide it."""
 
 
 class ChildProcess(msgspec.Struct, kw_only=True, frozen=True):
-    """What every child is told. ``failure_file``: where it leaves one line about why it ended badly."""
+    """The config of every child. ``failure_file``: if the child fails, it writes one line there to say why."""
 
     endpoints: Endpoints
     parent_pid: int
@@ -95,7 +95,7 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
 
 
 def configure_logging(role: str, level: str) -> None:
-    """Log lines of one process go to stderr, with its role in them."""
+    """Log to stderr, with the role of the process in each line."""
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s %(levelname)s {role}: %(message)s", stream=sys.stderr, force=True
     )
@@ -106,7 +106,7 @@ def _leave_reason(failure_file: str, reason: str) -> None:
 
 
 def _end_with_parent(parent_pid: int, stop: threading.Event) -> None:
-    """Two nets: the kernel's signal on the parent's death, and a look at the parent's id for where that is missing."""
+    """Set ``stop`` when the parent dies: by the kernel's signal, and by polling the parent's id where there is none."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

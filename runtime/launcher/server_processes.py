@@ -1,8 +1,8 @@
-"""Starts a server's child processes, tells when one ends and why, and stops them. Leaves nothing behind.
+"""Starts a server's child processes, reports when and why one ends, and stops them. Leaves nothing behind.
 
-Plain subprocesses, not multiprocessing: a child gets its config as a JSON file and everything else as messages, nothing
-is pickled or forked. A server's files (configs, sockets, reasons of failure) live in one directory, mode 0700, that
-goes with it.
+Plain subprocesses, not multiprocessing: a child gets its config as a JSON file and everything else as messages; nothing
+is pickled or forked. A server's files (configs, sockets, failure reasons) live in one directory, mode 0700, that is
+removed when it stops.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Child:
 class ServerProcesses:
     """The worker and the detokenizer of one server. Used from one asyncio loop, in the main thread.
 
-    worker_command: what follows ``python`` on the worker's command line; tests put a double there.
+    worker_command: what follows ``python`` on the worker's command line; tests put a stand-in there.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ServerProcesses:
         await self._spawn("worker", self._worker_command, worker)
 
     async def first_exit(self) -> ChildExit:
-        """Wait until a child ends, with whatever exit status: none of them ever should."""
+        """Wait until a child ends, whatever its exit status: none ever should."""
         waits = [asyncio.ensure_future(child.process.wait()) for child in self._children]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +92,7 @@ class ServerProcesses:
         return next(_describe(child) for child in self._children if child.process.returncode is not None)
 
     async def dump(self) -> None:
-        """Make the children write the stacks of their threads to stderr: one of them hangs."""
+        """Make the children write the stacks of their threads to stderr, because one of them hangs."""
         for child in self._children:
             if child.process.returncode is None:
                 child.process.send_signal(DUMP_SIGNAL)
@@ -118,7 +118,7 @@ class ServerProcesses:
     async def _spawn(self, role: str, command: Sequence[str], config: ChildProcess) -> None:
         path = self.run_dir / f"{role}.json"
         path.write_bytes(msgspec.json.encode(config))
-        # -P: a folder of the user's that is named like one of our dependencies must not shadow it.
+        # -P: a folder in the user's directory must not shadow a dependency of the same name.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", *command, str(path), stdin=asyncio.subprocess.DEVNULL
         )

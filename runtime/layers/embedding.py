@@ -23,7 +23,7 @@ class Embedding:
 
 
 class LMHead:
-    """Hidden states -> logits. ``tied_to``: the embedding whose matrix it shares; then it has no tensor of its own."""
+    """Hidden states -> logits. ``tied_to``: an embedding whose matrix it shares, instead of having its own."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Linear projections, fused where several read the same input (q, k, v; gate and up): one matrix product, one name
-in the checkpoint for each part.
+"""Linear projections. Those that read the same input (q, k, v; gate and up) are fused into one matrix product; each
+part keeps its own name in the checkpoint.
 
-On a CPU the product has two forms with different kernels behind them, see `project`.
+On a CPU the product has two forms, backed by different kernels; see `project`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _TRANSPOSED_ROWS = range(8, 33)
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [rows, in], weight [out, in], bias [out] -> [rows, out]; the same numbers as F.linear up to rounding.
 
-    On a CPU, batches of 8 to 32 rows go through mm(W, xT): its kernel streams the weight, which is what such batches
-    wait for. The result is copied back to rows: what follows (attention above all) is slow on transposed memory.
+    On a CPU, batches of 8 to 32 rows go through mm(W, xT): such batches wait for the weight, and its kernel streams it.
+    The result is copied back to rows, because later operations (above all attention) are slow on transposed memory.
     """
     if x.is_cuda or x.shape[0] not in _TRANSPOSED_ROWS or x.dtype != torch.float32:
         return F.linear(x, weight, bias)

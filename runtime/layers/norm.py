@@ -20,7 +20,7 @@ class RMSNorm:
         return self._ops.rms_norm(x, self.weight, self.eps)
 
     def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two [rows, size], which are given away -> (norm of their sum, their sum)."""
+        """x, residual [rows, size] -> (norm of their sum, their sum). May overwrite both: do not use them again."""
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A small random call of each operation, and what it leaves behind: to compare implementations of `ops.Ops`.
+"""Makes a small random call of each operation and returns its results, to compare implementations of `ops.Ops`.
 
 Used when a model is loaded, to find out which implementations work on this device, and by tests.
 """
@@ -21,12 +21,12 @@ OP_NAMES = tuple(field.name for field in fields(Ops))
 POSITIONS = 512
 LAYERS = 3
 SPARE_SLOTS = 7
-"""Slots of a trial that no token is written to; they must stay as they are."""
+"""Slots of a trial to which no token is written; they must not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpShape:
-    """Sizes of a model, as its operations see them."""
+    """The sizes of a model that its operations depend on."""
 
     hidden_size: int
     intermediate_size: int
@@ -51,7 +51,7 @@ class OpShape:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Random numbers that ``dtype`` holds exactly, so that all implementations start from the same."""
+    """One call with random numbers that ``dtype`` holds exactly, so that all implementations get the same input."""
 
     shape: OpShape
     tokens: int
@@ -59,11 +59,11 @@ class Trial:
     seed: int = 0
 
     def expected(self, name: str) -> list[torch.Tensor]:
-        """What the torch twin leaves behind in float32 on the CPU, rounded nowhere."""
+        """Results of the torch twin in float32 on the CPU, without rounding to ``dtype``."""
         return self.run(name, getattr(TORCH_OPS, name), dtype=torch.float32, device=CPU)
 
     def found(self, name: str, op: Callable[..., Any], device: torch.device) -> list[torch.Tensor]:
-        """What op leaves behind in the trial's dtype on the device."""
+        """Results of op in the trial's dtype on the device."""
         return self.run(name, op, dtype=self.dtype, device=device)
 
     def run(self, name: str, op: Callable[..., Any], *, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
@@ -93,7 +93,7 @@ class Trial:
             qkv = numbers(tokens, (heads + shape.num_kv_heads) * shape.head_dim)
             k_pool, v_pool = numbers(*item), numbers(*item)
             weight = weights(heads, shape.head_dim) if shape.qk_norm else None
-            # Two padding tokens, as in a CUDA graph: the padding slot takes anything, so it is not looked at.
+            # Up to two padding tokens, as in a CUDA graph. The padding slot may hold anything, so it is not compared.
             written = slots[:tokens].clone()
             written[max(tokens - 2, 1) :] = 0
             table_there = table.table.to(dtype).to(device)
@@ -111,12 +111,12 @@ class Trial:
         op(pool, host, away, back)
         op(host.part(1, 2), other.part(1, 2), back, away)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # host memory is read without asking the device
+            torch.cuda.synchronize(device)  # reading host memory does not wait for the device
         return _host(*host.k, *host.v, *other.k, *other.v)
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Absolute and relative error that an implementation may make on numbers around one, roundings included."""
+    """Absolute and relative error that an implementation may make on numbers around one, including rounding."""
     return max(4 * torch.finfo(dtype).eps, 2e-5)
 
 

@@ -1,7 +1,7 @@
-"""The operations between the matrix products, as a table of functions: what a device may have faster kernels for.
+"""The operations between the matrix products, as a table of functions; a device may have faster kernels for them.
 
-A model is given one `Ops` and calls nothing else for them. `TORCH_OPS` runs on every device and is the oracle for all
-other implementations. Tokens are rows; all tensors of a call are on one device and of one dtype, unless said otherwise.
+A model is given one `Ops` and always calls these. `TORCH_OPS` runs on every device and is the oracle for all other
+implementations. Tokens are rows; all tensors of a call are on one device and of one dtype, unless said otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .torch_ops import add_rms_norm, rms_norm, silu_and_mul
 
 class RMSNormOp(Protocol):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
-        """x [rows, size], weight [size] -> x / rms(x) * weight, [rows, size], contiguous. x stays as it is."""
+        """x [rows, size], weight [size] -> x / rms(x) * weight, [rows, size], contiguous. Does not change x."""
         ...
 
 
@@ -50,13 +50,13 @@ class RotateAndStoreOp(Protocol):
         eps: float,
         /,
     ) -> torch.Tensor:
-        """Norm q and k where the model does that, turn them by their positions, write k and v to the pool, return q.
+        """Norm q and k if the model does so, rotate them by their positions, write k and v to the pool, return q.
 
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim], contiguous: q, k, v of each token. May be overwritten.
-        positions, slots: int64 [tokens]; no slot twice, but for the padding slot 0, which takes anything.
+        positions, slots: int64 [tokens]; no slot occurs twice, except the padding slot 0, which may hold anything.
         rotary_table: [max_positions, head_dim], see RotaryEmbedding.
         k_pool, v_pool: one layer of the pool, [slots, kv_heads, head_dim], contiguous; only `slots` are written.
-        norm_weight: [heads + kv_heads, head_dim], for an RMSNorm of each head of q and k, or None for no norm.
+        norm_weight: [heads + kv_heads, head_dim] for an RMSNorm of each head of q and k; None for no norm.
         Returns q [tokens, heads, head_dim]: heads and coordinates contiguous, rows possibly strided.
         """
         ...
@@ -66,23 +66,23 @@ class CopyKVOp(Protocol):
     def __call__(
         self, source: KVLayers, target: KVLayers, source_slots: torch.Tensor, target_slots: torch.Tensor, /
     ) -> None:
-        """In all layers copy slots of source to slots of target: int64 [n] each, on the device, no target twice, none
-        of them a source of the same call. The layers of both are of one shape and dtype."""
+        """In all layers, copy slots of source to slots of target: int64 [n] each, on the device. No target occurs
+        twice or is also a source of this call. The layers of both have the same shape and dtype."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One implementation for each operation; all are functions without state."""
+    """One implementation of each operation; all are functions without state."""
 
     rms_norm: RMSNormOp
     add_rms_norm: AddRMSNormOp
     silu_and_mul: SiluAndMulOp
     rotate_and_store: RotateAndStoreOp
     copy_kv: CopyKVOp
-    """Within the device's memory, in as little time as possible: forks, partial pages."""
+    """Within the device's memory, as fast as possible; for forks and partial pages."""
     transfer_kv: CopyKVOp
-    """Between the device's and pinned host memory, on few multiprocessors: the others go on computing."""
+    """Between device memory and pinned host memory, on few multiprocessors, so that the others go on computing."""
 
 
 TORCH_OPS = Ops(

@@ -1,11 +1,11 @@
-"""Which implementation each layer operation gets on a device: tried out at start, on the model's own sizes.
+"""Chooses the implementation of each layer operation: tries them out on the device at start, with the model's sizes.
 
     sglang-kernel ─┐
     Triton        ─┼─▶ import ─▶ one small call ─▶ same numbers as torch? ─▶ the first that passes, else torch
     torch         ─┘
 
-A library that is missing, built for another torch or another card, or wrong costs speed, and one line in the log that
-says what to install. Nothing is imported on a CPU.
+If a library is missing, wrong, or built for another torch or card, Baton only runs slower, and one line in the log says
+what to install. Nothing is imported on a CPU.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PREFERENCE = {
     "add_rms_norm": (SGL, TRITON),
     "silu_and_mul": (SGL, TRITON),
     "rotate_and_store": (TRITON, SGL),
-    # One program per slot and layer: sglang-kernel's goes through the layers one after the other.
+    # Triton's runs one program per slot and layer; sglang-kernel's goes through the layers one after the other.
     "copy_kv": (TRITON, SGL),
-    # On few multiprocessors, which only sglang-kernel's does.
+    # Must run on few multiprocessors; only sglang-kernel's does.
     "transfer_kv": (SGL,),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """load: device -> its operations by their name in Ops; raises where it cannot be used."""
+    """load: device -> its operations by their names in Ops; raises if it cannot be used."""
 
     name: str
     load: Callable[[torch.device], Mapping[str, Callable[..., Any]]]
@@ -65,14 +65,14 @@ def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape) -> Ops:
 
 
 def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, device: torch.device) -> Ops:
-    """Try all operations of the libraries, as PREFERENCE has them in order. Logs one line with what each got, and one
-    warning if any had to make do with less than its first choice."""
+    """Try the libraries' operations in the order of PREFERENCE. Logs one line with the choice for each operation, and
+    one warning if a library or an operation failed."""
     trouble: list[str] = []
     loaded: dict[str, Mapping[str, Callable[..., Any]]] = {}
     for library in libraries:
         try:
             loaded[library.name] = library.load(device)
-        except Exception as error:  # whatever an import of compiled code may raise
+        except Exception as error:  # importing compiled code may raise anything
             trouble.append(f"{library.name} cannot be used ({_reason(error)})")
     trial = Trial(shape, TRIAL_TOKENS, dtype)
     chosen: dict[str, Callable[..., Any]] = {}
@@ -103,7 +103,7 @@ def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, devi
 
 
 def try_out(name: str, op: Callable[..., Any], trial: Trial, device: torch.device) -> str | None:
-    """None if op gives the numbers of its torch twin, else what is wrong with it."""
+    """None if op gives the same numbers as its torch twin, else what is wrong with it."""
     try:
         found = trial.found(name, op, device)
     except Exception as error:  # a kernel may raise anything: no such op, no compiler, no image for this card

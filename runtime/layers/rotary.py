@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, RoFormer), in the half-split form of the Hugging Face checkpoints.
 
-The two halves of a head are the two coordinates that turn together:
+Coordinate i of a head's left half and coordinate i of its right half turn together:
     left' = left * cos - right * sin        right' = right * cos + left * sin
 """
 
@@ -15,7 +15,7 @@ from ..model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """float32 [head_dim / 2]: angle per position, with the scaling applied."""
+    """float32 [head_dim / 2]: the angle per position, scaling included."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.rope_type == "default":
@@ -32,7 +32,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 class RotaryEmbedding:
-    """Precomputed table for positions below max_positions, in the model's dtype like the reference implementation.
+    """A precomputed table for positions below max_positions, in the model's dtype as in the reference implementation.
 
     table: [max_positions, head_dim], contiguous; a row is [cos, sin] of the head_dim / 2 angles.
     """

@@ -1,8 +1,8 @@
 """Layer operations of sglang-kernel, called by their registered names.
 
-Its Python wrappers of the norms hand over to FlashInfer where that is installed, which compiles them on first use; the
-registered ones are compiled already. The package has no KV store, so that rotation here is its rotary embedding between
-torch operations. It loads only with the torch it was built for: see probe.py.
+If FlashInfer is installed, the package's Python wrappers of the norms call it, and it compiles them on first use; the
+registered operations are compiled already. The package has no KV store, so `rotate_and_store` puts its rotary embedding
+between torch operations. It loads only with the torch it was built for; see probe.py.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ...memory_pool.kv_pool import copy_kv as torch_copy_kv
 from .torch_ops import silu_and_mul as torch_silu_and_mul
 
 NEXT_TO_COMPUTE = {"block_quota": 2, "num_warps_per_block": 32}
-"""Blocks of a transfer to or from host memory: two saturate the link, and leave the other multiprocessors alone."""
+"""Blocks of a transfer to or from host memory. Two saturate the link and leave the other multiprocessors free."""
 ALONE = {"block_quota": 512, "num_warps_per_block": 4}
 """Blocks of a copy that the step waits for."""
 
 
 def load(device: torch.device) -> dict[str, Any]:
-    """Name in ops.Ops -> function. Raises what importing the package raises: not there, another torch, another card."""
+    """Name in ops.Ops -> function. Raises whatever the import raises: not installed, another torch, another card."""
     import_module("sgl_kernel")
-    # Programmatic dependent launch: a kernel's start overlaps the end of the one before it, from Hopper on.
+    # Programmatic dependent launch, from Hopper on: a kernel's start overlaps the end of the previous kernel.
     overlap_launch = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {
         "rms_norm": partial(rms_norm, overlap_launch),

@@ -13,9 +13,9 @@ class StepInputs:
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    """Position within the token's sequence."""
+    """The token's position in its sequence."""
     out_cache_loc: torch.Tensor
-    """Slot that its K and V go to."""
+    """The slot for its K and V."""
 
     @classmethod
     def zeros(cls, tokens: int, device: torch.device) -> StepInputs:
@@ -23,7 +23,7 @@ class StepInputs:
         return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
 
     def copy_(self, other: StepInputs) -> None:
-        """Take over what ``other`` holds, in place."""
+        """Copy the values of ``other``, in place."""
         self.input_ids.copy_(other.input_ids)
         self.positions.copy_(other.positions)
         self.out_cache_loc.copy_(other.out_cache_loc)

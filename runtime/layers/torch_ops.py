@@ -1,4 +1,4 @@
-"""Torch's twins of the operations in `ops.Ops`; the rotation is in rotary.py, copies of KV in the pool."""
+"""The torch twins of the operations in `ops.Ops`. `rotate_and_store` is in rotary.py, `copy_kv` in kv_pool.py."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Layer operations as Triton kernels (Tillet et al. 2019); `ops.Ops` says what each does.
 
-`rotate_and_store` is one kernel for what are some ten operations in torch: norm of each head of q and k, rotation, and
-the scattered writes to the KV pool. All arithmetic is done in float32 and rounded once. The kernels also run in
-Triton's interpreter on CPU tensors, where tests compare them with their torch twins.
+`rotate_and_store` is one kernel in place of about ten torch operations: the norm of each head of q and k, the rotation,
+and the scattered writes to the KV pool. All arithmetic is done in float32 and rounded once. The kernels also run on CPU
+tensors in Triton's interpreter, where tests compare them with their torch twins.
 
-Import this file only where Triton is to be used: CPU-only machines need not have it.
+Import this file only to use Triton: CPU-only machines need not have it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ...memory_pool.kv_pool import KVLayers
 from ...memory_pool.kv_pool import copy_kv as torch_copy_kv
 
 HEADS_AT_ONCE = 8
-"""Heads of one token that a program turns."""
+"""Heads of one token that one program handles."""
 SILU_BLOCK = 1024
 WORD_BLOCK = 256
-"""Words of 8 bytes that a program copies per turn."""
+"""Words of 8 bytes that a program copies per iteration."""
 
-# These are slices of larger tensors: without this, a kernel would be compiled anew when one first begins elsewhere.
+# These are slices of larger tensors. Without this, Triton would recompile a kernel when their alignment changes.
 INPUT_SLICES = ["positions", "slots"]
 COPY_SLICES = ["source_k", "source_v", "target_k", "target_v", "source_slots", "target_slots"]
 
 
 @triton.jit
 def _rms_norm_kernel(x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):
-    """One row. With ADDS, residual becomes x + residual, and that is normed; out may be x."""
+    """Norm one row. With ADDS, residual becomes x + residual, and the sum is normed. out may be x."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
     values = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         values += tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
-        # The norm is of the sum as it is handed on, which is what the torch twin sees.
+        # Norm the sum as it is stored, that is rounded, like the torch twin.
         total = values.to(residual.dtype.element_ty)
         tl.store(residual + row + column, total, mask=inside)
         values = total.to(tl.float32)
@@ -117,7 +117,7 @@ def _rotate_and_store_kernel(
     HALF_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """HEAD_BLOCK heads of one token, as their left and right halves, [HEAD_BLOCK, HALF_BLOCK] each."""
+    """Handles HEAD_BLOCK heads of one token, as left and right halves, [HEAD_BLOCK, HALF_BLOCK] each."""
     HALF: tl.constexpr = HEAD_DIM // 2
     ALL_HEADS: tl.constexpr = HEADS + 2 * KV_HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -210,7 +210,7 @@ def _copy_kv_kernel(
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """K and V of one slot and layer, as WORDS words of 8 bytes each. The first four are tables of addresses, int64."""
+    """Copies K and V of one slot and layer, WORDS words of 8 bytes each. The first four are int64 tables of addresses."""
     item, layer = tl.program_id(0), tl.program_id(1)
     from_slot = tl.load(source_slots + item).to(tl.int64) * WORDS
     to_slot = tl.load(target_slots + item).to(tl.int64) * WORDS
@@ -245,5 +245,5 @@ def copy_kv(source: KVLayers, target: KVLayers, source_slots: torch.Tensor, targ
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """kernel[grid](...): typed here, once, for type checkers do not see what `triton.jit` makes of a function."""
+    """kernel[grid](...). The one untyped call, as type checkers do not know what `triton.jit` makes of a function."""
     kernel[grid](*arguments, **constants)

@@ -2,9 +2,9 @@
 
     ids ─▶ embedding ─▶ [ norm ─▶ attention ─▶ + ─▶ norm ─▶ gated MLP ─▶ + ] × layers ─▶ norm ─▶ hidden states
 
-Tokens of all requests lie side by side, [tokens, hidden]: only attention knows which token belongs to which request.
-Layers are plain objects over tensors; there is no training, hence no nn.Module. Each object names, by
-`checkpoint_views`, the memory that a checkpoint tensor fills. What lies between the matrix products comes as `Ops`.
+Tokens of all requests lie side by side, [tokens, hidden]; only attention knows which token belongs to which request.
+Layers are plain objects over tensors, not nn.Modules, as there is no training. Each object's `checkpoint_views` names
+the memory that each checkpoint tensor fills. `Ops` computes everything between the matrix products.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..model_config import ModelConfig
 
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
-    """What each layer's attention is."""
+    """The attention spec of each layer."""
     return [
         AttentionSpec(
             layer_id=layer_id,
@@ -91,7 +91,7 @@ class SelfAttention:
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         views = self.qkv_proj.checkpoint_views(prefix) | self.o_proj.checkpoint_views(prefix)
         if self.qk_norm_weight is not None:
-            # Expanded views: the same head_dim numbers for every head (see weights.fill).
+            # load_weights copies the checkpoint's head_dim numbers to every head's row.
             views[f"{prefix}.q_norm.weight"] = self.qk_norm_weight[: self.spec.num_heads]
             views[f"{prefix}.k_norm.weight"] = self.qk_norm_weight[self.spec.num_heads :]
         return views
@@ -116,7 +116,7 @@ class GatedMLP:
 
 
 class DecoderLayer:
-    """Attention and MLP. What is added is handed on unadded, so that the sum and the next norm are one operation."""
+    """Attention and MLP. The layer leaves its last addition to the next layer, where one operation adds and norms."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class DecoderLayer:
         kv_pool: MHAKVPool,
         attention: AttentionBackend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [tokens, hidden]: the stream is their sum (None for zero); both are given away. Returns the
-        same pair for the next layer."""
+        """x, residual [tokens, hidden]: the stream is their sum (residual None: zero). Returns the same pair for the
+        next layer. May overwrite both arguments: the caller must not use them again."""
         if residual is None:
             x, residual = self.input_layernorm(x), x
         else:
@@ -162,7 +162,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """The whole model. Weights are uninitialised until `weights.load_weights` or `weights.fill_dummy` ran."""
+    """The whole model. Weights are uninitialised until `weights.load_weights` or `weights.fill_dummy` has run."""
 
     def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -180,8 +180,8 @@ class Decoder:
         )
 
     def __call__(self, inputs: StepInputs, kv_pool: MHAKVPool, attention: AttentionBackend) -> torch.Tensor:
-        """Compute a step: K and V of its tokens go to kv_pool. Returns hidden states [tokens, hidden], before the
-        final norm. `attention` reads kv_pool and has planned this step.
+        """Compute a step, which `attention` has planned: write K and V of its tokens to kv_pool and return hidden
+        states [tokens, hidden], before the final norm. `attention` reads the same kv_pool.
         """
         x, residual = self.embed_tokens(inputs.input_ids), None
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024): q, k and v always have a bias, o never; windows per layer where switched on."""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): q, k and v always have a bias, o never; windows per layer, if switched on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which architectures Baton serves: the name in config.json -> how to read its traits.
+"""The architectures that Baton serves: the name in config.json -> the function that reads its traits.
 
-A new architecture that fits `decoder.py` is one small file beside this one and one line here.
+To add an architecture that fits `decoder.py`, write one small file beside this one and add one line here.
 """
 
 from __future__ import annotations

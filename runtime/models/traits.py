@@ -1,4 +1,4 @@
-"""How an architecture's traits are read from its config.json. No torch: the HTTP process reads configs too."""
+"""Helpers to read an architecture's traits from its config.json. No torch: the HTTP process reads configs too."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Forwards captured once for fixed shapes and replayed: one launch in place of some hundred.
+"""Captures forwards of fixed shapes once and replays them: one launch in place of several hundred.
 
     step ─▶ find a shape ─▶ pad the step to it (forward_batch) ─▶ plan attention, copy the inputs ─▶ replay ─▶ hidden
 
-What is captured is the layers, from token ids to hidden states. Everything around them differs from step to step and
-stays outside: changes of req_to_token, KV copies, planning, and the logits of the rows that want them.
+A graph covers the layers, from token ids to hidden states. Everything around them differs from step to step and stays
+outside: changes of req_to_token, KV copies, planning, and the logits of the rows that want them.
 
-How a forward is captured is a `Recorder`'s business, so that everything else here runs, and is tested, on a CPU too.
+A `Recorder` does the capturing, so that everything else here runs, and is tested, on a CPU too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Recorder(Protocol):
     """Captures a computation on tensors that stay where they are."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-        """-> (the output, a function that computes it again from what the inputs hold then)."""
+        """-> (the output, a function that recomputes it from the current contents of the inputs)."""
         ...
 
 
 class CudaRecorder:
-    """torch.cuda.CUDAGraph. All graphs share one memory pool: no two run at the same time. And they are captured on one
-    stream, since torch keeps a cuBLAS workspace for every stream it has seen (32 MiB on Hopper)."""
+    """Records with torch.cuda.CUDAGraph. All graphs share one memory pool, as no two run at the same time. All are
+    captured on one stream, as torch keeps a cuBLAS workspace for every stream it has seen (32 MiB on Hopper)."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -49,13 +49,13 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """See Recorder.record."""
-        # What is made at first use (cuBLAS workspaces, compiled kernels) must be there before the capture.
+        # Run once first: what is made at first use (cuBLAS workspaces, compiled kernels) must exist before the capture.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             run()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process (the in-process Engine) go on while this one captures.
+        # Other threads of this process (with the in-process Engine) keep running while this one captures.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = run()
         return output, graph.replay
@@ -85,7 +85,7 @@ class GraphRunner:
         self._shapes = shapes
         self._graphs: dict[GraphShape, _Graph] = {}
         progress = tqdm(shapes.largest_first, desc="Capturing CUDA graphs", unit="graph", disable=None)
-        # Garbage that is collected in mid-capture may be another graph.
+        # No garbage collection during a capture: it might free another graph.
         gc.collect()
         gc.disable()
         try:
@@ -98,7 +98,7 @@ class GraphRunner:
     def find(self, batch: AttentionBatch) -> GraphShape | None:
         """The shape that this step (not padded) runs in, if any."""
         kind = self._attention.graph_kind(batch)
-        # A decode is what beams do that read their prefixes each for itself.
+        # Beams may also run as a plain decode, in which each reads its prefix by itself.
         for possible in (kind, GraphKind.DECODE) if kind is GraphKind.SHARED else (kind,):
             shape = self._shapes.find(possible, int(batch.extend_lens.sum()), len(batch.host_rows))
             if shape is not None and self._attention.fits_graph(batch, shape):
@@ -106,13 +106,13 @@ class GraphRunner:
         return None
 
     def plan(self, shape: GraphShape, batch: ForwardBatch) -> None:
-        """Prepare a replay for ``batch``, which is padded to the shape."""
+        """Prepare a replay for ``batch``, which has been padded to the shape."""
         graph = self._graphs[shape]
         graph.attention.plan(batch.attention)
         graph.inputs.copy_(batch.inputs)
 
     def replay(self, shape: GraphShape) -> torch.Tensor:
-        """Hidden states [shape.tokens, hidden_size] of what was planned; the next replay overwrites them."""
+        """Hidden states [shape.tokens, hidden_size] of the planned step; the next replay overwrites them."""
         graph = self._graphs[shape]
         graph.replay()
         return graph.hidden

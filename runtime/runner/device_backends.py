@@ -1,7 +1,7 @@
-"""What a device computes with: layer ops, attention, CUDA graphs. Chosen at start and handed to the model runner.
+"""Chooses, at start, the layer ops, attention and CUDA graphs that fit the device; the model runner is given them.
 
 CPU      torch throughout; nothing of CUDA is imported
-CUDA     sglang-kernel and Triton ops, FlashInfer, graphs: each where it is there and passes its probe, else torch,
+CUDA     sglang-kernel and Triton ops, FlashInfer, graphs: each if it is installed and passes its probe; else torch,
          with one warning that says why and what to install
 """
 
@@ -36,7 +36,7 @@ class DeviceBackends:
 
 
 TORCH_BACKENDS = DeviceBackends(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
-"""Run on every device."""
+"""These run on every device."""
 
 
 def choose_backends(
@@ -48,7 +48,7 @@ def choose_backends(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DeviceBackends:
-    """specs: the model's attention layers. Raises ModelLoadError where what is asked for by name cannot be had."""
+    """specs: the model's attention layers. Raises ModelLoadError if a backend asked for by name cannot be used."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use torch_native")

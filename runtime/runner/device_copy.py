@@ -1,9 +1,9 @@
-"""Copies between the host and the device that nobody waits for.
+"""Copies between host and device that do not block.
 
-A GPU works behind the host: a step is launched while the one before it runs. One blocking copy ends that, since it
-waits for all that was launched before. So whatever a step needs goes to the device by `upload`, and what it computed
-comes back by `to_host`; nothing else on the way of a step may copy, nor read a device value on the host (`.item()`,
-`bool(t)`, `.cpu()`, `nonzero`, boolean masks as indices). On a CPU the same code runs, without the copies.
+The GPU runs behind the host: a step is launched while the previous one still runs. A single blocking copy would end
+that, since it waits for everything launched before it. So `upload` brings a step's data to the device, and `to_host`
+brings its results back. Nothing else in a step may copy, or read a device value on the host (`.item()`, `bool(t)`,
+`.cpu()`, `nonzero`, boolean masks as indices). On a CPU the same code runs, without the copies.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 _FLOATS = {4: torch.float32, 8: torch.float64}
-"""By bytes; these arrive as they are, integers arrive as int64."""
+"""Float types by size in bytes; they arrive unchanged, while integers arrive as int64."""
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Arrays -> tensors of their shapes on the device, in one copy: integers as int64, float32 and float64 unchanged.
-    The arrays may change at once: they are copied here. Raises TypeError for other types.
+    """Arrays -> device tensors of the same shapes, in one copy: integers as int64, float32 and float64 unchanged.
+    The caller may change the arrays afterwards. Raises TypeError for other types.
 
     On a GPU the copy starts from pinned memory and does not block: torch's pinned allocator hands the buffer out again
-    only after the copy has been done.
+    only after the copy is done.
     """
     if not arrays:
         return []
@@ -37,7 +37,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
 
 
 def _words(array: np.ndarray) -> np.ndarray:
-    """What an array is in the packed copy: integers, or words of 8 bytes."""
+    """The array as part of the packed copy: integers, or words of 8 bytes."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     flat = array if array.ndim == 1 else array.reshape(-1)
     if kind in "ib" or (kind == "u" and size < 8):
@@ -64,12 +64,12 @@ class HostCopy:
         self._copied = copied
 
     def wait(self) -> list[np.ndarray]:
-        """The tensors as arrays, when they are here."""
+        """Wait for the copy and return the tensors as arrays."""
         if self._copied is not None:
             self._copied.synchronize()
         host, start, arrays = self._packed.numpy(), 0, []
         if self._copied is not None:
-            host = host.copy()  # pinned memory goes back at once, however long somebody keeps an array
+            host = host.copy()  # frees the pinned memory at once, however long the caller keeps an array
         for dtype, shape in self._likes:
             stop = start + math.prod(shape) * dtype.itemsize // 4
             arrays.append(host[start:stop].view(dtype).reshape(shape))
@@ -81,10 +81,10 @@ _NUMPY = {torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64), torc
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> HostCopy:
-    """Begin to copy contiguous int32, int64 and float32 tensors of one device to the host: one copy, one event. int64
-    goes first, so that it is aligned.
+    """Start to copy contiguous int32, int64 and float32 tensors of one device to the host: one copy, one event. Pass
+    int64 tensors first, so that they are aligned.
 
-    They must not be written until it is waited for, where the device is a CPU not even then.
+    Do not write to the tensors before `HostCopy.wait` has returned; on a CPU, not even after that.
     """
     likes = [(_NUMPY[t.dtype], t.shape) for t in tensors]
     parts = [t.reshape(-1).view(torch.int32) for t in tensors]

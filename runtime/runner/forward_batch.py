@@ -1,7 +1,7 @@
-"""A ScheduleBatch on the device.
+"""Brings a ScheduleBatch to the device.
 
-All integers of a step cross to the device here, in one packed copy: token ids, positions, slots, rows, the row
-changes for the mirror, KV copies, and which hidden states are wanted.
+All integers of a step are uploaded here in one packed copy: token ids, positions, slots, the row changes for the
+mirror, KV copies, and which hidden states are wanted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from ..layers.step_inputs import StepInputs
 from .device_copy import upload
 
 COPIED_AT_ONCE = 1 << 22
-"""Entries of rows that are copied at a time."""
+"""Row entries that are copied at a time."""
 
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """One step as the model sees it; ``tokens`` new tokens, in request order."""
+    """One step as the model sees it: its new tokens, in request order."""
 
     inputs: StepInputs
     attention: AttentionBatch
     sample_indices: torch.Tensor
     """Device int64 [num_sampling_rows]: the last new token of each row that samples."""
     logprob_indices: torch.Tensor | None
-    """Device int64 [n]: new tokens whose input logprob is wanted; None for none."""
+    """Device int64 [n]: the new tokens whose input logprobs are wanted; None for none."""
     copies: tuple[torch.Tensor, torch.Tensor] | None
     """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
 
 
 def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> AttentionBatch:
-    """What attention has to know of a step. req_to_token: the mirror, its last row all zeros."""
+    """The step as attention needs it. req_to_token: the mirror, its last row all zeros."""
     return AttentionBatch(
         req_to_token=req_to_token,
         host_rows=batch.req_pool_indices,
@@ -49,8 +49,8 @@ def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> Attenti
 
 
 def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
-    """With sequences over the padding row behind its own, up to the shape. In a decode each of them has one new token;
-    in an extend the last has all that are missing, the others none and one position to read."""
+    """Pad the batch to the shape with sequences over the padding row. In a decode each has one new token. In an extend
+    the last has all missing tokens, and the others have no token but one position to read."""
     missing = shape.sequences - len(batch.host_rows)
     tokens = shape.tokens - int(batch.extend_lens.sum())
     if missing == 0:
@@ -68,7 +68,7 @@ def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
 
 
 def padding_only(req_to_token: torch.Tensor, shape: GraphShape) -> AttentionBatch:
-    """A step of nothing but padding. req_to_token: its last row is all zeros."""
+    """A step made only of padding. req_to_token: its last row is all zeros."""
     nothing = np.empty(0, dtype=np.int32)
     return pad_attention(AttentionBatch(req_to_token, nothing, nothing, nothing, len(req_to_token) - 1), shape)
 
@@ -81,13 +81,13 @@ def build_forward_batch(
 ) -> ForwardBatch:
     """Bring the mirror (attention.req_to_token, int32, device) up to date and upload the step.
 
-    attention: what `attention_batch` made of the batch. previous_ids: device int64 [rows of the step before]: what an
-    input id -(i + 1) stands for is previous_ids[i]. shape: of the graph that the step is padded for.
+    attention: from `attention_batch`. previous_ids: device int64 [rows of the previous step]; an input id -(i + 1)
+    stands for previous_ids[i]. shape: the graph shape to pad the step to, if any.
     """
     req_to_token, extend_lens, updates = attention.req_to_token, batch.extend_lens, batch.row_updates
     ends = np.cumsum(extend_lens, dtype=np.int64)
     tokens = int(ends[-1])
-    # Token j of row i stands at column j - start_i of the row's new tokens.
+    # Token j of the step is number j - start_i among the new tokens of its row i.
     first_positions = batch.prefix_lens - (ends - extend_lens)
     positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
     inputs = [batch.input_ids, positions, batch.out_cache_loc]
@@ -130,16 +130,16 @@ def copy_rows(
     mirror: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, longest: int
 ) -> None:
     """mirror[targets[i], :lengths[i]] = mirror[sources[i], :lengths[i]], all int64 [n] on the device, each target once.
-    longest: the greatest of the lengths, which the host knows and need not wait for."""
+    longest: the greatest length; the host knows it and need not wait for the device."""
     columns, position = mirror[:, :longest], torch.arange(longest, device=mirror.device)
-    at_once = max(1, COPIED_AT_ONCE // longest)  # bounds what is held beside the mirror
+    at_once = max(1, COPIED_AT_ONCE // longest)  # bounds the extra memory
     for source, target, length in zip(sources.split(at_once), targets.split(at_once), lengths.split(at_once)):
         copied = position < length[:, None]
         columns.index_copy_(0, target, torch.where(copied, columns[source], columns[target]))
 
 
 def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:
-    """The beams of each search that compute one token each and share slots."""
+    """One group per search whose beams share slots and compute one token each."""
     return [
         SharedPrefix(step.start, step.stop - step.start, step.shared_len)
         for step in batch.beams
@@ -151,7 +151,7 @@ def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:
 
 
 def logprob_tokens(batch: ScheduleBatch, ends: np.ndarray) -> np.ndarray:
-    """int64 [n]: new tokens at or behind their row's logprob_start. ends: int64 [bs], cumulative extend_lens."""
+    """int64 [n]: the new tokens at or after their row's logprob_start. ends: int64 [bs], cumulative extend_lens."""
     starts, lens = batch.logprob_starts, batch.extend_lens
     if not (starts < lens).any():
         return np.empty(0, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Which sizes of steps are captured as CUDA graphs, and which of them a step runs in. Plain arithmetic.
+"""Lists the step sizes to capture as CUDA graphs, and finds the one a step runs in. Plain arithmetic.
 
-A step is padded to the next size. Small sizes lie close together, where a step waits for the weights and padding costs
-nothing; large ones further apart, where fewer graphs are worth more than the padding.
+A step is padded to the next size. Small sizes lie close together. Large sizes lie further apart: there, having fewer
+graphs is worth more than the padding costs.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from ...attention.graph_shape import GraphKind, GraphShape
 
 QUERY_TILE = 64
 """Query rows (queries × heads per KV head) that a kernel should take at a time in short extends. FlashInfer derives its
-tile from what a shape leaves for the longest sequence, tokens - sequences + 1."""
+tile from the longest sequence that a shape allows: tokens - sequences + 1."""
 
 FREE_SEQUENCES = 129
-"""A short extend gets up to so many, for the sake of its tile, even if fewer can run (with one more for the padding):
-planning them takes the library a quarter of a millisecond."""
+"""A short extend gets up to this many sequences, one of them for padding, even if fewer can run: that keeps its tile
+small. Planning them takes the library a quarter of a millisecond."""
 
 MIN_SHARED_ROWS = 64
-"""Fewer beams than two searches of 32 are as fast without reading their prefixes apart."""
+"""With fewer beams than two searches of 32, reading shared prefixes apart gains nothing."""
 
 
 def decode_sizes(largest: int) -> list[int]:
@@ -33,11 +33,11 @@ def extend_sizes(largest: int) -> list[int]:
 
 
 class GraphCatalog:
-    """All shapes of one model."""
+    """All graph shapes of one model."""
 
     def __init__(self, *, max_sequences: int, max_tokens: int, group: int) -> None:
-        """max_sequences: rows of the largest decode step that runs as a graph, 0 for none. max_tokens: new tokens of
-        the largest extend, 0 for none. group: query heads per KV head."""
+        """max_sequences: rows of the largest decode step that runs as a graph, 0 for no graphs. max_tokens: new tokens
+        of the largest extend, 0 for none. group: query heads per KV head."""
         decode = [GraphShape(GraphKind.DECODE, size, size) for size in decode_sizes(max_sequences)]
         shared = [
             GraphShape(GraphKind.SHARED, shape.tokens, shape.sequences)
@@ -53,19 +53,19 @@ class GraphCatalog:
 
     @property
     def largest_first(self) -> list[GraphShape]:
-        """The order to capture in: memory that all graphs share is then at once as large as it will ever be. Of one
-        size extends come first, since theirs have the larger tiles."""
+        """The order to capture in, so that the memory that all graphs share gets its full size at once. Extends come
+        before others of the same size, since their tiles are larger."""
         shapes = [shape for kind in self._of_kind.values() for shape in kind]
         return sorted(shapes, key=lambda shape: (shape.tokens, shape.kind is GraphKind.EXTEND), reverse=True)
 
     @property
     def largest_of_each_kind(self) -> list[GraphShape]:
-        """In the same order."""
+        """The largest shape of each kind, in the same order."""
         largest = {kind: shapes[-1] for kind, shapes in self._of_kind.items() if shapes}
         return [shape for shape in self.largest_first if shape is largest[shape.kind]]
 
     def find(self, kind: GraphKind, tokens: int, sequences: int) -> GraphShape | None:
-        """The smallest shape that holds such a step; None where none does."""
+        """The smallest shape that holds such a step, or None."""
         for shape in self._of_kind[kind]:
             padding = 1 if kind is GraphKind.EXTEND and tokens < shape.tokens else 0
             if tokens <= shape.tokens and sequences + padding <= shape.sequences:

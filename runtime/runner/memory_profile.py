@@ -1,4 +1,4 @@
-"""The largest step of a model, run once on a GPU to see what it takes besides weights and KV."""
+"""Runs a model's largest step once on a GPU, to see how much memory it takes besides weights and KV."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .device_backends import DeviceBackends
 from .forward_batch import padding_only
 
 COPIES = 3
-"""Of the logits that a sampler makes at most, short of sorting the vocabulary: one that biases and penalties change,
-the weights of a nucleus, and which of those it keeps."""
+"""Most copies of the logits that a sampler makes, short of sorting the vocabulary: one that biases and penalties
+change, the weights of a nucleus, and which of those it keeps."""
 
 
 def run_largest_step(
     model: Decoder, backends: DeviceBackends, pool: MHAKVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
 ) -> None:
-    """Prefill one sequence of ``tokens``, then sample for ``rows`` of them; and plan for graphs of ``shapes``, so that
-    workspaces grow to what those need. pool: of so many tokens."""
+    """Prefill one sequence of ``tokens`` and compute logits for ``rows`` rows. Then plan for graphs of ``shapes``, so
+    that workspaces grow to what those need. pool: holds ``tokens`` tokens."""
     device = pool.device
     slots = np.arange(pool.page_size, pool.page_size + tokens, dtype=np.int32)
     width = max([tokens, *(shape.tokens for shape in shapes)])
@@ -46,6 +46,6 @@ def run_largest_step(
     hidden = model(inputs, pool, attention)
     model.compute_logits(hidden[torch.arange(rows, device=device) % tokens]).repeat(COPIES, 1)
     if isinstance(attention, GraphBackend):
-        graphs = [attention.open_graph(shape) for shape in shapes]  # all at once, as they will be
+        graphs = [attention.open_graph(shape) for shape in shapes]  # all are open together, as in service
         for graph, shape in zip(graphs, shapes):
             graph.plan(padding_only(req_to_token, shape))

@@ -1,7 +1,8 @@
-"""How memory is shared out between weights, activations, CUDA graphs and KV pool, and what to change if it is short.
+"""Divides memory between weights, activations, CUDA graphs and the KV pool; says what to change if it runs short.
 
-CPU: mem_fraction_static × available host memory (cgroup limit respected) − weights, at most CPU_POOL_LIMIT: a host has
-other work. GPU: that share of the free memory − weights, or what a profile run leaves of all of it, whichever is less:
+The KV pool gets, on a CPU: mem_fraction_static × available host memory (within the cgroup limit) − weights, at most
+CPU_POOL_LIMIT, as a host has other work. On a GPU: that share of the free memory − weights, or what a profile run
+leaves of all of it, whichever is less:
 
     |-------------------------------- free before loading --------------------------------|
     |-- weights --|----------------- KV pool ----------------|-- activations --|- graphs -| MARGIN
@@ -39,7 +40,7 @@ CPU_POOL_LIMIT = 4 * 2**30
 """Bytes. A larger pool on a CPU must be asked for with --max-total-tokens."""
 
 MARGIN = 256 * 2**20
-"""Bytes of a GPU that no one plans with: what the driver takes as it goes, and the gaps between allocations."""
+"""Bytes of a GPU left out of the plan: the driver takes some as it goes, and gaps between allocations waste some."""
 
 GRAPH_OVERHEAD = 8 * 2**20
 """Bytes of a GPU that the driver takes for a captured step of some hundred kernels. A guess on the safe side."""
@@ -64,16 +65,16 @@ class MemorySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Who gets what; bytes, but for kv_tokens (usable tokens: the padding page comes on top)."""
+    """How memory is divided. All in bytes except kv_tokens (usable tokens; the padding page comes on top)."""
 
     weights: int
     activations: int
     graphs: int
     kv_tokens: int
     kv_bytes: int
-    """The padding page included."""
+    """Includes the padding page."""
     free_left: int
-    """Of what was available before loading."""
+    """The rest of what was available before loading."""
 
     def describe(self) -> str:
         """One line for the log."""
@@ -91,8 +92,8 @@ def available_memory(device: torch.device) -> int:
 
 
 def profiled_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """What ``run`` takes of a GPU beyond what is taken before it: its peak, workspaces it leaves behind and modules the
-    driver loads. 0 on a CPU, where nothing is run."""
+    """Bytes of GPU memory that ``run`` takes: its peak, workspaces it leaves behind and modules the driver loads. 0 on
+    a CPU, where ``run`` is not called."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -105,12 +106,12 @@ def profiled_bytes(device: torch.device, run: Callable[[], object]) -> int:
     kept = torch.cuda.memory_allocated(device) - allocated
     torch.cuda.empty_cache()
     taken = free - available_memory(device)
-    return peak + max(0, taken - kept)  # what torch did not allocate stays, beside any peak
+    return peak + max(0, taken - kept)  # memory that torch did not allocate stays taken, on top of any peak
 
 
 def estimate_graph_bytes(*, num_graphs: int, max_tokens: int, activation_bytes: int, profiled_tokens: int) -> int:
-    """All graphs share one memory pool, as large as the largest of them needs (max_tokens new tokens); activations grow
-    with the tokens. activation_bytes: of a step of profiled_tokens."""
+    """All graphs share one memory pool, which the largest of them (max_tokens new tokens) fills; activations grow with
+    the tokens. activation_bytes: those of a step of profiled_tokens."""
     if num_graphs == 0:
         return 0
     return num_graphs * GRAPH_OVERHEAD + -(-activation_bytes * max_tokens // profiled_tokens)
@@ -128,7 +129,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The KV pool gets a multiple of page_size tokens. available: bytes before the weights were loaded.
 
-    Raises ModelLoadError where one request of context_length does not fit, or the requested pool exceeds what is there.
+    Raises ModelLoadError if one request of context_length does not fit, or the requested pool exceeds the memory left.
     """
     page = settings.page_size
     share = int(available * settings.mem_fraction_static) - weight_bytes
@@ -140,7 +141,7 @@ def plan_memory(
         tokens = _requested_tokens(settings, there, bytes_per_token, f"{_gib(available)} was free, {others}")
     else:
         budget = min(share, there, CPU_POOL_LIMIT) if is_cpu else min(share, there)
-        # One page stays out: the padding page.
+        # One page is set aside as the padding page.
         tokens = (max(budget, 0) // bytes_per_token // page - 1) * page
         if tokens < settings.context_length:
             raise ModelLoadError(
@@ -161,9 +162,9 @@ def plan_memory(
 
 
 def explain_out_of_memory(error: torch.OutOfMemoryError, phase: Phase, settings: MemorySettings) -> Exception:
-    """What to raise instead of torch's error: one that names the flag to change.
+    """The error to raise instead of torch's, naming the flag to change.
 
-    A step's is a torch.OutOfMemoryError again, so that only its requests fail; all others are ModelLoadErrors.
+    For a step it is again a torch.OutOfMemoryError, so that only the step's requests fail; else a ModelLoadError.
     """
     ways = {
         "load": ["stop what else uses the GPU", "take a smaller model or --dtype"],
@@ -208,7 +209,7 @@ def _ask_for_more(settings: MemorySettings) -> str:
 
 
 def _reserve_less(settings: MemorySettings) -> str:
-    """A larger share would not help: the rest of the memory is spoken for."""
+    """Advice for when a larger share would not help, because the rest of the memory is taken."""
     ways = ["--context-length", f"--chunked-prefill-size ({settings.chunked_prefill_size})"]
     if settings.cuda_graph_max_bs:
         ways.append(f"--cuda-graph-max-bs ({settings.cuda_graph_max_bs})")
@@ -227,7 +228,7 @@ def _host_available() -> int:
 
 
 def _cgroup_available() -> int:
-    """What the container may still take (cgroup v2), without a limit more than any host has."""
+    """Bytes that the container may still take (cgroup v2); without a limit, more than any host has."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

@@ -1,4 +1,4 @@
-"""A model on a device: loads it, owns the KV pool and the device mirror of req_to_token, computes steps.
+"""Runs a model on a device: loads it, owns the KV pool and the device mirror of req_to_token, computes steps.
 
     ScheduleBatch ─▶ find a graph ─▶ build_forward_batch ─▶ KV copies ─▶ attention.plan ─▶ decoder ─▶ ForwardOutput
                                      (row changes, upload)               └── or the graph's replay ──┘
@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """What a step computed."""
+    """The results of a step."""
 
     logits: torch.Tensor
-    """float32 [num_sampling_rows, vocab_size]: the batch rows where batch.samples, in order."""
+    """float32 [num_sampling_rows, vocab_size]: for the batch rows where batch.samples is true, in order."""
     logprob_hidden: torch.Tensor | None
-    """[n, hidden_size]: hidden states of the new tokens at or behind their row's logprob_start, concatenated in row
-    order; `ModelRunner.compute_logits` turns them into logits. None where no row asks."""
+    """[n, hidden_size]: hidden states of the new tokens at or after their row's logprob_start, concatenated in row
+    order; `ModelRunner.compute_logits` turns them into logits. None if no row asks for them."""
 
 
 class ModelRunner:
@@ -72,8 +72,8 @@ class ModelRunner:
         backends: DeviceBackends | None = None,
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
-        from memory. max_running_requests, chunked_prefill_size: sequences and new tokens of the largest step; 0: as
-        many as there are rows. backends: None chooses what fits the device.
+        from memory. max_running_requests: sequences of the largest step; 0 means num_rows. chunked_prefill_size: its
+        new tokens. backends: None chooses those that fit the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -99,7 +99,7 @@ class ModelRunner:
             )
             self._model = self._load(args, folder, backends)
             shapes = self._graph_catalog(args, max_running)
-            # The last row is padding: it names slot 0 throughout.
+            # The last row is padding: all its entries are slot 0.
             self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
             plan = self._plan_memory(backends, shapes if backends.recorder is not None else None, available)
             self.max_total_tokens = plan.kv_tokens
@@ -125,7 +125,7 @@ class ModelRunner:
 
     @property
     def attention_name(self) -> str:
-        """As --attention-backend has it."""
+        """As --attention-backend names it."""
         return "torch_native" if isinstance(self.attention, TorchNativeBackend) else "flashinfer"
 
     @property
@@ -135,10 +135,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
-        """Compute one step: the K and V of the new tokens go to the pool, logits come back.
+        """Compute one step: write the K and V of the new tokens to the pool and return logits.
 
-        previous_ids: device int64 [rows of the step before], what that sampled, for input ids that stand for it.
-        Raises torch.OutOfMemoryError with the flag to change.
+        previous_ids: device int64 [rows of the previous step], the tokens it sampled, for input ids that stand for
+        them. Raises torch.OutOfMemoryError, naming the flag to change.
         """
         try:
             return self._forward(batch, previous_ids)
@@ -179,7 +179,7 @@ class ModelRunner:
     def _graph_catalog(self, args: ModelArgs, max_running: int) -> GraphCatalog:
         return GraphCatalog(
             max_sequences=min(args.cuda_graph_max_bs, max_running),
-            # A sequence of padding is as long as what it pads.
+            # All padding of an extend may be one sequence, which must not be longer than the context.
             max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
             group=self.config.num_heads // self.config.num_kv_heads,
         )
@@ -196,7 +196,7 @@ class ModelRunner:
         return model
 
     def _plan_memory(self, backends: DeviceBackends, shapes: GraphCatalog | None, available: int) -> MemoryPlan:
-        """shapes: of the graphs that will be captured."""
+        """shapes: the graphs that will be captured; None for none."""
         settings = self._settings
         graphs = shapes.largest_first if shapes is not None else []
         tokens = min(settings.chunked_prefill_size, self.config.context_length)
@@ -258,7 +258,7 @@ class ModelRunner:
             graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "capture", self._settings) from error
-        except Exception as error:  # what works kernel by kernel need not work in a graph on every card
+        except Exception as error:  # kernels that work one by one may fail in a graph on some cards
             logger.warning("no CUDA graphs, every kernel is launched by itself: %s", error, exc_info=error)
             return None
         taken = (before - available_memory(self.device)) / 2**30
@@ -267,7 +267,7 @@ class ModelRunner:
 
 
 class KVShape(TypedDict):
-    """What a KV pool has to know of a model."""
+    """The model's sizes that a KV pool needs."""
 
     num_layers: int
     num_kv_heads: int

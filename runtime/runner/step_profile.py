@@ -1,14 +1,14 @@
-"""Where the time of a step goes: on the host by phase, on the device by events around the computation.
+"""Measures where steps spend their time: on the host by phase, on the device by events around the computation.
 
     host    |receive|schedule|  plan  |launch|        wait        |commit|receive|schedule| …
     device  ······ gap ···············|====== step N ======|······ gap ······
 
-The loop, the step runner and the model runner share one `StepProfiler` and call `lap` where a phase ends. While nothing
-is recorded, that costs the test of a flag. On one thread no time is left out: the phases of a turn of the loop add up
-to the turn.
+The loop, the step runner and the model runner share one `StepProfiler` and call `lap` where a phase ends. While it is
+not recording, a call only tests a flag. All phases run on one thread and none of its time is left out: the phases of a
+turn of the loop add up to the turn.
 
-With overlapped scheduling ``wait`` and ``commit`` of a turn are those of the step before; in numbers per turn nothing
-changes. Where the loop slept because there was no work the time is ``idle``, and no part of any step.
+With overlapped scheduling, ``wait`` and ``commit`` of a turn belong to the previous step; the numbers per turn are the
+same. Time that the loop sleeps for lack of work is ``idle`` and belongs to no step.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Phase = Literal["idle", "receive", "schedule", "plan", "launch", "wait", "commit
 PHASES: tuple[Phase, ...] = ("receive", "schedule", "plan", "launch", "wait", "commit")
 """In the order of a turn.
 
-receive: messages taken and handled; schedule: the next batch formed; plan: the batch uploaded and attention planned;
-launch: forward and sampling begun (on a CPU: done); wait: for the device; commit: results processed, outputs sent.
+receive: take and handle messages; schedule: form the next batch; plan: upload the batch and plan attention;
+launch: start forward and sampling (on a CPU: run them); wait: for the device; commit: process results, send outputs.
 """
 
 MAX_TURNS = 10_000
-"""Older ones are forgotten."""
+"""Older turns are forgotten."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Turn:
     new_tokens: int
     laps: dict[Phase, float]
     began: torch.cuda.Event | None = None
-    """On the device; likewise below."""
+    """When the device began the step; ``ended`` likewise."""
     ended: torch.cuda.Event | None = None
 
 
@@ -67,7 +67,7 @@ class StepProfiler:
         self.recording = True
 
     def stop(self) -> dict[str, Any]:
-        """Record no more. Returns what `describe` makes of the turns; waits for the device's last step."""
+        """Stop recording, wait for the device's last step, and return what `describe` makes of the turns."""
         self.recording = False
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -76,8 +76,8 @@ class StepProfiler:
         return profile
 
     def lap(self, phase: Phase) -> None:
-        """The time since the last lap went into this phase. The device's part begins where plan ends, and ends where
-        launch does."""
+        """Count the time since the last lap as this phase. The device's part lasts from the end of plan to the end of
+        launch."""
         if not self.recording:
             return
         now = self._clock()
@@ -92,8 +92,8 @@ class StepProfiler:
                 self._ended = event
 
     def end_turn(self, batch: ScheduleBatch | None) -> None:
-        """``batch``: the step that was launched in the turn. Without one the turn's time counts with the next, as idle
-        if the loop slept in it."""
+        """``batch``: the step that was launched in the turn. Without one, the turn's time is added to the next turn's,
+        as idle if the loop slept."""
         if not self.recording:
             return
         if batch is not None:
@@ -113,10 +113,10 @@ class StepProfiler:
 
 
 def describe(turns: Iterable[Turn], device_type: str) -> dict[str, Any]:
-    """JSON: of all turns, and of each kind alone, counts and times in ms, each as {median, p95, total}.
+    """JSON: counts, and times in ms as {median, p95, total}, for all turns and for each kind alone.
 
-    host_ms is what the host does itself: every phase but wait, and but launch on a CPU, where that is the computation.
-    device_ms, gap_ms (between the end of the step before and the begin of this one): empty without a device.
+    host_ms is the host's own work: every phase but wait, and on a CPU but launch, which is the computation there.
+    device_ms and gap_ms (from the end of the previous step to the start of this one) are empty without a device.
     """
     every = list(turns)
     device_ms, gap_ms = _device_times(every)
@@ -146,8 +146,8 @@ def describe(turns: Iterable[Turn], device_type: str) -> dict[str, Any]:
 
 
 def _device_times(turns: list[Turn]) -> tuple[dict[int, float], dict[int, float]]:
-    """(ms on the device, ms the device stood still before it) by turn, where known. A gap in which the loop slept is
-    none: there was no work."""
+    """(ms on the device, ms the device stood still before it) by turn, where known. A gap in which the loop slept does
+    not count: there was no work."""
     busy: dict[int, float] = {}
     gaps: dict[int, float] = {}
     before: torch.cuda.Event | None = None

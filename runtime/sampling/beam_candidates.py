@@ -1,6 +1,6 @@
 """The best continuations of beam searches, from logits: log-softmax and top-k over (beam, token) pairs, on the device.
 
-What is ranked, as in transformers' beam search (processors act on log-probabilities, nothing is normalised again):
+The score of a pair, as in transformers' beam search (processors act on log-probabilities, nothing is normalised again):
 
     score of a beam + log_softmax(logits)[token] + logit_bias[token]         no eos, no stop id while `bans_ends`
 
@@ -11,7 +11,7 @@ chunks; the k best pairs lie in the k chunks with the best maxima:
 
 With a constraint that allows few tokens, as item tries do, only the pairs it allows are gathered; with one that allows
 many, the others' logits become -inf. All ways give the same order for ties: lower beam, then lower id.
-Searches of one shape are ranked together. Pairs that cannot be (-inf, NaN) are no candidates.
+Searches of one shape are ranked together. Impossible pairs (-inf, NaN) are no candidates.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .sequences import SequenceState
 from .token_masks import allow_only
 
 CHUNK = 128
-"""Tokens per chunk. Near the square root of vocab / (k / rows), where maxima and gathered pairs are as many."""
+"""Tokens per chunk. Near the square root of vocab / (k / rows), where there are as many maxima as gathered pairs."""
 
 MAX_PADDING = 2
-"""Searches are ranked together while the longest list of allowed pairs is at most so many times the shortest."""
+"""Searches are ranked together while the longest list of allowed pairs is at most this many times the shortest."""
 
 DENSE_SHARE = 0.25
-"""From this share of all pairs on, those that are allowed are not gathered."""
+"""If at least this share of all pairs is allowed, they are not gathered; the others become -inf."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Search:
     top_k: int
     """Likeliest tokens wanted after each beam."""
     pairs: tuple[np.ndarray, np.ndarray] | None
-    """int32 [m] each, (row counted from step.start, token): all that is allowed, where that is little."""
+    """int32 [m] each, (row counted from step.start, token): the allowed pairs, if they are few."""
 
     @property
     def width(self) -> int:
@@ -88,7 +88,7 @@ class _Ranked:
 
 
 class BeamRanker:
-    """Holds what is the same for every step; no state."""
+    """Holds only what is the same for every step."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class BeamRanker:
     ) -> list[BeamCandidates]:
         """One BeamCandidates for each step; ``stops`` are left empty.
 
-        logits: float32 [rows, vocab], raw, left as they are: the rows of all steps, one step after the other. Every
+        logits: float32 [rows, vocab], raw, not changed: the rows of all steps, one step after the other. Every
         step wants at least one candidate. sequences: the search of each step.
         """
         searches = [self._search(step, sequence) for step, sequence in zip(steps, sequences, strict=True)]
@@ -161,7 +161,7 @@ class BeamRanker:
     def _likeliest(
         self, logits: torch.Tensor, softmax: _LogSoftmax, searches: Sequence[_Search], firsts: Sequence[int]
     ) -> list[tuple[int, torch.Tensor]]:
-        """(step, ids int32 [rows, top_k]) and then (step, logprobs float32 [rows, top_k]), where they are wanted."""
+        """(step, ids int32 [rows, top_k]), then (step, logprobs float32 [rows, top_k]), for steps that want them."""
         found = []
         for i, (search, first) in enumerate(zip(searches, firsts)):
             if search.top_k == 0:
@@ -197,8 +197,8 @@ class BeamRanker:
             yield _Ranked(members, *self._top_pairs(logits, biased, maxima, softmax, scores, rows, count))
 
     def _biased(self, logits: torch.Tensor, members: list[tuple[_Search, int]]) -> torch.Tensor:
-        """The logits with each search's allowed tokens, bias and bans, on a copy; the same tensor where there are
-        none."""
+        """Apply each search's allowed tokens, bias and bans to a copy of the logits; without any, return the same
+        tensor."""
         allowed = AllowedTokens.join(
             [(first, search.step.allowed) for search, first in members if search.step.allowed is not None]
         )
@@ -233,7 +233,7 @@ class BeamRanker:
         host_rows: np.ndarray,
         count: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """host_rows: int64 [searches, width]. scores, logprobs, rows, tokens, [searches, k] each."""
+        """Return scores, logprobs, rows, tokens, [searches, k] each. host_rows: int64 [searches, width]."""
         searches, width = host_rows.shape
         chunks = maxima.shape[1]
         (rows,) = upload([host_rows], logits.device)
@@ -291,7 +291,7 @@ class BeamRanker:
 
 @dataclass(slots=True)
 class _PairList:
-    """All that one search is allowed."""
+    """All pairs that one search is allowed."""
 
     step: int
     rows: np.ndarray
@@ -300,7 +300,7 @@ class _PairList:
 
 
 def _alike(lists: list[_PairList]) -> Iterator[list[_PairList]]:
-    """Lists of about one length together."""
+    """Group lists of similar length."""
     lists = sorted(lists, key=lambda pairs: len(pairs.rows))
     while lists:
         limit = MAX_PADDING * len(lists[0].rows)
@@ -310,7 +310,7 @@ def _alike(lists: list[_PairList]) -> Iterator[list[_PairList]]:
 
 
 def _pair_bias(bias: dict[int, float], tokens: np.ndarray) -> np.ndarray:
-    """float32 [m]: of each pair, by its token."""
+    """float32 [m]: the bias of each pair, by its token."""
     none = np.zeros(len(tokens), dtype=np.float32)
     if not bias or not len(tokens):
         return none
@@ -332,7 +332,7 @@ def _possible(scores: torch.Tensor) -> torch.Tensor:
 def _candidates(
     steps: list[int], scores: np.ndarray, logprobs: np.ndarray, rows: np.ndarray, tokens: np.ndarray
 ) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
-    """(step, its arrays without the pairs that cannot be)."""
-    counts = np.isfinite(scores).sum(axis=1)  # best first: those that cannot be are the last
+    """Yield (step, its arrays without the impossible pairs)."""
+    counts = np.isfinite(scores).sum(axis=1)  # best first, so impossible ones come last
     for i, (step, count) in enumerate(zip(steps, counts.tolist())):
         yield step, (scores[i, :count], logprobs[i, :count], rows[i, :count], tokens[i, :count])

@@ -1,4 +1,4 @@
-"""The nucleus by FlashInfer's kernel, which is compiled at first use (nvcc). Imported on GPUs alone.
+"""Finds the nucleus with FlashInfer's kernel, which is compiled at first use (nvcc). Imported on GPUs only.
 
 Reproducible: it cuts by integer sums, row by row, so that what a row gets depends on no other row, nor on the order in
 which the GPU works.
@@ -13,12 +13,12 @@ from .ops import DrawAllOp
 from .torch_ops import Filters, draw_nucleus_by_sort, weigh
 
 MIN_VOCAB = 2048
-"""Below, FlashInfer searches for the cut in another way, which is not exact; and sorting costs nothing."""
+"""Below this, FlashInfer finds the cut in another way, which is not exact, and sorting costs next to nothing."""
 
 
 def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor, *, draw_all: DrawAllOp) -> torch.Tensor:
-    """As `torch_ops.draw_nucleus_by_sort`, but of tokens that tie where the nucleus ends, all are kept, and
-    the sum that ends it is rounded to float32."""
+    """As `torch_ops.draw_nucleus_by_sort`, but all tokens that tie where the nucleus ends are kept, and the
+    sum that ends it is rounded to float32."""
     if logits.shape[-1] < MIN_VOCAB:
         return draw_nucleus_by_sort(logits, filters, keys)
     kept = top_p_renorm_probs(weigh(logits, filters), filters.top_p.float(), is_deterministic=True)

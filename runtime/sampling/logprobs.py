@@ -1,8 +1,8 @@
 """Log-probabilities of chosen and of likeliest tokens, for output and prompt.
 
 They are those of the model itself: log_softmax of the raw logits, before bias, penalties, temperature and filters, as
-in SGLang and vLLM. The device computes them in the step and copies them to the host with the sampled tokens; what
-comes out at last is numpy, so that the worker can put it into messages as it is.
+in SGLang and vLLM. The device computes them in the step and copies them to the host with the sampled tokens; the
+result is numpy, so that the worker can put it into messages as it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class LogprobsInFlight:
-    """Logprobs that the device computes: ``tensors`` are to be brought to the host, where `read` takes them apart."""
+    """Logprobs that the device is computing. Copy ``tensors`` to the host, where `read` splits them by sequence."""
 
     tensors: list[torch.Tensor]
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]: n tokens, sequence after sequence, k the
@@ -53,13 +53,13 @@ class LogprobsInFlight:
     """Likeliest tokens wanted by each sequence."""
 
     def read(self, arrays: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> list[TokenLogprobs]:
-        """One TokenLogprobs for each sequence. arrays: what became of ``tensors``; ids: int32 [length] each, the
+        """One TokenLogprobs for each sequence. arrays: ``tensors`` on the host; ids: int32 [length] each, the
         tokens."""
         values, top_ids, top_values = arrays
         result, start = [], 0
         for token_ids, length, k in zip(ids, self.lengths, self.top_ks, strict=True):
             part = slice(start, start + length)
-            # Copies: a view would keep all that the step computed as long as the request keeps its chunk.
+            # Copies: a view would keep the arrays of the whole step alive as long as the request keeps its chunk.
             own = values[part].copy(), top_ids[part, :k].copy(), top_values[part, :k].copy()
             result.append(TokenLogprobs(token_ids, *own))
             start += length

@@ -31,7 +31,7 @@ class DrawAllOp(Protocol):
 
 class DrawNucleusOp(Protocol):
     def __call__(self, logits: torch.Tensor, filters: Filters, keys: torch.Tensor, /) -> torch.Tensor:
-        """Drawn token ids, int64 [m], where top_p and min_p filter. What a row gets depends on nothing but the row."""
+        """Drawn token ids, int64 [m], where top_p and min_p filter. What a row gets depends on that row alone."""
         ...
 
 
@@ -56,4 +56,4 @@ TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look, row_s
 """For CPUs."""
 
 TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort, row_statistics)
-"""The same without a wait for the device, at the price of a full sort for rows with top_p alone."""
+"""The same, but never waits for the device; the price is a full sort for rows with top_p alone."""

@@ -120,8 +120,8 @@ def _with_pending(
     late_owner: torch.Tensor,
     late_ids: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count the tokens in flight too: in the entry for the token, if there is one, and in an entry of their own. Where
-    there are both, both say the same, so that it does not matter which is written last."""
+    """Count the tokens in flight too: in the token's old entry, if there is one, and in a new entry. Where there are
+    both, they hold the same count, so it does not matter which is written last."""
     id_of = ids.new_full((num_requests,), -1).index_copy_(0, late_owner, late_ids)
     counts = counts + (ids == id_of[owner])
     known = counts.new_zeros(num_requests).index_add_(0, owner, counts * (ids == id_of[owner]))

@@ -1,8 +1,8 @@
-"""Which table of sampling operations a device gets, decided once, at start-up.
+"""Chooses a device's table of sampling operations, once, at start-up.
 
-On a GPU no operation may wait for the device, and the vocabulary should not be read a dozen times. There each operation
-has a kernel that replaces it, if that is installed and computes on small inputs what torch computes. CPU-only machines
-import none of it.
+On a GPU no operation may wait for the device, and none should read the vocabulary a dozen times. There a kernel
+replaces each operation, if it is installed and gives torch's results on small inputs. CPU-only machines import no
+kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
-    """The fastest operations that work here. One line of the log says which, and one warning what is missing."""
+    """The fastest operations that work here. One log line names them, and one warning says what is missing."""
     if device.type != "cuda":
         return TORCH_OPS
     logger.info("trying out kernels for sampling; the first time they are compiled, which takes a minute or two")
@@ -32,7 +32,7 @@ def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
 
 
 Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
-"""The operations so far -> those it replaces, by name. Raises anything if it cannot be used here."""
+"""The operations chosen so far -> replacements, by name. May raise anything if it cannot be used here."""
 
 
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
@@ -52,19 +52,19 @@ PROVIDERS: dict[str, Provider] = {"triton": _triton_ops, "flashinfer": _flashinf
 
 
 def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider]) -> SamplingOps:
-    """Of each provider what it offers, where that says what torch says; the later provider wins."""
+    """Take from each provider the operations that agree with torch; a later provider wins."""
     ops, chosen, troubles = TORCH_GPU_OPS, dict.fromkeys(SamplingOps.__slots__, "torch"), []
     for provider, load in providers.items():
         try:
             found = load(ops)
-        except Exception as error:  # not installed, for another torch, for another card: whatever it says
+        except Exception as error:  # not installed, or made for another torch or card
             troubles.append(f"{provider}: {_first_line(error)}")
             continue
         for name, function in found.items():
             candidate = replace(ops, **{name: function})
             try:
                 _PROBES[name](candidate, device, vocab_size)
-            except Exception as error:  # a compiler that is missing, a kernel that this card cannot run, a wrong answer
+            except Exception as error:  # no compiler, a kernel that this card cannot run, a wrong answer
                 troubles.append(f"{name} of {provider}: {_first_line(error)}")
             else:
                 ops, chosen[name] = candidate, provider
@@ -84,7 +84,7 @@ def _first_line(error: Exception) -> str:
 
 
 class WrongAnswer(Exception):
-    """An operation ran, and did not say what torch says."""
+    """An operation ran, but its result differs from torch's."""
 
 
 def _probe_logits(device: torch.device, rows: int, vocab_size: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ def _probe_filters(device: torch.device, rows: int, *, top_k: int, top_p: float)
 
 
 _ROWS = (1, 9)
-"""Few: the probes run when the KV pool has taken its share of the memory."""
+"""Few: the probes run after the KV pool has taken its share of the memory."""
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -120,7 +120,7 @@ def _same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 
 def _mostly_same(found: torch.Tensor, expected: torch.Tensor, logits: torch.Tensor) -> None:
-    """Drawn ids: exponentials and logarithms may differ in their last bits, which once in a million draws decides."""
+    """Compare drawn ids. Exponentials and logarithms may differ in their last bits, which decides one in a million."""
     if found.dtype != torch.int64 or found.shape != expected.shape or int((found != expected).sum()) > 1:
         raise WrongAnswer("drawn tokens differ from torch's")
     if not bool(((found >= 0) & (found < logits.shape[-1])).all()):
@@ -128,7 +128,7 @@ def _mostly_same(found: torch.Tensor, expected: torch.Tensor, logits: torch.Tens
 
 
 def _probe_draw_top_k(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
-    """With every width that has a kernel of its own, so that none is compiled when it is first asked for."""
+    """Try every width that has a kernel of its own, so that none is compiled at its first use."""
     widths = {min(width, vocab_size) for width in (50, 100, 200, 400, 800, 1600, 3200)}
     for rows, width in itertools.product(_ROWS, sorted(widths)):
         logits = _probe_logits(device, rows, vocab_size)
@@ -146,7 +146,7 @@ def _probe_draw_all(ops: SamplingOps, device: torch.device, vocab_size: int) -> 
 
 
 def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
-    """Without ties, so that the nucleus is the same whatever becomes of those; a row alone gets what it gets in a
+    """Without ties, which kernels may treat in their own ways. Also check that a row alone gets what it gets in a
     batch."""
     for rows in _ROWS:
         logits = 4 * _normal(device, rows, vocab_size)

@@ -16,16 +16,16 @@ SLICE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Logits to work on at once, by device type: bounds temporary memory, and keeps it in the cache of a CPU."""
 
 CHUNK = 32
-"""Tokens per chunk. About the square root of vocab / k, where chunks and gathered tokens are as many."""
+"""Tokens per chunk. About the square root of vocab / k, where there are as many chunks as gathered tokens."""
 
 MIN_CHUNKED = 16384
-"""Below so many tokens the further launches cost more than they save."""
+"""With fewer tokens the extra launches cost more than they save."""
 
 
 def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first ``k`` tokens of each row: logits float32 [n, k], descending, and token ids int64 [n, k].
 
-    logits: float32 [n, vocab]. k = vocab sorts. Where a NaN ranks is not said.
+    logits: float32 [n, vocab]. k = vocab sorts. The rank of a NaN is undefined.
     """
     vocab_size = logits.shape[-1]
     k = min(k, vocab_size)
@@ -50,9 +50,9 @@ def chunk_maxima(logits: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def row_statistics(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Chunk maxima [n, chunks], the best logit [n] and log(sum(exp(logit - best))) [n] of each row, float32 all.
+    """Chunk maxima [n, chunks], the best logit [n] and log(sum(exp(logit - best))) [n] of each row, all float32.
 
-    What the last two make of a logit, (logit - best) - log_sum, is NaN where the row holds a NaN or nothing but -inf.
+    The last two give (logit - best) - log_sum, which is NaN where the row holds a NaN or nothing but -inf.
     """
     maxima, best, sums = [], [], []
     rows_at_once = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
@@ -68,7 +68,7 @@ def row_statistics(logits: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torc
 def _select(values: torch.Tensor, ids: torch.Tensor, k: int, end: int | None = None) -> torch.Tensor:
     """The k first of ``ids`` (int64 < 2^31, [n, m] or [m]) by values (float32 [n, m]) and id, int64 [n, k].
 
-    end: ids from there on are no tokens, and rank last.
+    end: ids from this one on are not tokens, and rank last.
     """
     bits = values.add(0.0).view(torch.int32)  # -0.0 becomes 0.0: what compares equal must tie
     # Floats order like their bits, except that negative ones run backwards.

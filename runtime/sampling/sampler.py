@@ -9,11 +9,11 @@ The same request gets the same token in any batch: tokens are ranked in a total 
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
 (`torch_ops`, and its faster twins).
 
-Nothing here waits for the device: what a step needs goes up by `device_copy.upload`, and the tokens stay there.
+Nothing here waits for the device: `device_copy.upload` sends what a step needs, and the tokens stay on the device.
 
 Cost per row: greedy, an argmax; with top_k, a selection of the largest top_k of the batch (one pass over the
-vocabulary); with top_p alone, see `SamplingOps.draw_nucleus`; else one pass of noise over the vocabulary. Work goes in
-slices of rows, so that temporary memory stays bounded.
+vocabulary); with top_p alone, see `SamplingOps.draw_nucleus`; else one pass of noise over the vocabulary. Rows are
+worked on in slices, so that temporary memory stays bounded.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from .token_masks import allow_only
 from .torch_ops import Filters
 
 MAX_RANKED_TOP_K = 4096
-"""A larger top_k is sorted out by a full sort, in a group of its own, so that it does not widen the others' work."""
+"""A larger top_k takes a full sort, in a group of its own, so that it does not widen the others' work."""
 
 MIN_TEMPERATURE = 1e-30
-"""A smaller one, though not 0, would be 0 in float32."""
+"""Smaller temperatures are raised to this: though not 0, they could be 0 in float32."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Rows of the batch that are drawn in one way."""
+    """Rows of the batch that are drawn in the same way."""
 
     rows: slice | torch.Tensor
-    """Where in the logits; int64 [m] on the device unless they lie side by side."""
+    """Their rows of the logits: a slice where they lie side by side, else int64 [m] on the device."""
     filters: Filters
     kind: _Kind
     width: int
@@ -56,12 +56,12 @@ class _Group:
 
 
 _Kind = Literal["ranked", "nucleus", "all"]
-"""How tokens that may be drawn are found: among the top_k first, by top_p alone, or by no more than min_p."""
+"""How to find the tokens that may be drawn: among the first top_k, by top_p alone, or by min_p at most."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What stays the same as long as the same sequences sample together."""
+    """All that stays the same while the same sequences sample together."""
 
     sequences: list[SequenceState]
     seeds: np.ndarray
@@ -77,7 +77,7 @@ class _Plan:
 
 
 class Sampler:
-    """See the module. Owns nothing but the plan of the last batch."""
+    """See the module docstring. Owns nothing but the plan of the last batch."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
         self.ops = ops
-        """What the device draws with."""
+        """The operations that this device draws with."""
         self._slice_elements = SLICE_ELEMENTS[self._device.type]
         self._plan: _Plan | None = None
 
@@ -105,9 +105,9 @@ class Sampler:
     ) -> torch.Tensor:
         """Next token ids, int64 [n] on the device.
 
-        logits: float32 [n, vocab], left as they are. sequences: whose rows they are. positions: int [n], how many
-        output tokens lie before the one that is sampled.
-        allowed: the only tokens that the rows it names may get; that comes before all other wishes. Other rows may get
+        logits: float32 [n, vocab], not changed. sequences: one for each row. positions: int [n], how many output
+        tokens come before the sampled one.
+        allowed: the only tokens that the rows it names may get; it overrides all other parameters. Other rows may get
         any. pending: output tokens of a step in flight, which the sequences do not have yet.
         """
         plan = self._plan_for(sequences)
@@ -183,7 +183,7 @@ class Sampler:
         )
 
     def _slices(self, params: list[SamplingParams]) -> Iterator[tuple[_Kind, int, list[int]]]:
-        """(kind, width, rows) of each group, of at most so many rows as are drawn at once."""
+        """Yield (kind, width, rows) of each group; a group has no more rows than are drawn at once."""
         drawn = [(i, p) for i, p in enumerate(params) if not p.is_greedy]
         narrow = [i for i, p in drawn if 0 < p.top_k <= MAX_RANKED_TOP_K]
         widest = min(self._vocab_size, max((params[i].top_k for i in narrow), default=0))
@@ -219,7 +219,7 @@ class Sampler:
         allowed: AllowedTokens | None,
         pending: PendingTokens | None,
     ) -> torch.Tensor:
-        """Allowed tokens, logit_bias, min_new_tokens, penalties, on a copy; the same tensor where there are none."""
+        """Apply allowed tokens, logit_bias, min_new_tokens, penalties to a copy; without any, return it as it is."""
         sequences = plan.sequences
         too_short = [i for i in plan.min_new_rows if positions[i] < sequences[i].sampling.min_new_tokens]
         if plan.bias is None and not too_short and not plan.penalty_rows and allowed is None:
@@ -241,7 +241,7 @@ class Sampler:
         return logits
 
     def _banned_ids(self, sequence: SequenceState, row: int, allowed: AllowedTokens | None) -> list[int]:
-        """eos, which may be a token like any other with a constraint, and stop ids; nothing if a constraint allows
+        """Stop ids and eos ids (unless eos is a token like any other under a constraint); none if the constraint allows
         nothing else."""
         ends = {*sequence.sampling.stop_token_ids, *(self._eos_token_ids if sequence.info.eos_ends else ())}
         if allowed is not None:

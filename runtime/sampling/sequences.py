@@ -1,6 +1,6 @@
-"""What the step runner knows of each sequence: what it was told when the sequence opened, and its tokens since.
+"""The step runner's record of each sequence: what it was told when the sequence opened, and its tokens since.
 
-So a step's order need not repeat it, and the runner needs no live request of the scheduler's.
+So a batch need not repeat this, and the runner needs none of the scheduler's live requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SequenceState:
         return self._output.view() if self._output is not None else np.empty(0, dtype=np.int32)
 
     def append(self, token_ids: Iterable[int]) -> None:
-        """A step brought these."""
+        """Add the tokens that a step brought."""
         for token_id in token_ids:
             if self.seen is not None:
                 self.seen.count(token_id)
@@ -51,7 +51,7 @@ class SequenceTable:
         return len(self._open)
 
     def update(self, opened: Iterable[SequenceInfo], closed: Iterable[int]) -> None:
-        """Take what a step's order says. One that was never opened here (its step failed) may be closed."""
+        """Close and open sequences as a batch says. A closed one may never have been opened here (its step failed)."""
         for serial in closed:
             self._open.pop(serial, None)
         for info in opened:

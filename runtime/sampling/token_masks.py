@@ -1,4 +1,4 @@
-"""What a constraint allows, on the logits: the one way from packed bits to rows and tokens, for samples and beams."""
+"""Applies constraints to logits, for samples and beams."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ...scheduler.constraints.constraint import AllowedTokens
 from ..runner.device_copy import upload
 
 LARGEST_ALLOWED = 1e30
-"""The logit of an allowed token is at most so far from 0: even one that is NaN or -inf goes before one not allowed."""
+"""Allowed logits are clamped to this distance from 0: even a NaN or -inf then ranks before a token not allowed."""
 
 
 def allow_only(
     logits: torch.Tensor, allowed: AllowedTokens, *, rows: np.ndarray | None = None, finite: bool = False
 ) -> None:
-    """-inf for every other token of these rows, in place. logits: float32 [n, vocab].
+    """Set every token of these rows that is not allowed to -inf, in place. logits: float32 [n, vocab].
 
     rows: int [k], those with a constraint, some of which may have no token at all; None for those that ``allowed``
-    names. finite: what is allowed gets a finite logit, so that a draw never falls on a token that is not.
+    names. finite: allowed tokens get finite logits, so that no draw falls on another token.
     """
     of_token, tokens = allowed.unpack()
     constrained = np.unique(of_token) if rows is None else rows

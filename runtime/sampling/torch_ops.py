@@ -1,8 +1,8 @@
 """Draws from filtered distributions, in torch: what every device can do, and the oracle for faster kernels.
 
 A draw is a race (`noise`): of the tokens that the filters keep, the one with the largest p / noise wins; in a tie, the
-first of the ranking. Logits are float32, raw; temperature acts on their distance to the likeliest, so that none,
-however small, makes one overflow. Which tokens are kept:
+first of the ranking. Logits are float32, raw; temperature divides their distance to the likeliest, so that
+not even a tiny one makes them overflow. The filters keep:
 
     top_k   the k first tokens of the ranking (`ranking.top_tokens`)
     top_p   the shortest start of those that holds top_p of their mass, summed in float64
@@ -26,7 +26,7 @@ NUCLEUS_WIDTH = 256
 
 @dataclass(slots=True, frozen=True)
 class Filters:
-    """How m rows are to be drawn; device tensors [m]."""
+    """The filters of m rows; device tensors [m]."""
 
     temperature: torch.Tensor
     """float32, > 0."""
@@ -42,8 +42,8 @@ class Filters:
 
 
 def weigh(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """float32 [m, vocab]: how likely tokens are, as parts of the likeliest. (Not of all: that sum could differ in its
-    last bits from batch to batch.)"""
+    """float32 [m, vocab]: each token's probability relative to the likeliest. (Not to the sum of all, whose last bits
+    could differ from batch to batch.)"""
     return _scaled(logits, logits.amax(dim=-1, keepdim=True), filters).exp_()
 
 
@@ -81,8 +81,8 @@ def draw_nucleus_by_sort(logits: torch.Tensor, filters: Filters, keys: torch.Ten
 
 
 def draw_nucleus_at_second_look(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-    """The same: ranks NUCLEUS_WIDTH tokens, and all of them only where those hold too little. Asks the device whether
-    any row does, so that it is for a CPU."""
+    """The same, for CPUs: ranks NUCLEUS_WIDTH tokens, then all tokens of the rows where those hold too little. To know
+    these rows it waits for the device."""
     if logits.shape[-1] <= NUCLEUS_WIDTH:
         return draw_nucleus_by_sort(logits, filters, keys)
     total = weigh(logits, filters).sum(dim=-1, dtype=torch.float64)
@@ -98,7 +98,7 @@ def _draw_ranked(
     values: torch.Tensor, ids: torch.Tensor, total: torch.Tensor | None, filters: Filters, keys: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw among the ranked tokens; also bool [m]: the cut of top_p lies among them. total: float64 [m], the mass that
-    top_p is a part of; None if that is what top_k leaves of the ranked."""
+    top_p is a share of; None: the mass of the ranked tokens that top_k keeps."""
     scaled = _scaled(values, values[:, :1], filters)
     in_top_k = torch.arange(values.shape[-1], device=values.device) < filters.top_k[:, None]
     mass = scaled.double().exp_().mul_(in_top_k)

@@ -1,4 +1,4 @@
-"""Draws as single kernels: the twins of `torch_ops`, with the noise in registers. Imported on GPUs, and by tests that
+"""Draws in single kernels: the same as `torch_ops`, with the noise in registers. Imported on GPUs, and by tests that
 run it in Triton's interpreter.
 
 One program draws one row, so that what a row gets depends on no other. The integers of the noise are those of
@@ -19,9 +19,9 @@ BLOCK = 4096
 """Tokens that a program of `draw_all` looks at in one go."""
 
 MIN_WIDTH, MAX_WIDTH = 64, 4096
-"""Ranked tokens that a kernel of `draw_ranked` is made for: a kernel for each power of two, torch beyond."""
+"""Widths that `draw_ranked` has kernels for: one for each power of two; beyond them torch draws."""
 
-# Slices of packed tensors begin anywhere: without this, each way they lie would be compiled when it first occurs.
+# Slices of packed tensors begin anywhere: without this, Triton would compile a kernel for each alignment it meets.
 ANY_ALIGNMENT = ["values", "ids", "temperature", "top_k", "top_p", "log_min_p", "keys", "drawn"]
 
 MAX_CHUNKED_WIDTH = 256
@@ -31,7 +31,7 @@ MAX_CHUNKED_VOCAB = 2**18
 
 
 def draw_top_k(logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-    """As `torch_ops.draw_top_k`. Nothing is ranked: bit by bit, counts and sums find where top_k and top_p cut."""
+    """As `torch_ops.draw_top_k`. Nothing is sorted: counts and sums find the cuts of top_k and top_p, bit by bit."""
     rows, vocab_size = logits.shape
     fewest = CHUNK * max(MIN_WIDTH, 2 * width)  # so that there are as many chunks as are chosen
     if not fewest <= vocab_size <= MAX_CHUNKED_VOCAB or width > MAX_CHUNKED_WIDTH:
@@ -170,7 +170,7 @@ def _choose_chunks(
     chunk_block: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The numbers of the first ``block`` chunks of the ranking by maxima, in order of number."""
+    """Store the numbers of the ``block`` chunks with the highest maxima, ascending."""
     row = tl.program_id(0)
     number = tl.arange(0, chunk_block)
     inside = number < chunks
@@ -221,8 +221,8 @@ def _order(value):
 
 @triton.jit
 def _first(order, inside, count):
-    """Which elements are the ``count`` first: by order, where that ties by place. At least so many are inside."""
-    # The order of the last of them is the largest that so many elements reach.
+    """Mask of the first ``count`` elements, by order and, in a tie, by place. At least so many are inside."""
+    # The order of the last of them is the largest that ``count`` elements reach.
     last, step = tl.zeros([], tl.int64), tl.full([], 2147483648, tl.int64)
     for _ in range(32):
         higher = last + step
@@ -237,7 +237,7 @@ def _first(order, inside, count):
 
 @triton.jit
 def _first_mass(order, mass, wanted):
-    """Which elements are the first, by order and place, until their masses (float64, >= 0) come to ``wanted``."""
+    """Mask of the first elements, by order and place, until their masses (float64, >= 0) add up to ``wanted``."""
     last, step = tl.zeros([], tl.int64), tl.full([], 2147483648, tl.int64)
     for _ in range(32):
         higher = last + step
@@ -254,7 +254,7 @@ def _cut_nucleus(weights, top_p, vocab_size: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0)
     mine = weights + row.to(tl.int64) * vocab_size
     wanted = tl.load(top_p + row) * _mass_from(mine, 0, vocab_size, block)
-    # The bits of the last weight that is kept: the largest from which on the masses come to what is wanted.
+    # The bits of the least weight that is kept: the largest from which upwards the masses add up to ``wanted``.
     last, step = tl.zeros([], tl.int32), tl.full([], 536870912, tl.int32)  # 2^29; the bits of 1.0 are below 2^30
     for _ in range(30):
         higher = last + step
@@ -273,7 +273,7 @@ def _cut_nucleus(weights, top_p, vocab_size: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _mass_from(weights, least, vocab_size: tl.constexpr, block: tl.constexpr):
-    """Sum of the weights whose bits are at least so large, float64."""
+    """Sum of the weights whose bits are at least ``least``, float64."""
     mass = tl.zeros([block], tl.float64)
     for start in range(0, vocab_size, block):
         token = start + tl.arange(0, block)
@@ -328,13 +328,13 @@ def _draw_all(
 
 @triton.jit
 def _scale(value, best, temperature):
-    """The likeliest token is at 0, also where it is infinite."""
+    """Distance to the likeliest token, by temperature; 0 for that token, even if it is infinite."""
     return tl.where(value == best, 0.0, tl.math.div_rn(value - best, temperature))
 
 
 @triton.jit
 def _ratio(scaled, kept, token, multiplier, offset):
-    """What the race is about: p / noise, -1 for tokens that are not kept. A NaN never wins."""
+    """The ratio that decides the race: p / noise, -1 for tokens that are not kept. A NaN never wins."""
     ratio = tl.math.div_rn(tl.exp(scaled), _noise(token, multiplier, offset))
     return tl.where(kept & (ratio == ratio), ratio, -1.0)
 

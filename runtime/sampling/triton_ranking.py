@@ -1,7 +1,7 @@
-"""What a beam search asks of all its logits, as one kernel that reads them once. Imported on GPUs, and by tests that
-run it in Triton's interpreter.
+"""The row statistics that beam searches need, in one kernel that reads the logits once. Imported on GPUs, and by tests
+that run it in Triton's interpreter.
 
-The softmax's sum is kept as a part of the likeliest token so far, and scaled down where a likelier one turns up
+The softmax's sum is kept relative to the likeliest token so far, and scaled down when a likelier one turns up
 (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). One program surveys one row.
 """
 
@@ -59,7 +59,7 @@ def _survey(
         tl.store(maxima + row.to(tl.int64) * chunks + number, of_chunk, mask=number < chunks)
         broken = tl.maximum(broken, tl.max(tl.max((value != value).to(tl.int32), 1), 0))
         higher = tl.maximum(likeliest, tl.max(of_chunk, 0))
-        # Nothing but -inf so far: any finite number does, as all powers are 0.
+        # Nothing but -inf so far: any finite number will do, as all powers are 0.
         at = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp(tl.where(likeliest == higher, 0.0, likeliest - at)) + tl.exp(value - at)
         likeliest = higher

@@ -22,7 +22,7 @@ class ChatTemplateError(ValueError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks the assistant's words for training; for serving it is its content."""
+    """``{% generation %}`` marks the assistant's words for training; in serving only its content matters."""
 
     tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
 

@@ -1,13 +1,13 @@
-"""The suffix of a continuation as token ids, where the border to the parent needs text.
+"""Turns a continuation's suffix into token ids where its parent ended inside a token.
 
-A child continues what the client saw. If the parent's stop string began inside a token, the ids it inherits end before
-that token, and what was visible of it, the tail, is put before the suffix; both are then tokenised as one:
+A child continues what the client saw. If the parent's stop string began inside a token, the child inherits only the ids
+before that token. The visible part of the token, the tail, goes before the suffix, and both are tokenised as one:
 
     parent's tokens   | "I" | " am" | " done.\\n#" | "##" |      stop "\\n###"
     inherited ids     | "I" | " am" |      tail " done."
     suffix            tokenise(" done." + suffix text)
 
-The text of parent and suffix is never joined otherwise.
+Otherwise the texts of parent and suffix are never joined.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ContinuationSuffixes:
         self._open: dict[str, _Suffix] = {}
 
     def remember(self, parent: tuple[str, int], tail: str) -> None:
-        """A parent, by (rid, index), ends with text that its inherited ids leave out."""
+        """Note the tail of a parent, by (rid, index): text that its inherited ids leave out."""
         rid, index = parent
         self._tails.setdefault(rid, {})[index] = tail
 
@@ -49,15 +49,15 @@ class ContinuationSuffixes:
             self._tails = {rid: tails for rid, tails in self._tails.items() if is_on_record(rid)}
 
     def take_name(self, rid: str) -> None:
-        """A new request has this rid: what was remembered of an earlier one goes."""
+        """Forget the tails of an earlier request with this rid: a new one has it now."""
         self._tails.pop(rid, None)
 
     def open(self, rid: str, continuation: ContinuationSpec, ids: np.ndarray) -> None:
-        """A child was taken with the suffix ``ids`` (int32 [n])."""
+        """Keep the suffix of an accepted child; ``ids`` is int32 [n]."""
         self._open[rid] = _Suffix(continuation, ids)
 
     def ids(self, child: str) -> np.ndarray:
-        """int32 [n]: the suffix of an open child as it is by now."""
+        """int32 [n]: the current suffix of an open child."""
         suffix = self._open[child]
         return self.complete(suffix.continuation, suffix.ids)
 
@@ -71,7 +71,7 @@ class ContinuationSuffixes:
         return np.concatenate([self._encode(tail), ids])
 
     def close(self, rid: str) -> None:
-        """A child ended; unknown ones are fine."""
+        """Forget a child that has ended; unknown ones are fine."""
         self._open.pop(rid, None)
 
     def _encode(self, text: str) -> np.ndarray:

@@ -1,12 +1,12 @@
-"""Token ids -> text, as they come.
+"""Decodes token ids to text as they arrive.
 
-Text leaves only as whole characters: bytes of an unfinished one wait for the next token. Each token costs constant
-work and the pushes add up to the decoding of all ids at once, so a streamed answer and one sent at its end are equal.
+Only whole characters come out; bytes of an unfinished one wait for the next token. Each token costs constant work. All
+pushes together give the text of all ids decoded at once, so a streamed answer equals one sent at its end.
 
     pushes      [.. "caf"]   [C3]        [A9 " a"]      flush
     text out        "caf"    ""          "é a"          ""        (bytes that never became a character: U+FFFD)
 
-Text starts as in the middle of a sentence: generated text continues a prompt, so a SentencePiece token at its start
+Decoding starts as if in mid-sentence: generated text continues a prompt, so a SentencePiece token at its start
 keeps its space (as in SGLang and vLLM).
 """
 
@@ -44,7 +44,7 @@ class IncrementalDecoder:
         return other
 
     def flush(self) -> str:
-        """The end of the sequence: U+FFFD for bytes that wait in vain, else nothing."""
+        """The end of the sequence: U+FFFD for bytes still waiting, else nothing."""
         return self._utf8.decode(b"", final=True)
 
     @property
@@ -54,6 +54,6 @@ class IncrementalDecoder:
 
 
 def decode_all(token_bytes: TokenBytes, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-    """The text of a whole sequence of generated tokens: what pushing them one by one and a flush add up to."""
+    """The text of a whole sequence of generated tokens: the same as pushing them one by one and a flush."""
     decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
     return decoder.push(token_ids) + decoder.flush()

@@ -19,7 +19,7 @@ from .tokenizer import Tokenizer
 
 
 class OutputText:
-    """Parameters as in SamplingParams; ``no_stop_trim``: the stop, and what follows it in its token, are text."""
+    """Parameters as in SamplingParams; ``no_stop_trim``: the stop, and the rest of its token, stay in the text."""
 
     __slots__ = (
         "_decoder",
@@ -46,7 +46,7 @@ class OutputText:
         self._no_stop_trim = no_stop_trim
         self._decoder = IncrementalDecoder(tokenizer.token_bytes, skip_special_tokens=skip_special_tokens)
         self._ids: list[int] = []
-        """All ids, kept only where a stop string may have to be found in them."""
+        """All ids, kept only if a stop string may have to be found in them."""
         self._sent = 0
         """Characters returned so far."""
         self._waiting = ""
@@ -72,7 +72,7 @@ class OutputText:
         return ready
 
     def _is_item(self, matched: str) -> bool:
-        """The sample ended as a whole item of a trie, so nothing is cut off. A stop string may be named like that."""
+        """The sample ended as a whole item of a trie: cut nothing off. (A user's stop string may equal that marker.)"""
         if matched != ITEM:
             return False
         return ITEM not in self._stop or find_final_stop(self._tokenizer.token_bytes, self._ids, ITEM) is None

@@ -1,4 +1,4 @@
-"""Prompts → token ids, long texts in a thread beside the loop; yet no continuation overtakes its parent."""
+"""Turns prompts into token ids, long texts in a thread; even so, no continuation overtakes its parent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _INLINE_CHARS = 20_000
 
 @dataclass(slots=True, frozen=True)
 class TokenizedPrompt:
-    """ids: the whole prompt; None for a continuation that brings no prompt of its own. suffix_ids: of a continuation
-    only."""
+    """ids: the whole prompt; None for a continuation that brings no prompt of its own. suffix_ids: only for a
+    continuation."""
 
     ids: list[int] | None
     suffix_ids: list[int] | None
@@ -30,7 +30,7 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._in_progress: dict[str, asyncio.Future[None]] = {}
-        """Rids whose prompts are being tokenised; done when their caller has taken them over, or failed."""
+        """Rids whose prompts are being tokenised. A future is done when its caller has taken them over, or failed."""
 
     @property
     def num_in_progress(self) -> int:
@@ -38,12 +38,12 @@ class PromptTokenizer:
 
     @asynccontextmanager
     async def tokenized(self, prompts: list[Prompt]) -> AsyncIterator[list[TokenizedPrompt]]:
-        """The prompts' tokens, once every parent that was under way before has been taken over by its caller. The body
-        takes these over. Raises RequestRefused for what is not Unicode."""
+        """Yield the prompts' tokens, once the callers of all parents already in progress have taken theirs over. The
+        ``with`` body takes these over. Raises RequestRefused for text that is not Unicode."""
         parents = {prompt.continuation.parent_rid for prompt in prompts if prompt.continuation is not None}
         before = [self._in_progress[rid] for rid in parents & self._in_progress.keys()]
         taken_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # A rid that is under way twice is the first one's; the second will be refused.
+        # A rid that two calls use belongs to the first; the second will be refused.
         mine = [p.rid for p in prompts if self._in_progress.setdefault(p.rid, taken_over) is taken_over]
         try:
             tokens = await self._tokenize(prompts)
@@ -56,7 +56,7 @@ class PromptTokenizer:
                 self._in_progress.pop(rid, None)
 
     async def encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that no UTF-8 can say (lone surrogates)."""
+        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates)."""
         tokenizer = self._tokenizer
         return await _encode(
             texts,
@@ -88,8 +88,8 @@ async def _encode(
     *,
     param: str,
 ) -> list[list[int]]:
-    """One by one, or beside the loop where they are long. Raises RequestRefused, blaming ``param``, for what is not
-    Unicode."""
+    """Encode them one by one, or in a thread if they are long. Raises RequestRefused, blaming ``param``, for text that
+    is not Unicode."""
     try:
         if sum(map(len, texts)) > _INLINE_CHARS:
             return await asyncio.to_thread(encode_batch, texts)

@@ -1,9 +1,9 @@
-"""Stop strings: where in the generated text does one stand, and which tokens lie before it.
+"""Finds stop strings in the generated text, and the tokens that lie before them.
 
 The worker matches (StopStringChecker) between sampling and the scheduler's `process_result`; the detokenizer trims the
-text with the same matcher, so both always agree. The text that is searched is the generated one alone, with special
-tokens written out: a stop string may name a special token though clients never see it. Matches go across token borders
-and may begin inside a token:
+text with the same matcher, so both always agree. Only generated text is searched, with special tokens
+written out: a stop string may name a special token although clients never see it. Matches may span tokens and begin
+inside one:
 
     tokens      | "I" | " am" | " done.\\n#" | "##" |        stop "\\n###"
     text         I      am      done.\\n#      ##
@@ -42,7 +42,7 @@ class StopStringMatcher:
         self._text_start = 0
         """Position of ``_text`` in the whole text."""
         self._marks: deque[tuple[int, int]] = deque([(0, 0)])
-        """(position, tokens): so many tokens end exactly at that position, with a whole character."""
+        """(position, tokens): the first ``tokens`` tokens end exactly at that position, with a whole character."""
         self.num_tokens = 0
         """Tokens seen."""
 
@@ -57,7 +57,7 @@ class StopStringMatcher:
         return other
 
     def push(self, token_id: int) -> StopMatch | None:
-        """Take the next token; the match its text completes, if any."""
+        """Take the next token; return the match its text completes, if any."""
         old_length = len(self._text)
         self._text += self._decoder.push((token_id,))
         self.num_tokens += 1
@@ -99,14 +99,14 @@ class StopStringChecker:
         self._token_bytes = token_bytes
         self._matchers: dict[int, StopStringMatcher] = {}
         self._beams: dict[int, dict[bytes, StopStringMatcher]] = {}
-        """For each search, its live beams at the last check by their tokens (int32 bytes)."""
+        """For each search, the matchers of its live beams at the last check, by the beam's tokens (int32 bytes)."""
 
     def check(
         self, serial: int, sampling: SamplingParams, output_ids: np.ndarray, new_ids: Sequence[int]
     ) -> StopMatch | None:
         """The first match that one of the new tokens of a sequence completes.
 
-        output_ids: int32 [n], its output tokens before them, at least those that no `check` has seen.
+        output_ids: int32 [n], all its output tokens before them.
         """
         matcher = self._matcher(serial, sampling, output_ids)
         for place, token_id in enumerate(new_ids):
@@ -133,14 +133,14 @@ class StopStringChecker:
         return matches
 
     def _as_seen(self, sampling: SamplingParams, ids: np.ndarray, found: StopMatch) -> StopMatch:
-        """Without the visible tail, if that is part of a special token which the client does not see. The text is that
-        of ``ids``."""
+        """Drop the visible tail if it is part of a special token that the client does not see. ``ids``: the tokens that
+        were searched."""
         hidden = sampling.skip_special_tokens and int(ids[found.kept_tokens]) in self._token_bytes.special_ids
         return replace(found, visible_tail="") if hidden else found
 
     def _beam_matchers(self, serial: int, sampling: SamplingParams, sequences: np.ndarray) -> list[StopStringMatcher]:
-        """One for each beam. A beam is found by its tokens: whatever the search did since the last check, and however
-        often, what is kept cannot be that of another sequence."""
+        """One for each beam. A beam's matcher is found by its tokens, so it is never that of another sequence, whatever
+        the search did since the last check."""
         known = self._beams.get(serial, {})
         matchers: dict[bytes, StopStringMatcher] = {}
         for ids in sequences:
@@ -161,7 +161,7 @@ class StopStringChecker:
     def _matcher(self, serial: int, sampling: SamplingParams, output_ids: np.ndarray) -> StopStringMatcher:
         matcher = self._matchers.get(serial)
         if matcher is None or matcher.num_tokens != len(output_ids):
-            # New here, or a step was lost: what the matcher knows follows from the sequence's own tokens.
+            # New here, or a step was lost: rebuild the matcher from the sequence's own tokens.
             matcher = self._matchers[serial] = self._new_matcher(sampling)
             for token_id in output_ids.tolist():
                 matcher.push(token_id)
@@ -177,7 +177,7 @@ class StopStringChecker:
 
 
 def find_final_stop(token_bytes: TokenBytes, token_ids: Sequence[int], stop: str) -> StopMatch | None:
-    """The match of ``stop`` that the last of ``token_ids`` completed: what the worker found, from the ids alone."""
+    """Find the match of ``stop`` that the last of ``token_ids`` completed, as the worker did, from the ids alone."""
     matcher = StopStringMatcher(token_bytes, (stop,), min_new_tokens=len(token_ids) - 1)
     found = None
     for token_id in token_ids:

@@ -1,4 +1,4 @@
-"""What bytes each token id stands for.
+"""Maps each token id to its bytes.
 
 The decoders of language-model tokenizers come in two families, and in both a token is a fixed run of bytes:
 

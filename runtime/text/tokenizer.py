@@ -1,9 +1,9 @@
 """A model's tokenizer, from its folder: text -> ids, ids -> text, messages -> prompt text.
 
 A thin layer on the ``tokenizers`` library. It does not import transformers, and so not torch: the HTTP and detokenizer
-processes start in a moment. What transformers adds to tokenizer.json from tokenizer_config.json is added here as well
-(extra tokens, flags of tokens, the chat template); a test compares the two. As there, which special tokens go around a
-prompt is said by tokenizer.json alone; add_bos_token and add_eos_token were for the formats before it.
+processes start quickly. What transformers adds to tokenizer.json from tokenizer_config.json is added here as well
+(extra tokens, flags of tokens, the chat template); a test compares the two. As there, tokenizer.json alone
+says which special tokens go around a prompt; add_bos_token and add_eos_token belong to older formats.
 
 Not done, on purpose: ``clean_up_tokenization_spaces``, which eats spaces the model did write.
 """
@@ -87,14 +87,14 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``; with the bos (and what else the model's post-processor adds) if asked."""
+        """Ids of ``text``; with the bos (and whatever else the model's post-processor adds) if asked."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_continuation(self, text: str) -> list[int]:
         """Ids of a text that goes on from another: no special tokens around it, and no space before it.
 
-        SentencePiece tokenizers (Llama 2, Mistral) put a space before the first word of a text; in the middle of one it
-        would part a word. So they get the text after an anchor, whose ids are then cut off.
+        SentencePiece tokenizers (Llama 2, Mistral) put a space before the first word of a text; in mid-text it would
+        split a word. So they get the text after an anchor, whose ids are then cut off.
         """
         if not self._puts_space_first:
             return self.encode(text, False)
@@ -134,7 +134,7 @@ class Tokenizer:
         tools: list[dict] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt's text; encode it with add_special_tokens=False, the template writes them itself.
+        """The prompt's text; encode it with add_special_tokens=False: the template writes those itself.
 
         Raises ChatTemplateError where the model has no template or the template refuses the messages.
         """
@@ -162,7 +162,7 @@ def _read_json(file: Path) -> dict:
 
 
 def _find_chat_template(folder: Path, config: dict) -> str | None:
-    """chat_template.jinja goes before tokenizer_config.json, as in transformers."""
+    """chat_template.jinja takes precedence over tokenizer_config.json, as in transformers."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -173,7 +173,7 @@ def _find_chat_template(folder: Path, config: dict) -> str | None:
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict, named: dict[str, str]) -> None:
-    """Tokens (or flags of tokens) that only tokenizer_config.json knows."""
+    """Add the tokens (or flags of tokens) that only tokenizer_config.json knows."""
     known = {token.content: _flags(token) for token in backend.get_added_tokens_decoder().values()}
     for _, fields in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         token = tokenizers.AddedToken(

@@ -5,9 +5,9 @@
     beam row 1          |--- the same slots ----------------------------------------------| p | g g g g | g' g'
                         0                                                          start               length
 
-A beam is a row of slots. All rows name the trunk's slots up to ``start``; behind it the pages are the group's, and
-several rows may name the same one: a beam that forks hands the pages it has filled to all its children, by copying
-indices, and the page it is filling to the first of them; the others copy that one page before they write. So the rows
+A beam is a row of slots. All rows name the trunk's slots up to ``start``. The pages after it belong to the group, and
+several rows may name the same one. When a beam forks, all its children name the pages it has filled: only indices are
+copied. The first child takes over the page it is filling; the others copy that one page before they write. So the rows
 are all the book-keeping there is: a page that no row names any more is free.
 """
 
@@ -32,11 +32,11 @@ class BeamKV:
     start: int
     """row[:start] belongs to the trunk; whole pages."""
     length: int
-    """row[:length] have slots."""
+    """row[:length] has slots, in each row."""
     parents: np.ndarray
     """int32 [beams of the next step]: which of ``rows`` each goes on from; `fork_rows` makes it the identity."""
     spare: list[int] = field(default_factory=list)
-    """Rows of beams that ended, for the next ones."""
+    """Rows of beams that have ended, to be used again."""
     kept: list[np.ndarray] = field(default_factory=list)
     """int32 [n] each: slots behind ``start`` of finished sequences whose KV is to be leased."""
 
@@ -54,7 +54,7 @@ class BeamRows:
         self._allocator = allocator
 
     def adopt(self, trunk: KVSequence, num_beams: int) -> BeamKV:
-        """Begin a search on a computed prompt. The trunk keeps its whole pages; its partial page is the group's now."""
+        """Begin a search on a computed prompt. The trunk keeps its whole pages; its partial page goes to the group."""
         length = trunk.length
         trunk.length = start = length - length % self._allocator.page_size
         parents = np.zeros(num_beams, dtype=np.int32)
@@ -67,14 +67,14 @@ class BeamRows:
         return np.unique(np.concatenate([table[0], forked.ravel(), *kept]) // self._allocator.page_size)
 
     def _first_slots(self, kv: BeamKV) -> tuple[np.ndarray, np.ndarray]:
-        """The first slot of each page behind ``start``: int32 [beams, pages], and without the pages that all beams have
-        in common. Those are most, and comparing is what costs."""
+        """The first slot of each page after ``start``, int32 [beams, pages]; then the same without the pages that all
+        beams share. Those are most, and comparing them is what takes time."""
         table = self._req_to_token.rows[kv.rows, kv.start : kv.length : self._allocator.page_size]
         return table, table[:, (table != table[0]).any(axis=0)]
 
     def choose(self, kv: BeamKV, parents: np.ndarray, kept: list[np.ndarray]) -> None:
-        """The next step goes on from these beams (int32 [n], indices into ``kv.rows``, which have been forked): the
-        others end, and what neither a beam nor ``kept`` names any more is freed."""
+        """Let the next step go on from these beams (int32 [n], indices into ``kv.rows``, which have been forked). The
+        others end, and pages that neither a beam nor ``kept`` names any more are freed."""
         survivors, index = np.unique(parents, return_inverse=True)
         kv.parents = index.astype(np.int32)
         if len(survivors) == len(kv.rows) and not (kept or kv.kept):
@@ -86,7 +86,7 @@ class BeamRows:
         given_up = np.concatenate([forked[gone].ravel(), *(slots[::page] for slots in kv.kept)])
         named = np.concatenate([forked[survivors].ravel(), *(slots[::page] for slots in kept)])
         if kv.kept:
-            # What ended before may have held pages that all beams have in common.
+            # Sequences that were kept before may have held pages that all beams share.
             named = np.concatenate([named, table[survivors[0]]])
         kv.spare += kv.rows[gone].tolist()
         kv.rows = kv.rows[survivors]
@@ -106,7 +106,7 @@ class BeamRows:
         partial = kv.length - begin
         beams = np.arange(len(kv.parents), dtype=np.int32)
         first = np.empty(len(kv.rows), dtype=np.int32)
-        first[kv.parents[::-1]] = beams[::-1]  # of several children the one written last: the first
+        first[kv.parents[::-1]] = beams[::-1]  # of several children the first, which is written last
         extra = beams[first[kv.parents] != beams]
         count = len(extra)
         targets = np.empty(0, dtype=np.int32)
@@ -138,9 +138,9 @@ class BeamRows:
         return row
 
     def close(self, kv: BeamKV, trunk: KVSequence, quarantine_step: int | None) -> None:
-        """Free all that is the group's; the trunk and its row stay.
+        """Free everything that the group owns; the trunk and its row stay.
 
-        quarantine_step: a step in flight still writes; the pages come back after it.
+        quarantine_step: a step in flight that still writes; the pages come back after it.
         """
         slots = self.pages(kv) * self._allocator.page_size
         for row in (*kv.rows.tolist(), *kv.spare):

@@ -1,4 +1,4 @@
-"""Beam search: which sequences a search follows, and which have finished. Numbers only; memory is beam_memory.py's.
+"""Beam search: which sequences a search follows, and which have finished. Numbers only; for memory see beam_memory.py.
 
     live beams ──forward, log-softmax, top-k (runtime)──▶ BeamCandidates ──BeamGroup.select──▶ live beams
                                                                  │
@@ -62,7 +62,7 @@ class _Step:
 
 @dataclass(slots=True, frozen=True)
 class _Paths:
-    """n sequences of equal length, back to the prompt; as `Hypothesis`, but for all of them."""
+    """n sequences of equal length, from the prompt on; the fields of `Hypothesis`, but for all of them."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -73,8 +73,8 @@ class _Paths:
 
 @dataclass(slots=True, frozen=True)
 class Selection:
-    """What a step chose. parents: int32 [live], the former beam each live one goes on from. finished: those that have
-    just entered the results, with the former beam they came from."""
+    """The choice of a step. parents: int32 [live], the former beam each live one goes on from. finished: those that
+    have just entered the results, with the former beam they came from."""
 
     parents: np.ndarray
     finished: list[tuple[Hypothesis, int]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class BeamGroup:
         self.finished: list[Hypothesis] = []
         """Best first, at most ``width``."""
         self.retained: list[Retained | None] = []
-        """What became of the request's retain_ttl, for each of ``results``; set at the end, if it asked for it."""
+        """What became of retain_ttl, for each of ``results``; set at the end, if the request asked for it."""
         self.done = False
 
     @property
@@ -116,7 +116,7 @@ class BeamGroup:
 
     @property
     def results(self) -> list[Hypothesis]:
-        """What the request returns, best first; meant for a search that is done."""
+        """The sequences that the request returns, best first; final once the search is done."""
         return self.finished[: self._sampling.n]
 
     @property
@@ -133,7 +133,7 @@ class BeamGroup:
         return f"{found} of {wanted} sequences: {name} has no more within max_new_tokens {self._max_new_tokens}"
 
     def tokens_at(self, position: int) -> np.ndarray:
-        """int32 [live]: what each live beam has generated at this place."""
+        """int32 [live]: the token that each live beam has at this place of its output."""
         if position == self.num_tokens - 1:
             return self._steps[-1].tokens
         return self.sequences()[:, position]
@@ -142,8 +142,8 @@ class BeamGroup:
 
     @property
     def num_candidates(self) -> int:
-        """How many continuations the next step has to rank: so many that ``width`` of them do not end. Where outputs of
-        several lengths meet, that takes all of them."""
+        """How many continuations the next step ranks: enough that ``width`` of them do not end. Where outputs
+        differ in length, that takes all of them."""
         if self._constraint is not None and self._states is not None and not self._constraint.is_uniform:
             return int(self._states.num_allowed().sum())
         return self._num_candidates
@@ -179,7 +179,7 @@ class BeamGroup:
             goes_on[list(endings)] = False
             running = np.flatnonzero(goes_on)[: self.width]
         else:
-            # Without an ending it has reached its length; but the start of an item is no item.
+            # Without an ending it is cut off by its length; but the start of an item is not an item.
             cut_is_whole = self._constraint is None or not self._constraint.must_complete
             ending = [rank for rank in best if rank in endings or cut_is_whole]
             running = np.empty(0, dtype=np.int64)
@@ -192,7 +192,7 @@ class BeamGroup:
     def _endings(
         self, candidates: BeamCandidates, length: int, end_ids: Collection[int]
     ) -> dict[int, tuple[FinishReason, int, str]]:
-        """Of the candidates that end their sequence, by rank: (why, tokens that a child inherits, visible tail)."""
+        """The candidates that end their sequence: rank -> (why, tokens that a child inherits, visible tail)."""
         trimmed = not self._sampling.no_stop_trim
         endings: dict[int, tuple[FinishReason, int, str]] = {}
         if self._constraint is not None and self._states is not None:
@@ -205,7 +205,7 @@ class BeamGroup:
         for rank, match in candidates.stops.items():
             kept, tail = (match.kept_tokens, match.visible_tail) if trimmed else (length, "")
             endings[rank] = FinishReason(type="stop", matched=self._sampling.stop[match.stop_index]), kept, tail
-        # An id goes before a stop string, and that before the end that a constraint sets.
+        # An id takes precedence over a stop string, and that over the end that a constraint sets.
         if end_ids:
             for rank, token_id in enumerate(candidates.tokens.tolist()):
                 if token_id in end_ids:
@@ -216,8 +216,8 @@ class BeamGroup:
     def _finish(
         self, ranks: list[int], endings: dict[int, tuple[FinishReason, int, str]], candidates: BeamCandidates
     ) -> list[tuple[Hypothesis, int]]:
-        """Enter these candidates of the newest step, best first, into the results, as far as they are good enough.
-        Those that are, each with the beam it came from."""
+        """Enter these candidates of the newest step, best first, into the results if they are good enough. Returns
+        those that are, each with the beam it came from."""
         if self._sampling.early_stopping is True and len(self.finished) >= self.width:
             return []
         of_length = FinishReason(type="length"), self.num_tokens, ""
@@ -245,11 +245,11 @@ class BeamGroup:
         return [pair for pair in entered if pair[0] in self.finished]
 
     def _scores_at_end(self, scores: np.ndarray) -> list[float]:
-        """What sequences that end with the newest step score. scores: float32 [n], accumulated log-probabilities."""
+        """Scores of sequences that end with the newest step. scores: float32 [n], accumulated log-probabilities."""
         return (scores / np.float32(self.num_tokens**self._sampling.length_penalty)).tolist()
 
     def _keep(self, ranks: np.ndarray, candidates: BeamCandidates) -> None:
-        """These candidates are the live beams now."""
+        """Make these candidates the live beams."""
         step = self._steps[-1]
         if self._states is not None:
             self._states = self._states.select(candidates.parents[ranks]).advance(candidates.tokens[ranks])
@@ -280,7 +280,7 @@ class BeamGroup:
         return ids
 
     def _paths(self, beams: np.ndarray) -> _Paths:
-        """What these beams of the newest step (int [n]) have generated since the prompt."""
+        """Everything that these beams (int [n]) of the newest step have generated."""
         places: list[np.ndarray] = []
         for step in reversed(self._steps):
             places.append(beams)
@@ -292,7 +292,7 @@ class BeamGroup:
             return np.stack([part[beams] for part, beams in zip(parts, rows, strict=True)], axis=1)
 
         logprobs = gather([step.logprobs for step in self._steps], places)
-        # What was likeliest after a beam is kept with the beam, not with what it became.
+        # The likeliest tokens after a beam are stored for that beam, not for its continuations.
         top_ids = [step.top_ids for step in self._steps if step.top_ids is not None]
         top_logprobs = [step.top_logprobs for step in self._steps if step.top_logprobs is not None]
         return _Paths(

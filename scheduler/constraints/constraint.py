@@ -1,8 +1,8 @@
-"""What a constraint on outputs is: item tries today, grammars later.
+"""The interface of constraints on outputs: item tries today, grammars later.
 
 Constraint        which outputs a request may have; immutable, shared by all requests that name it
 ConstraintState   where some of its sequences are; immutable too, so that a fork costs a reference
-AllowedTokens     which tokens may come next, as packed bits: what a step's order says to the sampler
+AllowedTokens     which tokens may come next, as packed bits: the form in which a step tells the sampler
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ BITS = 32
 class AllowedTokens:
     """The tokens that may follow each of some sequences; only words with a bit set are listed, in ascending order.
 
-    A few hundred of 150,000 tokens then take a few hundred bytes, and all of them no more than three words for one.
+    A few hundred of 150,000 tokens then take a few hundred bytes, and all of them at most three times a plain mask.
     Bit i of a word ``w`` stands for token ``32 * w + i``, as in XGrammar's masks.
     """
 
     rows: np.ndarray
-    """int32 [m]: the sequence. A sequence without a word may have no token at all."""
+    """int32 [m]: the sequence of each word. A sequence without a word may have no token at all."""
     words: np.ndarray
     """int32 [m]"""
     bits: np.ndarray
@@ -53,7 +53,7 @@ class AllowedTokens:
 
     @classmethod
     def join(cls, parts: Sequence[tuple[int, AllowedTokens]]) -> AllowedTokens | None:
-        """Several in one; with each comes the number of its first row. None for none."""
+        """Join several into one; each comes with the number of its first row. None if there are none."""
         if not parts:
             return None
         return cls(
@@ -69,7 +69,7 @@ class ConstraintState(Protocol):
     def __len__(self) -> int: ...
 
     def allowed(self) -> AllowedTokens:
-        """What may follow each sequence."""
+        """The tokens that may follow each sequence."""
         ...
 
     def num_allowed(self) -> np.ndarray:
@@ -95,13 +95,13 @@ class Constraint(Protocol):
     name: str
     """For messages, e.g. "the item trie 'catalogue'"."""
     output_name: str
-    """What one whole output is, for messages, e.g. "item of 'catalogue'"."""
+    """One whole output, for messages, e.g. "item of 'catalogue'"."""
     matched: str
     """`FinishReason.matched` where the constraint ended an output."""
     eos_ends: bool
     """An eos token ends an output. False: eos is a token like any other."""
     must_complete: bool
-    """An output that is cut at its length is no output: a beam search drops it."""
+    """An output that is cut off by its length does not count: a beam search drops it."""
     is_uniform: bool
     """All outputs are of one length."""
     min_tokens: int

@@ -1,13 +1,13 @@
 """Item tries: which token sequences are items. For generative recommenders, whose every output must name one.
 
-A trie is one sorted array: of each node the edge that leads to it, (parent, token). Nodes have breadth-first numbers.
+A trie is one sorted array: for each node, the edge (parent, token) that leads to it. Nodes are numbered breadth-first.
 
     items (1,4) (1,5) (2,4)         root 0 ─1─▶ 1 ─4─▶ 3        node      0     1      2      3      4      5
                                            │     └─5─▶ 4        edge      –   (0,1)  (0,2)  (1,4)  (1,5)  (2,4)
                                            └─2─▶ 2 ─4─▶ 5
 
-So a binary search finds a child, and the children of a node are neighbours. A million items are no Python objects. No
-item begins another: a node without children, a leaf, is a whole item.
+So a binary search finds a child, and the children of a node are neighbours. A million items need no Python
+objects. No item is the beginning of another, so the leaves (nodes without children) are the whole items.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 
 _MAX_INT32 = 2**31 - 1
 _ROOT_EDGE = -(2**63)
-"""Below all others, and no (parent, token)."""
+"""The root's entry: below all edges, and not a (parent, token)."""
 
 
 class ItemTrieError(ValueError):
-    """The items make no trie; the text says which and why."""
+    """The items cannot form a trie; the message says which and why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +55,9 @@ class ItemTrie:
 
     @classmethod
     def build(cls, items: np.ndarray) -> ItemTrie:
-        """From token sequences, int [items, longest], the shorter ones padded with -1 at the end. Doubles count once.
+        """Build a trie of int [items, longest], shorter items padded with -1 at the end. Duplicates count once.
 
-        Raises ItemTrieError for anything that is no such table, and for an item that begins another.
+        Raises ItemTrieError for anything that is not such a table, and for an item that is the beginning of another.
         """
         columns = _checked_columns(items)
         order = np.lexsort(columns[::-1])
@@ -66,7 +66,7 @@ class ItemTrie:
         # the row before in one of its first d + 1 tokens. Nodes found in this order are in breadth-first order.
         is_new = np.zeros(len(order), dtype=bool)
         is_new[0] = True
-        node = np.zeros(len(order), dtype=np.int64)  # that each row is at
+        node = np.zeros(len(order), dtype=np.int64)  # the one that each row is at
         edges = [np.array([_ROOT_EDGE])]
         num_nodes = 1
         for depth, column in enumerate(columns):
@@ -104,14 +104,14 @@ class ItemTrie:
         return index, np.concatenate([self.edges[:0], *slices], dtype=np.int32, casting="unsafe")
 
     def advance(self, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """int32 [n]: from each node along one token, which must be one of its children's."""
+        """int32 [n]: the child of each node for one token; there must be one."""
         wanted = _edges(nodes, tokens)
         child = np.searchsorted(self.edges, wanted)
         assert (self.edges.take(child, mode="clip") == wanted).all(), "no such child in the trie"
         return child.astype(np.int32)
 
     def _child_ranges(self, nodes: np.ndarray) -> np.ndarray:
-        """int64 [2, n]: the children of each node are the nodes from the first to before the second."""
+        """int64 [2, n]: the first child of each node, and the end (exclusive): children are numbered in a row."""
         parents = np.stack([nodes, nodes + 1])
         return np.searchsorted(self.edges, _edges(parents, 0))
 
@@ -155,7 +155,7 @@ def _checked_columns(items: np.ndarray) -> np.ndarray:
 
 
 def _refuse_beginnings(depth: int, is_new: np.ndarray, column: np.ndarray, order: np.ndarray) -> None:
-    """An item that ends at this depth, before others that go on from there, comes right before the first of them.
+    """Raise ItemTrieError if an item ends at this depth and others go on from there: it sorts right before those.
 
     is_new: bool [items], the row differs from the one before in its first ``depth`` tokens; column: the next tokens.
     """

@@ -10,7 +10,7 @@ from .constraint import AllowedTokens
 from .item_trie import ItemTrie
 
 ITEM = "item"
-"""What `FinishReason.matched` says where a sequence ended because it is a whole item."""
+"""`FinishReason.matched` of a sequence that ended because it is a whole item."""
 
 
 class ItemConstraint:
@@ -21,7 +21,7 @@ class ItemConstraint:
     must_complete = True
 
     def __init__(self, trie: ItemTrie, name: str) -> None:
-        """name: under which clients know the trie."""
+        """name: the trie's name, as clients use it."""
         self.trie = trie
         self.name = f"the item trie {name!r}"
         self.output_name = f"item of {name!r}"

@@ -4,8 +4,8 @@
     parent runs        ──▶ "finish": the child is parked and inherits in the step in which the parent ends
                            "now": it inherits what the parent has by now; a copy of the parent's KV is leased for it
 
-Admission turns the claim into the child's own lock (KVMemory.open). Owns the records of finished requests and the
-parked children; leases belong to the LeaseTable, requests and queues to the Scheduler.
+Admission turns the claim into the child's own lock (KVMemory.open). `Continuations` owns the records of finished
+requests and the parked children; leases belong to the LeaseTable, requests and queues to the Scheduler.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .refusals import (
 
 @dataclass(slots=True)  # not frozen, which would make it slow to build; there is one for each child
 class Handover:
-    """What children take over from their parent: the whole prompt of each, and how its first tokens' KV can come."""
+    """Everything children take over from their parent: their whole prompt, and a way to the KV of its first tokens."""
 
     prompt: TokenBuffer
     path: ContinuationPath
@@ -45,11 +45,11 @@ class Handover:
     lease: Lease | None = None
     """On the parent's KV, if the parent has ended and was retained."""
     running_parent: Request | None = None
-    """Whose KV is to be copied."""
+    """The parent whose KV is to be copied, for a fork."""
 
 
 class Continuations:
-    """See the module."""
+    """Finds parents, hands over to children, and records what ended: see the module."""
 
     def __init__(self, config: SchedulerConfig, memory: KVMemory, beams: BeamMemory, leases: LeaseTable) -> None:
         self._memory = memory
@@ -61,9 +61,9 @@ class Continuations:
     # -- children arrive ----------------------------------------------------------------------------------------------
 
     def find_parent(self, children: list[Request], siblings: Sequence[Request] | None) -> Handover | None:
-        """What new requests inherit; None if they are parked until their parent ends.
+        """Find what new requests inherit. Parks them and returns None if their parent must end first.
 
-        siblings: the live sequences of the parent's rid; None if none is. Raises RequestRefused.
+        siblings: the live sequences of the parent's rid; None if there are none. Raises RequestRefused.
         """
         continuation = children[0].spec.continuation
         assert continuation is not None
@@ -101,19 +101,19 @@ class Continuations:
         parent, lease = handover.running_parent, handover.lease
         if lease is not None and self._leases.claim(lease, now):
             first.path, first.lease, first.keep_parent = "handoff", lease, spec.keep_parent
-        elif parent is not None and parent.kv is not None:  # else it waits itself: what KV it had is in the tree
+        elif parent is not None and parent.kv is not None:  # else the parent itself waits; its KV is in the tree
             first.lease = self._memory.lease_copy(parent, now)
             if first.lease is not None:
                 self._leases.claim(first.lease, now)
 
     def give_claim_back(self, child: Request, now: float) -> None:
-        """A waiting child goes away; the lease that it claimed, if any, runs on."""
+        """Give back the lease that a waiting child has claimed, if any: the child goes away."""
         if child.inheritance is not None and child.inheritance.lease is not None:
             self._leases.unclaim(child.inheritance.lease, now)
             child.inheritance.lease = None
 
     def unpark(self, child: Request) -> None:
-        """A parked child goes away."""
+        """Remove a parked child."""
         self._parked.remove(child)
 
     def waiting_for(self, rid: str, index: int) -> list[Request]:
@@ -125,11 +125,11 @@ class Continuations:
     def record(
         self, request: Request, kept_tokens: int | None, now: float, newest_step: int | None
     ) -> dict[int, SampleRecord]:
-        """A request ended well. Returns what children will inherit, by sample: the ids without the matched stop, and a
-        lease on their KV if anybody wants one.
+        """Record a request that ended well. Returns what children inherit, by sample: the ids without the matched stop,
+        and a lease on their KV if anybody wants one.
 
-        kept_tokens: output tokens that are inherited, None for all; a search says it for each result. newest_step: the
-        step in flight that may still write for the request.
+        kept_tokens: output tokens that are inherited, None for all; each result of a search knows its own number.
+        newest_step: the step in flight that may still write for the request.
         """
         if request.is_search:
             return self._record_results(request, now)
@@ -165,14 +165,14 @@ class Continuations:
         return samples
 
     def fail(self, request: Request) -> None:
-        """A request was aborted or failed."""
+        """Record that a request was aborted or failed."""
         reason = request.finish.message if request.finish is not None else None
         self._records.fail(request, reason or "aborted", self._leases)
 
     def take_children(
         self, parent: Request, samples: dict[int, SampleRecord]
     ) -> list[tuple[list[Request], Handover | RequestRefused]]:
-        """A parent ended: its parked children, those of one rid together, with what they inherit or why they cannot."""
+        """Take the parked children of an ended parent, by rid, each group with what it inherits or why it cannot."""
         taken: list[tuple[list[Request], Handover | RequestRefused]] = []
         for index in range(parent.sampling.n) if parent.is_search else (parent.index,):
             by_rid: dict[str, list[Request]] = {}
@@ -192,7 +192,7 @@ class Continuations:
         return self._records.get(rid) is not None
 
     def forget(self, rid: str) -> None:
-        """Take a finished request off the record, as if it had never been."""
+        """Take a finished request off the record, as if it had never existed."""
         self._records.discard(rid, self._leases)
 
     def release(self, rid: str) -> bool:

@@ -32,13 +32,13 @@ class SampleRecord:
     trimmed_tokens: int
     lease: Lease | None = None
     result: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    """int32 [n]: what one result of a beam search has generated."""
+    """int32 [n]: the generated tokens of one result of a beam search."""
     shares_ids: bool = False
     """Another sample of the record has the same ``ids``, and counts them."""
 
     @property
     def num_tokens(self) -> int:
-        """What it adds to the tokens on record."""
+        """Tokens that it adds to those on record."""
         return len(self.result) + (0 if self.shares_ids else len(self.ids))
 
 
@@ -63,7 +63,7 @@ class ParentRecords:
     """Finished requests, the oldest forgotten first when there are too many; those with a live lease never are."""
 
     FORGOTTEN_PER_RECORD = 16
-    """So many names of forgotten requests are remembered for each record that is kept."""
+    """This many names of forgotten requests are remembered for each record that may be kept."""
 
     def __init__(self, max_records: int, max_tokens: int) -> None:
         self._max_records = max_records
@@ -76,14 +76,14 @@ class ParentRecords:
         return len(self._records)
 
     def add(self, request: Request, samples: dict[int, SampleRecord]) -> None:
-        """Sequences ended well: by their index among the samples, or the ranked beams, of their request."""
+        """Record sequences that ended well, by their index among the samples, or the ranked beams, of their request."""
         record = self._record(request)
         record.samples |= samples
         self._num_tokens += sum(sample.num_tokens for sample in samples.values())
         self._forget_oldest()
 
     def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
-        """A sequence was aborted or failed, and with it its rid: nobody can continue the others either."""
+        """Record that a sequence was aborted or failed. Its rid fails with it: nobody can continue a sibling either."""
         record = self._record(request)
         record.failure = reason
         _orphan_leases(record, leases)
@@ -93,7 +93,7 @@ class ParentRecords:
         return self._records.get(rid)
 
     def discard(self, rid: str, leases: LeaseTable) -> None:
-        """A new request takes the name over: the old one's record and leases go."""
+        """Drop a record and its leases, because a new request takes over the name."""
         self._forgotten.pop(rid, None)
         record = self._records.pop(rid, None)
         if record is None:
@@ -144,13 +144,13 @@ class ParkedChildren:
 
     def __init__(self) -> None:
         self._by_parent: dict[tuple[str, int], dict[Request, None]] = {}
-        """The inner dict is an ordered set: a child can leave without a look at the others."""
+        """The inner dict is an ordered set: a child can leave without a search for it."""
 
     def add(self, child: Request) -> None:
         self._by_parent.setdefault(_parent_key(child), {})[child] = None
 
     def remove(self, child: Request) -> None:
-        """The child goes away; one that `take` returned is gone already."""
+        """Remove a child. One that `take` returned is gone already."""
         key = _parent_key(child)
         children = self._by_parent.get(key, {})
         children.pop(child, None)
@@ -161,7 +161,7 @@ class ParkedChildren:
         return list(self._by_parent.get((rid, index), ()))
 
     def take(self, rid: str, index: int) -> list[Request]:
-        """The parent ended: its children, which are parked no more."""
+        """Take the children of a parent that has ended; they are no longer parked."""
         return list(self._by_parent.pop((rid, index), ()))
 
 

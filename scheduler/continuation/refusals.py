@@ -17,7 +17,7 @@ def unknown_parent(rid: str) -> RequestRefused:
 
 
 def failed_parent(rid: str, reason: FinishReason | str | None) -> RequestRefused:
-    """``reason``: how the parent ended. One that waited for its own parent in vain does not repeat that story."""
+    """``reason``: how the parent ended. If its own parent had failed, that message is not repeated."""
     if not isinstance(reason, str):
         text = reason.message if reason is not None else None
         reason = "its own parent failed" if text is None or text.startswith("continuation_of") else text

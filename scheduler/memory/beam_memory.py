@@ -1,4 +1,4 @@
-"""The KV of beam searches, from the first step behind the prompt to the end."""
+"""The KV of beam searches, from the first step after the prompt to the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BeamMemory:
         self._rows = BeamRows(memory.req_to_token, memory.allocator)
 
     def _start(self, search: Request) -> None:
-        """The prompt is computed: from now on the beams hold what comes behind its whole pages."""
+        """Start on a computed prompt: from now on the beams hold everything after its whole pages."""
         assert search.beams is not None
         search.beam_kv = self._rows.adopt(search.held_kv, search.beams.num_live)
         search.committed_len = search.scheduled_len = search.held_kv.length
@@ -48,10 +48,10 @@ class BeamMemory:
     def advance(
         self, search: Request, candidates: BeamCandidates | None, end_ids: frozenset[int]
     ) -> FinishReason | None:
-        """A step of a search: select, give up the beams that lost, keep what a lease will want. Why the search has
-        ended, None while it goes on.
+        """Apply a step's result: select beams, free those that lost, keep the KV that a lease will want. Returns why
+        the search has ended, None while it goes on.
 
-        candidates: None where the step computed again what the search knew. end_ids: eos and stop ids of the request.
+        candidates: None if the step only recomputed tokens the search knew. end_ids: eos and stop ids of the request.
         """
         group = search.beams
         assert group is not None
@@ -70,13 +70,13 @@ class BeamMemory:
         return FinishReason(type="abort", message=f"the beam search found nothing: {group.shortfall}")
 
     def _keep_finished(self, search: Request, finished: list[tuple[Hypothesis, int]]) -> None:
-        """Note where the KV of sequences that have just finished is; with each comes the beam it went on from."""
+        """Note which slots hold the KV of sequences that have just finished; each comes with the beam it continued."""
         kv = search.held_beams
         for hypothesis, parent in finished:
             hypothesis.slots = self._memory.req_to_token.rows[kv.rows[parent], kv.start : kv.length].copy()
 
     def _choose(self, search: Request, parents: np.ndarray) -> None:
-        """The search goes on from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
+        """Continue the search from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
         assert search.beams is not None
         kept: list[np.ndarray] = []
         for rank, hypothesis in enumerate(search.beams.finished):
@@ -87,8 +87,8 @@ class BeamMemory:
         self._rows.choose(search.held_beams, parents, kept)
 
     def retain_results(self, search: Request, results: list[Hypothesis], deadline: float) -> list[Lease | None]:
-        """A lease on each finished sequence, as far as its KV is still there: at least the prompt's. None where a
-        budget or the pool has no room for it. The search itself goes on holding what it holds."""
+        """Lease each finished sequence, as far as its KV is still there: at least the prompt's. None for a sequence
+        that a budget or the pool has no room for. The search itself keeps what it holds."""
         pool, table, trunk = self._memory.req_to_token, self._memory.leases, search.held_kv
         prompt_slots = pool.rows[trunk.row, : trunk.length].copy()
         leases: list[Lease | None] = []
@@ -112,9 +112,9 @@ class BeamMemory:
         return leases
 
     def close(self, search: Request, quarantine_step: int | None) -> None:
-        """Give back what the beams hold, before the prompt is closed; nothing if there are none yet.
+        """Give back what the beams hold, before the prompt is closed. Does nothing if there are none yet.
 
-        quarantine_step: a step in flight may still write for the search; the pages come back after it.
+        quarantine_step: a step in flight that may still write for the search; the pages come back after it.
         """
         if search.beam_kv is None:
             return

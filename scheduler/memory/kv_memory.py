@@ -5,10 +5,10 @@
     row, lock on        what is computed            a lease has it all, or the tree has
     what is cached      is shared, it goes on       what is whole and the rest is free
 
-The only place where rows, allocator, tree and leases are used together, so that the order in which memory is reclaimed
-(evict, then break leases; the caller retracts) and the order of a change (allocate, then write the row) are written
-once. Copies that a fork or a cut makes necessary are noted in `PendingCopies`; what the beams of a search hold behind
-the prompt is `BeamMemory`'s.
+Rows, allocator, tree and leases are used together only here. So two orders are written down only once: how memory is
+reclaimed (evict, then break leases; then the caller retracts), and how a row changes (allocate, then write the row).
+`PendingCopies` notes the copies that a fork or a cut needs. `BeamMemory` owns what the beams of a search hold after the
+prompt.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class KVMemory:
         return kv
 
     def _cut(self, kv: KVSequence, token_ids: np.ndarray, length: int) -> None:
-        """Keep the first ``length`` tokens of a sequence. What the cut leaves of a page of the tree is copied, so that
-        nothing of it is computed again."""
+        """Keep the first ``length`` tokens of a sequence. If the cut is inside a page of the tree, the part of it that
+        stays is copied, so that nothing is computed again."""
         if kv.length <= length:
             return
         in_tree = length < kv.tree_len
@@ -125,7 +125,7 @@ class KVMemory:
         return sequence
 
     def fork_into(self, kv: KVSequence, length: int, row: int) -> KVSequence | None:
-        """A second sequence on the same locked path: the first ``length`` tokens, in a row that is the caller's. The
+        """Open a second sequence on the first ``length`` tokens, over the same locked path, in the caller's row. The
         next step copies the private part. None, and nothing changed, if there is no memory."""
         self._evict_for(self.round_up(length) - kv.tree_len)
         forked = self.cache.fork_sequence(kv, length, row)
@@ -139,7 +139,7 @@ class KVMemory:
     # -- extend -------------------------------------------------------------------------------------------------------
 
     def extend(self, request: Request, new_len: int, now: float) -> np.ndarray | None:
-        """Slots for the tokens of a request up to ``new_len``; evicts and breaks leases if need be.
+        """Allocate slots for a request's tokens up to ``new_len``; evict and break leases if need be.
 
         Returns int32 [new tokens] and has written the row, or None and has allocated nothing.
         """
@@ -155,8 +155,8 @@ class KVMemory:
         return slots
 
     def extend_rows(self, rows: np.ndarray, lengths: np.ndarray, now: float) -> np.ndarray | None:
-        """One slot more for each row (int32 [n], each once) behind its first ``lengths`` (int32 [n]); otherwise as
-        `extend`. The caller brings the lengths of the sequences up to date."""
+        """Allocate one more slot for each row (int32 [n], each once) after its first ``lengths`` (int32 [n]); otherwise
+        as `extend`. The caller updates the lengths of the sequences."""
         last_slots = self.req_to_token.rows[rows, np.maximum(lengths - 1, 0)]
         self.reclaim(self.allocator.tokens_needed(lengths, lengths + 1), now)
         slots = self.allocator.alloc_extend(lengths, lengths + 1, last_slots)
@@ -185,7 +185,7 @@ class KVMemory:
 
     def retain(self, request: Request, length: int, deadline: float, quarantine_step: int | None) -> Lease | None:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
-        the request has ended as by `close`."""
+        the request has ended as with `close`."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
@@ -200,7 +200,7 @@ class KVMemory:
         return lease
 
     def lease_copy(self, request: Request, deadline: float) -> Lease | None:
-        """A lease on what a running request has computed by now, beside it; None if there is no room for that."""
+        """Lease a copy of what a running request has computed by now; None if there is no room. The request runs on."""
         self.publish(request)
         kv = self._fork(request.held_kv, request.committed_len)
         if kv is None:
@@ -213,13 +213,13 @@ class KVMemory:
     def close(self, request: Request, quarantine_step: int | None) -> None:
         """Hand the committed tokens to the tree and free the rest, with the row.
 
-        quarantine_step: a step in flight still writes the slots beyond the committed ones; they return after it.
+        quarantine_step: a step in flight that still writes the slots beyond the committed ones; they return after it.
         """
         kv = request.held_kv
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
         committed = request.committed_len
         if self.copies.has(kv):
-            committed = kv.tree_len  # what is to be copied is not there yet, and never will be
+            committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), quarantine_step=in_flight)
         self._forget(request)
 

@@ -9,9 +9,9 @@ The rules of the book:
 - A row has one entry: a later change of the row replaces what was noted before.
 - A sequence's copies go with the very next step, whatever that computes: a lease may be waiting for them, and a lease
   never computes anything.
-- A beam search's copies wait for a step that computes the search: it lives on if a step it has no part in fails.
-- A step reads all its sources before it writes any target. So whoever copies from a slot that is itself still to be
-  filled must copy from where the KV is now (`source_of`).
+- A beam search's copies wait for a step that computes the search, so that no other step can lose them by failing.
+- A step reads all its sources before it writes any target. So whoever copies from a slot that is still to be filled
+  must copy from where the KV is now (`source_of`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Entry:
     sequence: KVSequence
     copies: KVCopies
     own_step: bool
-    """They wait for a step that computes the sequence."""
+    """True if they wait for a step that computes the sequence."""
 
 
 class PendingCopies:
@@ -54,7 +54,7 @@ class PendingCopies:
         return self._find(sequence) is not None
 
     def source_of(self, sequence: KVSequence, slots: np.ndarray) -> np.ndarray:
-        """Where the K and V are now that a sequence names in ``slots``, int32 [n]."""
+        """The slots that now hold the K and V which the sequence expects in ``slots``; int32 [n] both."""
         entry = self._find(sequence)
         if entry is None:
             return slots
@@ -84,12 +84,12 @@ class PendingCopies:
         return taken
 
     def drop(self, sequence: KVSequence) -> None:
-        """The sequence, or its beams, need no copies any more."""
+        """Forget the copies of a sequence, or of its beams."""
         if self.has(sequence):
             del self._entries[sequence.row]
 
     def clear(self) -> None:
-        """Nobody needs any copies any more."""
+        """Forget all copies."""
         self._entries.clear()
 
     def _find(self, sequence: KVSequence) -> _Entry | None:
@@ -97,7 +97,7 @@ class PendingCopies:
         return entry if entry is not None and entry.sequence is sequence else None
 
     def _still_wanted(self, entry: _Entry) -> KVCopies:
-        """Without those whose target the sequence has given back since."""
+        """The copies of an entry, without those whose target the sequence has given back since."""
         sequence, copies = entry.sequence, entry.copies
         named = np.isin(copies.target, self._req_to_token.rows[sequence.row, : sequence.length])
         return copies if named.all() else KVCopies(copies.source[named], copies.target[named])

@@ -1,9 +1,9 @@
-"""Does every page of the pool have exactly one owner? Asked once a second of a server that runs.
+"""Checks, once a second in a running server, that every page of the pool has exactly one owner.
 
 The sums are compared first, which costs microseconds. Only if they disagree are the owners of every page looked up and
-the state dumped to the log. Pages nobody names go back to the free list. A page with two owners means that somebody's
-KV is wrong, and through the tree it may be anybody's: then everything that holds KV fails and the pool starts afresh;
-requests that still wait are not touched. Neither ends the server.
+the state dumped to the log. Pages without an owner go back to the free list. A page with two owners means that
+somebody's KV is wrong, and through the tree it may be anybody's: then every request that holds KV fails and the pool
+starts afresh; requests that still wait are not touched. The server goes on in both cases.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def audit_pages(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """What a check found: pages that nobody owned, which are free again; or pages owned twice, after which the pool has
-    been reset and nobody holds KV any more."""
+    """The result of a check: pages that nobody owned, which are free again; or pages owned twice, after which the pool
+    has been reset and nobody holds KV any more."""
 
     leaked_tokens: int = 0
     was_reset: bool = False

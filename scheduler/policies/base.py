@@ -1,4 +1,4 @@
-"""What all policies share; each adds its `rank`, and overrides what it sees differently."""
+"""The part that all policies share; each adds its `rank`, and overrides what it does differently."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class BasePolicy(ABC):
     min_shared_tokens = 32
     max_deferred = 256
     max_passes = 32
-    """Children with a lease may pass the head of the queue so many times before it is its turn."""
+    """How often children with a lease may pass the head of the queue before its turn comes."""
 
     def __init__(self) -> None:
         self._head: Request | None = None
-        """The first of those without a lease; children have passed it ``_passes`` times."""
+        """The first waiting request without a lease; children have passed it ``_passes`` times."""
         self._passes = 0
 
     @abstractmethod
@@ -50,16 +50,15 @@ class BasePolicy(ABC):
             self._passes += request.serial > self._head.serial
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
-        """Of the lowest priority, the prompt that is partly computed, else the request that arrived last: the oldest
-        of the highest always gets on."""
+        """Among the lowest priority, the prompt that is partly computed, else the request that arrived last. So the
+        oldest request of the highest priority always gets on."""
         newest = max(running, key=lambda request: (-request.spec.priority, request.arrival, request.serial))
         if prefilling is not None and prefilling.spec.priority <= newest.spec.priority:
             return prefilling
         return newest
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """Granted leases break before claimed ones: of them the one that would expire first, then the claimed one
-        that was granted last."""
+        """Granted leases break first, in order of their deadlines; then claimed ones, the newest first."""
         if lease.state is LeaseState.CLAIMED:
             return 1, -lease.serial
         return 0, lease.deadline

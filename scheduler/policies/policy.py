@@ -18,10 +18,10 @@ class SchedulePolicy(Protocol):
     """To add one: a class in a file of its own, usually on `BasePolicy`, and a line in registry.py."""
 
     min_shared_tokens: int
-    """A request waits for a prompt that the coming step computes if that saves it at least so many tokens."""
+    """A request waits for a prompt that the coming step computes if that saves it at least this many tokens."""
 
     max_deferred: int
-    """So many requests of a turn may wait like that and be passed by those behind them; then admission stops."""
+    """At most this many requests of a turn may wait like that and be passed by others; then admission stops."""
 
     def order(self, waiting: list[Request], now: float) -> list[Request]:
         """The order in which admission tries the waiting requests: all of them, each once.
@@ -47,7 +47,7 @@ class SchedulePolicy(Protocol):
         ...
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """What a live lease is worth: the lowest value breaks first when memory is needed, of equal ones the lease that
+        """The value of a live lease: the lowest value breaks first when memory is needed, of equal ones the lease that
         was granted first. As time passes the value may rise; it falls only where the lease itself changes."""
         ...
 

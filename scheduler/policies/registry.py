@@ -1,4 +1,4 @@
-"""The policies by name: what ``--schedule-policy`` takes."""
+"""The policies by name, as ``--schedule-policy`` takes them."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ POLICIES: dict[str, Callable[[RadixCache], SchedulePolicy]] = {
 
 
 def make_policy(name: str, cache: RadixCache) -> SchedulePolicy:
-    """A policy of its own for one scheduler. Raises KeyError for a name that is not in POLICIES."""
+    """Make a new policy for one scheduler. Raises KeyError for a name that is not in POLICIES."""
     return POLICIES[name](cache)
