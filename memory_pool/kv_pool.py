@@ -107,8 +107,7 @@ class MHAKVPool:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
         """Copy slots source to slots target in all layers (int64 [n]; no target twice). All sources are read before any
-        target is written, so the two may overlap. disjoint: the caller knows that they do not, see
-        `are_disjoint`."""
+        target is written, so the two may overlap. disjoint: the caller knows that they do not, see `are_disjoint`."""
         (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
 
 

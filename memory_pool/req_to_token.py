@@ -135,8 +135,8 @@ class ReqToTokenPool:
         self._blocks.append((rows.astype(np.int32), start, count))
 
     def copy_rows(self, sources: np.ndarray, targets: np.ndarray, length: int) -> None:
-        """rows[targets[i]][:length] = rows[sources[i]][:length], int32 [n] each, no target twice. The device
-        makes the same copies itself, so giving many rows one long prefix costs no upload."""
+        """rows[targets[i]][:length] = rows[sources[i]][:length], int32 [n] each, no target twice. The device makes
+        the same copies itself, so giving many rows one long prefix costs no upload."""
         if len(targets) and length:
             self.rows[targets, :length] = self.rows[sources, :length]
             self._copies.append((sources.astype(np.int32), targets.astype(np.int32), length))

@@ -323,8 +323,8 @@ class RadixCache:
         return True
 
     def abandon(self) -> None:
-        """Forget everything, locked or not, and start afresh with a free pool. Open sequences
-        become void. Used only when a page turns out to have two owners."""
+        """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
+        when a page turns out to have two owners."""
         self._start_afresh()
         self.allocator.reset()
         self.req_to_token.reset()

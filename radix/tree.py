@@ -83,8 +83,8 @@ class RadixTree:
     def split(self, node: TreeNode, count: int) -> TreeNode:
         """Cut a node after ``count`` tokens (whole pages, not all of it); returns the new upper part.
 
-        ``node`` stays the lower part, so handles to it stay valid. A locked node counts once in its
-        parent's lock_ref, however often it is locked; so the upper part gets 1.
+        ``node`` stays the lower part, so handles to it stay valid. A locked node counts once in its parent's
+        lock_ref, however often it is locked; so the upper part gets 1.
         """
         assert node.parent is not None and 0 < count < len(node)
         cut = count * ID_BYTES

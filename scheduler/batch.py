@@ -154,7 +154,7 @@ class ScheduleBatch:
     """int32 [n] for each row that wants some: the prompt tokens that its new tokens from logprob_start on predict. If
     the row's last new token predicts an output token, there is one target less."""
     row_updates: RowUpdates
-    """What changed in req_to_token since the previous batch; apply before the forward."""
+    """Changes of req_to_token since the previous batch; apply them before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
     beams: list[BeamStep] = field(default_factory=list)
     """The searches among the rows, in row order."""

@@ -18,7 +18,7 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True, frozen=True)
 class Retained:
-    """The outcome of ``retain_ttl``: ``tokens`` leased until ``deadline`` (scheduler clock), or why not: ``refused``."""
+    """The outcome of ``retain_ttl``: ``tokens`` leased until ``deadline`` (scheduler clock), or why it was refused."""
 
     tokens: int = 0
     deadline: float = 0.0

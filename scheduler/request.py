@@ -254,8 +254,8 @@ class Request:
 class RequestEvent:
     """News of one request for its client: new tokens, its end, or both.
 
-    row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: the row's new
-    tokens up to the one that ended the request.
+    row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: the row's new tokens up
+    to the one that ended the request.
     refusal: set if the request ended before it began, because its parent cannot be continued; ``finish`` is set too.
     """
 

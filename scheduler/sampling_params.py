@@ -6,9 +6,11 @@ runtime/prompt.py, lengths: limits.py); this class only refuses what can never b
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
+
+_INFINITY = float("inf")
 
 MAX_SEQUENCES = 512
 """The largest n and beam_width."""
@@ -25,7 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: token id -> value in [-100, 100] added to its logit.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
-    beam_width: search for the likeliest sequences, with so many beams, instead of sampling; None samples.
+    beam_width: search for the likeliest sequences, with this many beams, instead of sampling; None samples.
     length_penalty: a finished sequence scores cumulative log-probability / (generated tokens ** length_penalty).
     early_stopping: True ends the search when beam_width sequences have finished, False when the best running one is not
     expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.
@@ -56,46 +58,68 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     item_trie: str | None = None
 
     def __post_init__(self) -> None:
-        def need(ok: bool, field: str, fix: str) -> None:
-            if not ok:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; {fix}")
-
+        # Plain tests: a request is checked in two processes, and most are fine.
         limit = self.max_new_tokens
-        need(limit is None or limit >= 1, "max_new_tokens", "use 1 or more")
-        need(self.min_new_tokens >= 0, "min_new_tokens", "use 0 or more")
-        need(limit is None or self.min_new_tokens <= limit, "min_new_tokens", f"it exceeds max_new_tokens ({limit})")
-        need(0.0 <= self.temperature < float("inf"), "temperature", "use 0 (greedy) or a positive number")
-        need(0.0 < self.top_p <= 1.0, "top_p", "use a value in (0, 1]")
-        need(self.top_k == -1 or self.top_k >= 1, "top_k", "use -1 (off) or 1 and more")
-        need(0.0 <= self.min_p <= 1.0, "min_p", "use a value in [0, 1]")
-        need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "use a value in [-2, 2]")
-        need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "use a value in [-2, 2]")
-        need(0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", "use a value in (0, 2]; 1 is off")
-        need(1 <= self.n <= MAX_SEQUENCES, "n", f"use 1 to {MAX_SEQUENCES}")
-        need(all(self.stop), "stop", "an empty stop string would end every output at once; drop it")
-        biases = (self.logit_bias or {}).values()
-        need(all(-100.0 <= value <= 100.0 for value in biases), "logit_bias", "use values in [-100, 100]")
-        need(self.seed is None or 0 <= self.seed < 2**63, "seed", "use 0 to 2**63 - 1")
-        need(self.item_trie != "", "item_trie", "name a loaded trie, or leave it out")
-        trie_and_minimum = self.item_trie is not None and self.min_new_tokens > 0
-        need(not trie_and_minimum, "min_new_tokens", "an item of item_trie ends where it ends; leave it out")
-        if self.beam_width is None:
-            need(self.length_penalty == 1.0, "length_penalty", "it needs a beam_width")
-            need(self.early_stopping is False, "early_stopping", "it needs a beam_width")
-            return
-        width = self.beam_width
-        need(1 <= width <= MAX_SEQUENCES, "beam_width", f"use 1 to {MAX_SEQUENCES}, or leave it out")
-        need(self.n <= width, "n", f"a beam search returns at most beam_width ({width}) sequences")
-        need(-10.0 <= self.length_penalty <= 10.0, "length_penalty", "use a value in [-10, 10]")
-        need(
-            self.temperature in (0.0, 1.0), "temperature", "a beam search does not sample; leave it out, or use 0 or 1"
-        )
-        need(self.top_k == -1, "top_k", "a beam search does not sample; leave it out")
-        need(self.top_p == 1.0, "top_p", "a beam search does not sample; leave it out")
-        need(self.min_p == 0.0, "min_p", "a beam search does not sample; leave it out")
-        need(self.seed is None, "seed", "a beam search draws nothing; leave it out")
+        if limit is not None and limit < 1:
+            self._refuse("max_new_tokens", "use 1 or more")
+        if self.min_new_tokens < 0:
+            self._refuse("min_new_tokens", "use 0 or more")
+        if limit is not None and self.min_new_tokens > limit:
+            self._refuse("min_new_tokens", f"it exceeds max_new_tokens ({limit})")
+        if not 0.0 <= self.temperature < _INFINITY:
+            self._refuse("temperature", "use 0 (greedy) or a positive number")
+        if not 0.0 < self.top_p <= 1.0:
+            self._refuse("top_p", "use a value in (0, 1]")
+        if self.top_k != -1 and self.top_k < 1:
+            self._refuse("top_k", "use -1 (off) or 1 and more")
+        if not 0.0 <= self.min_p <= 1.0:
+            self._refuse("min_p", "use a value in [0, 1]")
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            self._refuse("frequency_penalty", "use a value in [-2, 2]")
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            self._refuse("presence_penalty", "use a value in [-2, 2]")
+        if not 0.0 < self.repetition_penalty <= 2.0:
+            self._refuse("repetition_penalty", "use a value in (0, 2]; 1 is off")
+        if not 1 <= self.n <= MAX_SEQUENCES:
+            self._refuse("n", f"use 1 to {MAX_SEQUENCES}")
+        if self.stop and not all(self.stop):
+            self._refuse("stop", "an empty stop string would end every output at once; drop it")
+        if self.logit_bias and not all(-100.0 <= value <= 100.0 for value in self.logit_bias.values()):
+            self._refuse("logit_bias", "use values in [-100, 100]")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            self._refuse("seed", "use 0 to 2**63 - 1")
+        if self.item_trie is not None:
+            if self.item_trie == "":
+                self._refuse("item_trie", "name a loaded trie, or leave it out")
+            if self.min_new_tokens > 0:
+                self._refuse("min_new_tokens", "an item of item_trie ends where it ends; leave it out")
+        if self.beam_width is not None:
+            self._check_search(self.beam_width)
+        elif self.length_penalty != 1.0:
+            self._refuse("length_penalty", "it needs a beam_width")
+        elif self.early_stopping is not False:
+            self._refuse("early_stopping", "it needs a beam_width")
+
+    def _check_search(self, width: int) -> None:
+        if not 1 <= width <= MAX_SEQUENCES:
+            self._refuse("beam_width", f"use 1 to {MAX_SEQUENCES}, or leave it out")
+        if self.n > width:
+            self._refuse("n", f"a beam search returns at most beam_width ({width}) sequences")
+        if not -10.0 <= self.length_penalty <= 10.0:
+            self._refuse("length_penalty", "use a value in [-10, 10]")
+        if self.temperature not in (0.0, 1.0):
+            self._refuse("temperature", "a beam search does not sample; leave it out, or use 0 or 1")
+        for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
+            if getattr(self, name) != off:
+                self._refuse(name, "a beam search does not sample; leave it out")
+        if self.seed is not None:
+            self._refuse("seed", "a beam search draws nothing; leave it out")
         for name, off in (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0)):
-            need(getattr(self, name) == off, name, "a beam search compares log-probabilities; leave it out")
+            if getattr(self, name) != off:
+                self._refuse(name, "a beam search compares log-probabilities; leave it out")
+
+    def _refuse(self, field: str, fix: str) -> NoReturn:
+        raise ValueError(f"{field} is {getattr(self, field)!r}; {fix}")
 
     @property
     def num_requests(self) -> int:

@@ -168,8 +168,8 @@ class Scheduler:
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
 
-        kept_tokens: output tokens that a child inherits; None for all. Returns ``event``, then the
-        end of every request that waited for this one in vain, directly or through others.
+        kept_tokens: output tokens that a child inherits; None for all. Returns ``event``, then the end of every
+        request that waited for this one in vain, directly or through others.
         """
         ended = [event]
         for current in ended:  # grows while children are refused

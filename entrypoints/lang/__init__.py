@@ -1,5 +1,5 @@
-"""Programs of several steps, in the shape of SGLang's frontend language: every step continues the one before it, so
-that each token of a program is computed once. See docs/dsl.md."""
+"""Programs of several steps, in the style of SGLang's frontend language. Every step continues the previous one, so each
+token of a program is computed once. See docs/dsl.md."""
 
 from .backends import Backend, EngineBackend, HttpBackend
 from .errors import BackendError, ProgramError

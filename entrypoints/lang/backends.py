@@ -1,4 +1,5 @@
-"""Where programs run: a server over HTTP, or an Engine in this process. Both take the fields of ``POST /generate``."""
+"""Backends that run programs: a server over HTTP, or an Engine in this process. Both take the fields of
+``POST /generate``."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from .errors import BackendError
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a program needs of a server. Called from many threads at once; failures are BackendErrors."""
+    """The calls that a program makes to a server, from many threads at once. Failures raise BackendError."""
 
     def generate(self, fields: dict[str, Any]) -> Any:
         """The answer: a dict {text, output_ids, meta_info}, or a list of them for a batch or n > 1."""
         ...
 
     def stream(self, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Answers that grow, each with the whole output so far."""
+        """Yields growing answers, each with the whole output so far."""
         ...
 
     def abort(self, rid: str) -> None:
@@ -39,12 +40,12 @@ class Backend(Protocol):
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def chat_template(self) -> ChatTemplate:
-        """The model's. Raises ChatTemplateError where it has none."""
+        """The model's chat template. Raises ChatTemplateError if it has none."""
         ...
 
 
 def as_backend(given: Any) -> Backend:
-    """A backend from itself, an Engine, or a server's URL."""
+    """Makes a backend from an Engine or a server's URL; returns a backend unchanged."""
     if isinstance(given, Engine):
         return EngineBackend(given)
     if isinstance(given, str):
@@ -55,7 +56,7 @@ def as_backend(given: Any) -> Backend:
 
 
 class EngineBackend:
-    """An Engine of this process. The caller shuts it down."""
+    """An Engine in this process. The caller shuts it down."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -88,7 +89,7 @@ class EngineBackend:
 
 
 class HttpBackend:
-    """A server at ``url``. timeout_s: how long it may be silent, which without streaming includes all generation."""
+    """A server at ``url``. timeout_s: how long it may be silent; without streaming that includes all generation."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         self.url = url.rstrip("/")
@@ -130,7 +131,7 @@ class HttpBackend:
             return self._template
 
     def _call(self, path: str, body: dict[str, Any] | None = None, *, but: int | None = None) -> Any:
-        """The JSON that a path answers; an error of status ``but`` is answered with None."""
+        """The JSON answer of a path; None for an error of status ``but``."""
         try:
             with self._open(path, body) as response:
                 return json.load(response)
@@ -179,7 +180,7 @@ _NO_TEMPLATE = "this model has no chat template; write the text of the roles you
 
 
 def _server_error(status: int, body: bytes | dict[str, Any]) -> BackendError:
-    """An answer that is an error, in the server's own words where they can be read."""
+    """The BackendError for an error answer, with the server's own message if it can be read."""
     try:
         error = (json.loads(body) if isinstance(body, bytes) else body)["error"]
         return BackendError(str(error["message"]), status=status, code=error.get("code") or "")
@@ -202,7 +203,7 @@ class _engine_errors:
 
 
 def _whole(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Events of a server that sends only what is new, as events with the whole output so far."""
+    """Turns events that hold only what is new into events with the whole output so far."""
     text, output_ids, logprobs = "", [], {}
     for event in events:
         text += event["text"]

@@ -1,14 +1,14 @@
-"""The text that a model's chat template writes around a message, cut out of what it renders.
+"""Extracts the text that a model's chat template writes around a message.
 
 A template renders whole conversations; a program writes them piece by piece and must never rewrite what it has sent.
-So the template is rendered with a marker for each message's content, and the text between two markers is what
-stands between the two contents:
+So the template is rendered with a marker for each message's content, and the text between two markers is the text
+between the two contents:
 
     <|im_start|>user\\n MARK0 <|im_end|>\\n<|im_start|>assistant\\n MARK1 <|im_end|>\\n
     |-- before 0 ---|       |- after 0 -||------- before 1 ------|      |-- after 1 -|
 
-Templates that drop or rewrite earlier messages (such as those that strip old reasoning) therefore keep them here: what
-the model wrote stays as it wrote it, as everywhere in a continuation.
+So even templates that would drop or rewrite earlier messages (for example, strip old reasoning) keep them here: the
+model's text stays as the model wrote it, as in every continuation.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 
 
 class RoleTexts:
-    """Where a conversation stands: the roles so far, and the text that has to follow the last content."""
+    """The state of a conversation: the roles so far, and the text that must follow the last content."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._roles: list[str] = []
         self._after = ""
         self.is_open = False
-        """Between `begin` and `end`."""
+        """True between `begin` and `end`."""
 
     def copy(self) -> RoleTexts:
-        """An independent conversation that begins like this one."""
+        """An independent conversation that starts out like this one."""
         other = RoleTexts(self._template)
         other._roles, other._after, other.is_open = list(self._roles), self._after, self.is_open
         return other
 
     def begin(self, role: str) -> str:
-        """The text before the content of a new message. Raises ChatTemplateError where the template refuses the
-        message, or does not leave a content in one piece."""
+        """The text before the content of a new message. Raises ChatTemplateError if the template refuses the message,
+        or does not keep each content in one piece."""
         roles = [*self._roles, role]
         whole = self._render(roles)
         start = self._find(whole, len(roles) - 1)
@@ -56,7 +56,7 @@ class RoleTexts:
         return before
 
     def end(self) -> str:
-        """The text after the content of the message begun last."""
+        """The text after the content of the current message."""
         self.is_open = False
         return self._after
 
@@ -75,5 +75,5 @@ class RoleTexts:
 
 
 def _marker(position: int) -> str:
-    # Letters only: templates strip, split and escape.
+    # Only letters and digits: templates strip, split and escape other characters.
     return f"BatonContent{position}Ends"

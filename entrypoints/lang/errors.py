@@ -1,11 +1,11 @@
-"""What can go wrong between a program and its server."""
+"""Errors of programs and of their calls to a server."""
 
 from __future__ import annotations
 
 
 class BackendError(Exception):
-    """A call the server refused or could not answer. ``message`` is the server's own; status: HTTP status, 0 where no
-    answer came; code: a word for programs."""
+    """The server refused a call or could not answer it. ``message`` is the server's own. status: the HTTP status, 0 if
+    no answer came. code: a word for programs to test."""
 
     def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(message)
@@ -15,7 +15,7 @@ class BackendError(Exception):
 
 
 class ProgramError(RuntimeError):
-    """A step of a program failed; the state does nothing more. Raised where its result is read, and by `run`."""
+    """A step of a program failed, so its state does nothing more. Raised by `run`, and where the result is read."""
 
     def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(message)

@@ -1,11 +1,11 @@
-"""Executes the steps of one state, in order, in a thread of its own.
+"""Executes the steps of one state in order, in their own thread.
 
     program's thread   s += gen("a")      s += "text"     s["a"]   (waits)
                             │ submit           │             ▲
     state's thread      [queue] ──▶ roles ──▶ chain ──▶ text, variables
 
-The program's thread declares and waits. After a failed step the rest are skipped, and whoever waits for what they would
-have brought gets the error.
+The program's thread queues steps and waits for results. After a failed step the rest are skipped, and whoever waits for
+their results gets the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .text_stream import TextStream
 from .variable import Variable
 
 _ABORT_AGAIN_S = 0.2
-"""An abort can overtake the request it is meant for, so it is repeated until the step has ended."""
+"""Seconds between aborts. An abort can overtake the request it is meant for, so it is repeated until the step ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Task:
 
 
 class Interpreter:
-    """Owns the thread, the text, the messages and the variables of a state."""
+    """Owns a state's thread, text, messages and variables."""
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options
@@ -48,7 +48,7 @@ class Interpreter:
         self._chain = Chain(options.backend, options.retain_ttl)
         self._roles: RoleTexts | None = None
         self._open_role: str | None = None
-        """As of the last step submitted."""
+        """The open role after the last step submitted."""
         self._thread: threading.Thread | None = None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
@@ -94,13 +94,13 @@ class Interpreter:
         return forks
 
     def sync(self) -> None:
-        """Until all steps so far are done, or skipped."""
+        """Wait until all steps so far are done or skipped."""
         if not self._closed:
             self._put(_Task("sync", lambda: None)).wait()
 
     def variable(self, name: str, *, wait: bool = False) -> Variable:
-        """The variable, done or not. Raises KeyError for a name that no step has had so far, or with ``wait`` none at
-        all."""
+        """The variable, done or not. Raises KeyError if no step so far has this name; with ``wait``, only if no step
+        ever gets it."""
         with self._declared:
             if wait:
                 self._declared.wait_for(lambda: name in self.variables or self._closed)
@@ -113,18 +113,18 @@ class Interpreter:
         self._declare(name).finish(value, meta)
 
     def skip_rest(self) -> None:
-        """No step is begun any more. From any thread."""
+        """Start no more steps. May be called from any thread."""
         self._stopping = True
 
     def stop(self) -> None:
-        """Abort the step in flight and begin no other; returns when nothing is in flight. From any thread."""
+        """Abort the step in flight and start no other; returns when nothing is in flight. From any thread."""
         self.skip_rest()
         while not self._idle.is_set():
             self._chain.abort()
             self._idle.wait(_ABORT_AGAIN_S)
 
     def close(self, error: ProgramError | None = None) -> None:
-        """Finish the steps there are, then give up what the server keeps. ``error``: why the program itself failed."""
+        """Finish all queued steps, then release the leases on the server. ``error``: why the program itself failed."""
         with self._closing:
             if self._closed:
                 return
@@ -177,18 +177,18 @@ class Interpreter:
             code = "stopped" if self._stopping else error.code
             self.error = ProgramError(f"{task.label}: {error.message}", status=error.status, code=code)
             self.error.__cause__ = error
-        except Exception as error:  # whatever it is: the program waits, and must hear of it
+        except Exception as error:  # of any kind: the program is waiting and must be told
             kind = "" if isinstance(error, ChatTemplateError) else f"{type(error).__name__}: "
             self.error = ProgramError(f"{task.label}: {kind}{error}")
             self.error.__cause__ = error
 
     def _write(self, text: str, *, from_template: bool = False) -> None:
-        """Text that waits to be sent."""
+        """Add text, which waits to be sent."""
         self._chain.append(text, from_template=from_template)
         self._show(text, is_content=not from_template)
 
     def _show(self, text: str, *, is_content: bool = True) -> None:
-        """Text that readers see; as a part of the open message unless the template wrote it."""
+        """Show text to readers; it is also part of the open message, unless the template wrote it."""
         self.text.append(text)
         if is_content and self._roles is not None and self._roles.is_open:
             self.messages[-1]["content"] += text

@@ -1,4 +1,4 @@
-"""What a program appends to its state: plain data, and the constructors that programs call.
+"""The expressions that a program appends to its state: plain data, and the constructors that programs call.
 
     s += "text"                                  a string is itself
     s += gen("name", max_tokens=32, stop="\\n")   Gen
@@ -6,8 +6,8 @@
     s += select("name", choices=["yes", "no"])   Select
     s += user("Hi " + gen("x"))                  RoleBegin, ..., RoleEnd
 
-Expressions add up with ``+``. Nothing here knows of a server, a tokenizer or a thread. The names are those of SGLang's
-frontend language (Zheng et al., 2023).
+``+`` joins expressions. Nothing here knows of servers, tokenizers or threads. The names are those of SGLang's frontend
+language (Zheng et al., 2023).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Generate. ``sampling``: the sampling_params that were given; ``options``: fields beside them (logprobs)."""
+    """Generate text. ``sampling``: the sampling_params that were given; ``options``: other fields (logprobs)."""
 
     name: str | None
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ Step = str | Gen | Beam | Select | RoleBegin | RoleEnd
 
 
 def steps_of(expr: Expr | str) -> Iterator[Step]:
-    """The expression's steps in order. Raises TypeError for what is no expression."""
+    """The expression's steps in order. Raises TypeError if it is not an expression."""
     if isinstance(expr, Joined):
         for part in expr.parts:
             yield from steps_of(part)
@@ -120,7 +120,7 @@ def gen(
     choices: Sequence[str] | None = None,
     **unsupported: Any,
 ) -> Expr:
-    """Generate text and store it as ``name``. What is None comes from `run`, else from the server.
+    """Generate text and store it as ``name``. Settings left None take their values from `run`, else from the server.
 
     n: samples; the variable is then a list, and the state goes on with the first. choices: the same as `select`.
     The other names mean what they mean in ``sampling_params`` of POST /generate; max_tokens is max_new_tokens there.
@@ -173,7 +173,7 @@ def beam(
     return_text_in_logprobs: bool | None = None,
 ) -> Expr:
     """Search for the likeliest sequences, ``width`` at a time, and store their texts as ``name``: always a list, best
-    first, of ``n`` (by default ``width``) or, where there are not so many, fewer. The state goes on with the best.
+    first, of ``n`` texts (by default ``width``), or fewer if there are no more. The state goes on with the best.
 
     item_trie: the trie on the server whose items are the only sequences. The other names mean what they mean in
     ``sampling_params`` of POST /generate; max_tokens is max_new_tokens there. Scores are in the step's meta.
@@ -206,7 +206,7 @@ def select(
     """Append the choice with the highest mean log-probability per token, and store it as ``name``.
 
     Each choice is scored as a continuation of the state, tokenised by itself. Raises ValueError for no choices, an
-    empty one, a temperature (the best choice is taken, none is drawn), or another method.
+    empty one, a temperature (the best choice is taken, not drawn), or another method.
     """
     _check_name(name)
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):

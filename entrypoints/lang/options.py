@@ -1,4 +1,4 @@
-"""How a program runs: what `run`, `run_async` and `run_batch` take beside the program's own arguments."""
+"""The options that `run`, `run_async` and `run_batch` take besides the program's own arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SAMPLING_OPTIONS = (
 SEARCH_OPTIONS = (
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
-"""Those of them that a `beam` takes too; the others say how a token is drawn, and a search draws none."""
+"""Defaults that a `beam` takes too. The others say how to draw a token, and a search draws none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """retain_ttl: seconds for which the server keeps a finished step's KV for the next one; 0 keeps nothing, and the
-    next step then finds what the cache still has. stream: `gen` brings its text as it is generated. sampling: defaults
-    for every `gen`."""
+    """retain_ttl: seconds for which the server keeps a finished step's KV for the next one; with 0 it keeps nothing,
+    and the next step uses what the cache still holds. stream: `gen` delivers text as it is generated. sampling:
+    defaults for every `gen`."""
 
     backend: Backend
     stream: bool = False
@@ -46,7 +46,7 @@ class _Default:
 
 
 def set_default_backend(backend: Any) -> None:
-    """What programs run on where `run` names no backend: an Engine, a URL, a Backend; None for none."""
+    """Set the backend for programs whose `run` names none: an Engine, a URL or a Backend; None for no default."""
     _Default.backend = None if backend is None else as_backend(backend)
 
 

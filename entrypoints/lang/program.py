@@ -29,7 +29,7 @@ MAX_AUTO_THREADS = 64
 
 
 def function(func: Callable[..., Any]) -> Program:
-    """Decorator: makes a program of ``def name(s, …)``. Raises TypeError for what cannot be one."""
+    """Decorator: makes a program of ``def name(s, …)``. Raises TypeError for a function that cannot be one."""
     if inspect.iscoroutinefunction(func):
         raise TypeError(f"{func.__name__} is async; write a plain function and call it with `await ….run_async()`")
     parameters = list(inspect.signature(func).parameters.values())
@@ -42,7 +42,7 @@ def function(func: Callable[..., Any]) -> Program:
 
 
 class Program:
-    """See `function`. Calling it with a state runs it inside of another program."""
+    """See `function`. Calling it with a state runs it inside another program."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self._func = func
@@ -57,11 +57,11 @@ class Program:
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program and return its state.
 
-        Options among the keywords, all others are the program's arguments: ``backend`` (an Engine, a URL, a Backend;
+        These keywords are options, all others the program's arguments: ``backend`` (an Engine, a URL, a Backend;
         default: `set_default_backend`), ``stream`` (return at once; read with `text_iter`), ``retain_ttl`` (seconds
-        for which the server keeps a step's KV for the next one; 5), and defaults for every gen: max_new_tokens,
-        temperature, top_p, top_k, min_p, stop, seed, … Raises ProgramError if a step failed; with ``stream`` reading
-        the state does.
+        for which the server keeps a step's KV for the next one; default 5), and defaults for every gen:
+        max_new_tokens, temperature, top_p, top_k, min_p, stop, seed, … Raises ProgramError if a step failed; with
+        ``stream``, reading the state raises it.
         """
         state, arguments = self._prepare(kwargs)
         if state.streams:
@@ -71,7 +71,7 @@ class Program:
         return state
 
     async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`run` for asyncio: the program runs in a thread of its own. Cancelling aborts what is in flight."""
+        """`run` for asyncio: the program runs in its own thread. Cancelling aborts the steps in flight."""
         state, arguments = self._prepare(kwargs)
         if state.streams:
             raise ValueError("run_async waits for the program; to stream, call run(stream=True) and text_async_iter()")
@@ -102,10 +102,10 @@ class Program:
         progress_bar: bool = False,
         **options: Any,
     ) -> list[ProgramState]:
-        """Run the program for each item (its keywords, or its positional arguments); the states in the same order.
+        """Run the program for each item (its keywords or positional arguments); returns the states in the same order.
 
-        num_threads: programs at a time; "auto" is 64. Other options as in `run`. The first program that fails stops
-        the others, and its error is raised with a note that says which it was.
+        num_threads: programs that run at a time; "auto" is 64. Other options as in `run`. The first program that fails
+        stops the others, and its error is raised with a note that says which item it was.
         """
         if unknown := options.keys() - OPTION_NAMES:
             raise TypeError(f"run_batch: {', '.join(sorted(unknown))} is no option; arguments belong into the batch")

@@ -1,9 +1,9 @@
-"""A finished request on the server that states go on from, and who still may.
+"""A finished request on the server, and how many states may still go on from it.
 
     gen ends ──▶ Stage(rid), held by its state ──fork(2)──▶ held by three
 
-Each holder goes on to a stage of its own, or ends: it leaves. While others are there a step asks the server to keep the
-lease; the last holder takes it over, or releases it.
+A holder leaves when it goes on to its own next stage, or ends. While there are other holders, its step asks the server
+to keep the lease; the last holder takes the lease over or releases it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 
 class Stage:
-    """``index``: which of the request's samples goes on. num_tokens: what a child inherits, in tokens, where that is
-    known: a stop string hides it. release: gives up the leases of a rid; None where there are none."""
+    """``index``: which of the request's samples goes on. num_tokens: how many tokens a child inherits; None if a stop
+    string hides it. release: gives up the leases of a rid; None if there are none."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Stage:
             return self._holders > 1
 
     def leave(self, *, handed_off: bool = False) -> None:
-        """A holder has gone on, or ended. ``handed_off``: its step took the lease over."""
+        """A holder has gone on or ended. ``handed_off``: its step took the lease over."""
         with self._lock:
             self._holders -= 1
-            # With several samples only the lease of one was taken.
+            # With several samples, the step took only one sample's lease.
             self._handed_off |= handed_off and self._num_samples == 1
             over = self._holders == 0 and not self._handed_off
         if over and self._release is not None:

@@ -1,4 +1,4 @@
-"""What a program holds in its hands: the state it appends to and reads from, and the group that `fork` makes of it."""
+"""The state that a program appends to and reads from, and the group of states that `fork` makes of it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .text_stream import TextStream
 
 
 class ProgramState:
-    """``s += …`` queues steps and returns at once; reading waits. Steps of one state are done in order, those of forks
-    beside each other. Errors of a step are raised where its result is read, and by `run`."""
+    """``s += …`` queues steps and returns at once; reading waits. The steps of one state run in order; forks run side
+    by side. A step's error is raised by `run`, and where its result is read."""
 
     def __init__(self, interpreter: Interpreter, *, parent: ProgramState | None = None) -> None:
         self._interpreter = interpreter
         self._forks: list[ProgramState] = []
-        """All that came of this program's root; the same list in every state of it."""
+        """All forks that come from this program's root state; every state shares the same list."""
         self._error_was_read = False
         self._program_thread: threading.Thread | None = None
         self.ret_value: Any = None
-        """What the program's function returned."""
+        """The return value of the program's function."""
         if parent is not None:
             self._forks = parent._forks
             self._forks.append(self)
@@ -39,7 +39,7 @@ class ProgramState:
         return self
 
     def system(self, expr: Expr | str | None = None) -> Any:
-        """Append a system message; without an argument: ``with s.system(): s += …``."""
+        """Append a system message; without an argument, use it as ``with s.system(): s += …``."""
         return self.role("system", expr)
 
     def user(self, expr: Expr | str | None = None) -> Any:
@@ -49,7 +49,7 @@ class ProgramState:
         return self.role("assistant", expr)
 
     def role(self, role: str, expr: Expr | str | None = None) -> Any:
-        """A message of any role the chat template knows."""
+        """Append a message of any role that the chat template knows."""
         if expr is None:
             return self._message(role)
         self += ir.role_message(role, expr)
@@ -64,7 +64,7 @@ class ProgramState:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The text of the step ``name``, once it is there; a list for n > 1, a `beam`, or after `join`.
+        """The text of the step ``name``, once it is done; a list for n > 1, a `beam`, or after `join`.
 
         Raises KeyError for an unknown name, ProgramError if the step failed.
         """
@@ -99,7 +99,7 @@ class ProgramState:
         return [dict(message) for message in self._interpreter.messages]
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
-        """The text, or that of the step ``name``, in pieces as they come; with ``run(…, stream=True)`` token by token.
+        """The text, or the step ``name``'s, in pieces as they arrive; token by token with ``run(…, stream=True)``.
         Raises ProgramError after the last piece if a step failed."""
         with self._reading():
             yield from self._stream(name).follow()
@@ -107,20 +107,20 @@ class ProgramState:
     async def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
         """`text_iter` for asyncio."""
         with self._reading():
-            # A name may be declared later: waited for in a thread, not on the loop.
+            # The name may be declared later, so wait for it in a thread, not on the loop.
             stream = self._interpreter.text if name is None else await asyncio.to_thread(self._stream, name)
             async for piece in stream.follow_async():
                 yield piece
 
     def error(self) -> ProgramError | None:
-        """What failed, if anything has so far."""
+        """The error of the step that failed, if one has so far."""
         if self._interpreter.error is not None:
             self._error_was_read = True
         return self._interpreter.error
 
     def sync(self) -> None:
-        """Until all steps so far are done; called from outside of a running program, until its end. Raises ProgramError
-        if one failed."""
+        """Wait until all steps so far are done; from outside a running program, until the program ends. Raises
+        ProgramError if one failed."""
         if self._is_outside():
             for _ in self._interpreter.text.follow():
                 pass
@@ -131,8 +131,8 @@ class ProgramState:
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1) -> ForkedStates:
-        """``size`` states that go on from here, with copies of the variables. What this state has not sent yet is
-        computed once, for all of them. Raises ProgramError if a step before failed."""
+        """``size`` states that go on from here, with copies of the variables. Text that this state has not sent yet is
+        computed once for all of them. Raises ProgramError if an earlier step failed."""
         if size < 1:
             raise ValueError(f"fork: size is {size}; use 1 or more")
         with self._reading():
@@ -154,8 +154,8 @@ class ProgramState:
             state._interpreter.sync()
 
     def _end(self, failure: BaseException | None = None) -> None:
-        """The program's function is over: finish all steps, or after a ``failure`` stop them; release what is leased.
-        Raises the error of a step that nobody has seen."""
+        """Called when the program's function has ended: finish all steps, or stop them after a ``failure``, and release
+        all leases. Raises a step's error that nobody has seen yet."""
         if failure is not None:
             self.cancel()
         error = None
@@ -170,7 +170,7 @@ class ProgramState:
             raise self._interpreter.error
 
     def cancel(self) -> None:
-        """Abort what is in flight here and in all forks; what the program still appends is skipped. From any thread."""
+        """Abort the steps in flight here and in all forks, and skip later ones. May be called from any thread."""
         for state in (self, *self._forks):
             state._interpreter.skip_rest()
         for state in (self, *self._forks):
@@ -179,8 +179,8 @@ class ProgramState:
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _is_outside(self) -> bool:
-        # A streaming program's readers may ask for a name before its step is there; in the program itself that would
-        # wait for ever.
+        # Readers of a streaming program may ask for a name before its step is queued. Inside the program, waiting for
+        # it would never end.
         is_root = self not in self._forks
         return self.streams and is_root and threading.current_thread() is not self._program_thread
 
@@ -200,7 +200,7 @@ class ProgramState:
 
 
 class ForkedStates:
-    """The states that `fork` made. Also ``with s.fork(2) as forks: …``, which joins at its end."""
+    """The states that `fork` made. ``with s.fork(2) as forks: …`` joins them at its end."""
 
     def __init__(self, source: ProgramState, states: list[ProgramState]) -> None:
         self._source = source
@@ -222,7 +222,7 @@ class ForkedStates:
         return iter(self.states)
 
     def __iadd__(self, expr: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]) -> ForkedStates:
-        """Append to every state: the same, one of a list each, or what a function makes of its position."""
+        """Append to every state: the same expression, one each from a list, or a function's result for its position."""
         if callable(expr):
             expr = [expr(position) for position in range(len(self))]
         elif isinstance(expr, Expr | str):
@@ -241,7 +241,7 @@ class ForkedStates:
             self.join()
 
     def join(self) -> None:
-        """Wait for all forks and end them. Each variable that is new in them is a list in the source state afterwards,
+        """Wait for all forks and end them. Each variable that is new in them becomes a list in the source state, with
         one value per fork that has it. Raises ProgramError if a step of a fork failed."""
         for state in self.states:
             state.sync()

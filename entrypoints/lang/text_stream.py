@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 
 class TextStream:
-    """Every follower gets the whole text, what is new at a time, and then the end, or the error that ended it."""
+    """Every follower gets the whole text, piece by piece, and then its end, or the error that ended it."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
@@ -20,7 +20,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All there is so far."""
+        """All text so far."""
         return self._text
 
     @property
@@ -33,7 +33,7 @@ class TextStream:
             self._notify()
 
     def close(self, error: Exception | None = None) -> None:
-        """No more text. Later calls change nothing."""
+        """End the text. Later calls change nothing."""
         with self._changed:
             if not self._closed:
                 self._closed, self._error = True, error
@@ -55,11 +55,11 @@ class TextStream:
             raise self._error
 
     async def follow_async(self) -> AsyncIterator[str]:
-        """`follow` for asyncio: the loop goes on meanwhile."""
+        """`follow` for asyncio; does not block the loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 loop.call_soon_threadsafe(changed.set)
 
         with self._changed:

@@ -1,4 +1,4 @@
-"""What a named step of a program brings."""
+"""The result of a named step of a program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .text_stream import TextStream
 
 
 class Variable:
-    """Empty until its step is done: then it has a value and meta (the server's meta_info), or an error."""
+    """Empty until its step is done; then it holds a value and meta (the server's meta_info), or an error."""
 
     def __init__(self) -> None:
         self.stream = TextStream()
@@ -25,19 +25,19 @@ class Variable:
         self._done.set()
 
     def fail(self, error: ProgramError) -> None:
-        """Changes nothing if the step is done."""
+        """Store the error, unless the step is done."""
         if not self._done.is_set():
             self._error = error
             self.stream.close(error)
             self._done.set()
 
     def value(self) -> Any:
-        """Waits. Raises ProgramError where the step failed or was skipped."""
+        """The value; waits for it. Raises ProgramError if the step failed or was skipped."""
         self._wait()
         return self._value
 
     def meta(self) -> Any:
-        """Waits, and raises, like `value`."""
+        """The meta; waits and raises like `value`."""
         self._wait()
         return self._meta
 

@@ -210,7 +210,7 @@ def _copy_kv_kernel(
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copies K and V of one slot and layer, WORDS words of 8 bytes each. The first four are int64 tables of addresses."""
+    """Copies K and V of one slot and layer, WORDS words of 8 bytes each. The first four: int64 tables of addresses."""
     item, layer = tl.program_id(0), tl.program_id(1)
     from_slot = tl.load(source_slots + item).to(tl.int64) * WORDS
     to_slot = tl.load(target_slots + item).to(tl.int64) * WORDS

@@ -25,7 +25,7 @@ from ..batch import KVCopies
 
 @dataclass(slots=True, eq=False)
 class BeamKV:
-    """What the beams of one search hold beside the trunk."""
+    """Everything the beams of one search hold besides the trunk."""
 
     rows: np.ndarray
     """int32 [live]: row of each beam. The trunk's row is one of the group's, in ``rows`` or ``spare``."""
@@ -94,7 +94,7 @@ class BeamRows:
         self._allocator.free(np.unique(given_up[~np.isin(given_up, named)]))
 
     def tokens_to_fork(self, kv: BeamKV) -> int:
-        """What `fork_rows` will allocate, in tokens."""
+        """The tokens that `fork_rows` will allocate, in whole pages."""
         page = self._allocator.page_size
         return (len(kv.parents) - len(kv.rows)) * page if kv.length % page else 0
 
