@@ -56,7 +56,6 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
-        self._config = config
         self._policy = make_policy(config.schedule_policy, cache)
         self.leases = LeaseTable(
             cache,
@@ -119,11 +118,12 @@ class Scheduler:
 
     def _queue(self, requests: list[Request]) -> None:
         """Insert into the waiting queue, which is kept in order of arrival."""
-        if len(requests) == 1:
-            insort(self._waiting, requests[0], key=_serial)
-            return
-        self._waiting += requests
-        self._waiting.sort(key=_serial)  # almost sorted already: close to linear
+        if len(requests) * 16 < len(self._waiting):
+            for request in requests:
+                insort(self._waiting, request, key=_serial)
+        elif requests:
+            self._waiting += requests
+            self._waiting.sort(key=_serial)
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         """Give the children of one rid their prompt and what their parent left. Raises RequestRefused."""
@@ -161,8 +161,7 @@ class Scheduler:
         return [event for rid in list(self._live) for event in self.abort(rid, now, message)]
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
-        """Abort these requests and their siblings."""
-        rids = dict.fromkeys(request.rid for request in requests)
+        rids = dict.fromkeys(request.rid for request in requests)  # siblings end together
         return [event for rid in rids for event in self.abort(rid, now, message)]
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
@@ -268,8 +267,7 @@ class Scheduler:
         self._queue([request])
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
-        """The requests that a stop string in ``result`` will end within a token, each with its match: see
-        `Endings.cuts_token`."""
+        """The requests that ``result`` will end within a token (`Endings.cuts_token`), each with its match."""
         requests, tokens_of = self._in_flight[0].requests, result.rows() if result.stop_matches else []
         matches = result.stop_matches.items()
         return [(requests[row], m) for row, m in matches if self._endings.cuts_token(requests[row], tokens_of[row], m)]
@@ -301,14 +299,17 @@ class Scheduler:
         return events
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
-        """End the requests of the oldest step in flight, which failed, and their siblings. All others go on."""
+        """The oldest step in flight could not be computed: end its requests, siblings included, and keep the others."""
         step = self._in_flight.pop(0)
         batch = step.batch
         self._memory.req_to_token.put_back(batch.row_updates)
+        failed = [request for request in step.requests if request.finish is None]
         if len(batch.copies):
             self.leases.break_all()  # one of them may hold a copy that was never made
-        events = self._abort_each([request for request in step.requests if request.finish is None], now, message)
+            failed += self._memory.take_back_unfilled(batch.copies.target, self.live_requests)
+        events = self._abort_each(failed, now, message)
         self._memory.allocator.release_quarantine(batch.step_id)
+        self.leases.step_done(batch.step_id)
         return events
 
     # -- state ------------------------------------------------------------------------------------------------------

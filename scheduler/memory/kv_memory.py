@@ -13,6 +13,8 @@ prompt.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from ...memory_pool.allocator import Allocator
@@ -222,6 +224,19 @@ class KVMemory:
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), quarantine_step=in_flight)
         self._forget(request)
+
+    def take_back_unfilled(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
+        """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they
+        hold beyond the tree is not there: it counts as never committed, so that none of it is shared when they end."""
+        unfilled: list[Request] = []
+        for request in requests:
+            if request.kv is None:
+                continue
+            private = self.req_to_token.rows[request.kv.row, request.kv.tree_len : request.kv.length]
+            if np.isin(private, slots).any():
+                request.committed_len = min(request.committed_len, request.kv.tree_len)
+                unfilled.append(request)
+        return unfilled
 
     def _forget(self, request: Request) -> None:
         request.kv = None

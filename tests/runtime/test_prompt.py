@@ -53,7 +53,12 @@ def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
         (child(text="x"), [1] * 99, "continuation_suffix", "at least 100"),
         (child(sampling=SamplingParams(max_new_tokens=100)), [], "max_new_tokens", "max_new_tokens <= 99"),
         (child(sampling=SamplingParams(max_new_tokens=10, stop_token_ids=(60,))), [], "stop_token_ids", "60"),
-        (child(sampling=SamplingParams(max_new_tokens=10), return_logprob=True, top_logprobs_num=51), [], "top_logprobs_num", "51"),
+        (
+            child(sampling=SamplingParams(max_new_tokens=10), return_logprob=True, top_logprobs_num=51),
+            [],
+            "top_logprobs_num",
+            "51",
+        ),
     ],
 )
 def test_refused_continuations(prompt: Prompt, suffix: list[int], param: str, words: str) -> None:
