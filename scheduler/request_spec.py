@@ -1,6 +1,6 @@
 """A client's request as one plain struct: it crosses the wire, and the scheduler takes it as it is.
 
-A new field touches four files: the reader of the API (entrypoints/), this one, whoever acts on it, and its test. Names
+A new field touches three files: this one, its reader in entrypoints/, and whoever acts on it (CONTRIBUTING.md). Names
 (of an item trie) and computed values (the suffix of a continuation whose parent ended within a token) are resolved into
 the live `Request`.
 """

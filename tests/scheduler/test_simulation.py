@@ -10,12 +10,14 @@ import random
 import pytest
 from simulation import SEED, simulate
 
+from baton.scheduler.policies.registry import POLICIES
+
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("offset", range(4))
 def test_simulation(page_size: int, depth: int, offset: int) -> None:
-    policy = "lpm" if offset % 2 else "fcfs"
+    policy = sorted(POLICIES)[offset % len(POLICIES)]
     simulate(SEED + offset, steps=300, page_size=page_size, depth=depth, policy=policy)
 
 
@@ -48,6 +50,6 @@ def test_simulation_soak(offset: int) -> None:
         steps=1500,
         page_size=rng.choice([1, 2, 16, 64]),
         depth=rng.choice([1, 2]),
-        policy=rng.choice(["fcfs", "lpm"]),
+        policy=rng.choice(sorted(POLICIES)),
         disable_radix_cache=rng.random() < 0.1,
     )

@@ -56,8 +56,8 @@ def test_choices_of_the_flag_are_the_registry() -> None:
     assert f"{{{','.join(POLICIES)}}}" in build_parser().format_help()
     for name in POLICIES:
         assert parse_command_line(["--model-path", "m", "--schedule-policy", name]).scheduler.schedule_policy == name
-    with pytest.raises(UsageError, match=f"'sjf'; use one of {', '.join(POLICIES)}"):
-        compose({"model_path": "m", "schedule_policy": "sjf"})
+    with pytest.raises(UsageError, match=f"'no such policy'; use one of {', '.join(POLICIES)}"):
+        compose({"model_path": "m", "schedule_policy": "no such policy"})
 
 
 def test_the_policy_orders_the_queue(mine: Mine) -> None:
