@@ -19,7 +19,7 @@ import numpy as np
 
 from ..runtime.checkpoint.model_files import resolve_model_folder
 from ..runtime.text.tokenizer import Tokenizer
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .engine_threads import EngineError, EngineThreads, WorkerFunction
 from .fields.item_trie_source import build_item_trie

@@ -22,7 +22,7 @@ from ..runtime.detokenizer import run_detokenizer
 from ..runtime.metrics import ServerMetrics
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import RequestRefused
 from .loop_crossing import run_on
 from .server_args import ServerArgs
 

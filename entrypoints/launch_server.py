@@ -28,7 +28,7 @@ from ..runtime.metrics import ServerMetrics
 from ..runtime.prompt import Prompt
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from .http.health_routes import Readiness

@@ -21,7 +21,8 @@ class RowCopies:
 
     @classmethod
     def none(cls) -> RowCopies:
-        return cls(*(np.empty(0, dtype=np.int32) for _ in range(3)))
+        nothing = np.empty(0, dtype=np.int32)
+        return cls(nothing, nothing, nothing)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -158,7 +159,7 @@ class ReqToTokenPool:
         self._spans, self._blocks, self._points = [], [], []
         if len(points) == 1 and not spans and not blocks and not len(copies):  # a decode step
             rows, positions = points[0]
-            return RowUpdates(rows, positions, np.ones(len(rows), dtype=np.int32), self.rows[rows, positions])
+            return RowUpdates(rows, positions, np.ones_like(rows), self.rows[rows, positions], copies)
         parts = [np.array(spans, dtype=np.int32).reshape(-1, 3).T]
         values = [self.rows[row, start : start + count] for row, start, count in spans]
         for rows, start, count in blocks:

@@ -135,11 +135,11 @@ class LeaseTable:
     def claim(self, lease: Lease, now: float) -> bool:
         """Claim a lease for a child, which stops its clock. False if it has ended or is overdue. Several children may
         claim one lease; the first to take it over gets it."""
-        if not lease.is_live or (lease.state is LeaseState.GRANTED and lease.deadline < now):
-            return False
-        if lease.state is LeaseState.GRANTED:
+        if lease.state is LeaseState.GRANTED and lease.deadline >= now:
             lease.state = LeaseState.CLAIMED
             lease.remaining = lease.deadline - now
+        elif lease.state is not LeaseState.CLAIMED:
+            return False
         lease.claims += 1
         self._changed(lease)
         return True

@@ -18,8 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.outcome import FinishReason
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import FinishReason, RequestRefused
 from .messages import BeamOutput, ContinuationOutput, LogprobChunk, RetainedOutput, TextOutput
 from .prompt import Prompt
 

@@ -13,11 +13,46 @@ from typing import Any
 import msgspec
 
 from ..scheduler.constraints.item_trie import ItemTrie, ItemTrieError
-from ..scheduler.refusal import RequestRefused
-from .availability import Availability
+from ..scheduler.outcome import RequestRefused
 from .channels import Sender
 from .constraints.item_tries import check_name, pack_trie
 from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ReleaseRequest
+from .prompt import ModelLimits
+
+
+class Availability:
+    """Whether the worker can be asked anything: not before it is ready, and not once the server ends. The
+    TokenizerManager sets it; everything that sends to the worker checks it."""
+
+    def __init__(self) -> None:
+        self._ready = asyncio.Event()
+        self._limits: ModelLimits | None = None
+        self._closed_because: RequestRefused | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.is_set() and self._closed_because is None
+
+    def check(self) -> ModelLimits:
+        """Return the served model's limits. Raises RequestRefused if nothing can be asked."""
+        if self._closed_because is not None:
+            raise self._closed_because
+        if self._limits is None:
+            raise RequestRefused("the model is still loading; try again soon", status=503, code="not_ready")
+        return self._limits
+
+    async def wait_ready(self) -> None:
+        """Wait until the worker has said that it can serve."""
+        await self._ready.wait()
+
+    def open(self, limits: ModelLimits) -> None:
+        """The worker is ready."""
+        self._limits = limits
+        self._ready.set()
+
+    def close(self, error: RequestRefused) -> None:
+        """Refuse everything with ``error`` from now on."""
+        self._closed_because = error
 
 
 class ControlClient:

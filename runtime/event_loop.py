@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..scheduler.batch import ScheduleBatch
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import RequestRefused
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import ContinuationSpec, RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 

@@ -143,11 +143,14 @@ class StepRunner:
                 self._stop_strings.drop(serial)
 
     def _take_tokens(self, step: StepInFlight, result: StepResult) -> None:
-        """Record the new tokens of each sequence and look for its stop strings. Sequences closed since the launch are
-        skipped: nobody wants their tokens."""
+        """Record the new tokens of the sequences that need them, and look for their stop strings. Sequences closed
+        since the launch are skipped: nobody wants their tokens."""
+        recording = self._sequences.recording
+        if not recording:
+            return
         serials, tokens_of = step.batch.serials, result.rows()
         for row in step.sampled_rows.tolist():
-            sequence = self._sequences.get(int(serials[row]))
+            sequence = recording.get(int(serials[row]))
             if sequence is None:
                 continue
             if sequence.sampling.stop:

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..scheduler.refusal import RequestRefused
+from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.token_buffer import pack_ids
 from .answer import Answer
-from .availability import Availability
 from .channels import AsyncReceiver, Endpoints, Sender
-from .control_client import ControlClient
+from .control_client import Availability, ControlClient
 from .messages import (
     AbortRequest,
     ControlReply,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class KVCopies:
     @classmethod
     def join(cls, parts: Sequence[KVCopies]) -> KVCopies:
         nothing = np.empty(0, dtype=np.int32)
+        if not parts:
+            return cls(nothing, nothing)
         sources, targets = [part.source for part in parts], [part.target for part in parts]
         return cls(np.concatenate([nothing, *sources]), np.concatenate([nothing, *targets]))
 
@@ -199,6 +202,5 @@ class StepResult:
 
     def rows(self) -> list[list[int]]:
         """The tokens of each row."""
-        tokens = self.token_ids.tolist()
-        ends = self.counts.cumsum().tolist()
-        return [tokens[end - count : end] for end, count in zip(ends, self.counts.tolist())]
+        tokens = iter(self.token_ids.tolist())
+        return [list(islice(tokens, count)) for count in self.counts.tolist()]

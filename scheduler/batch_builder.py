@@ -76,9 +76,10 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
     batch = step.batch
     allowed: list[tuple[int, AllowedTokens]] = []
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
-        samples = new == len(request.token_ids) + request.num_output_placeholders
+        end = len(request.token_ids) + request.num_output_placeholders
+        samples = new == end
         batch.samples[row] = samples
-        batch.output_positions[row] = request.num_output_tokens + request.num_output_placeholders
+        batch.output_positions[row] = end - request.prompt_len
         if request.logprob_next < request.prompt_len and old < request.prompt_len - 1:
             first = max(0, request.logprob_next - 1 - old)
             if first < new - old:
@@ -95,7 +96,7 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
         elif samples and request.constraint_state is not None:
             allowed.append((row, request.constraint_state.allowed()))
         request.scheduled_len = new
-        request.num_output_placeholders += int(samples)
+        request.num_output_placeholders += samples
     batch.allowed = AllowedTokens.join(allowed)
 
 

@@ -42,17 +42,16 @@ class DecodeScheduler:
         slots = self._allocate(requests, searches, now)
         if slots is None:
             raise OutOfMemory
-        new_lens = np.fromiter((r.scheduled_len + 1 for r in requests), dtype=np.int32, count=len(requests))
         rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
         input_ids = np.empty(len(requests), dtype=np.int32)
-        for i, request in enumerate(requests):
-            position = request.scheduled_len
+        positions = [request.scheduled_len for request in requests]
+        for i, (request, position) in enumerate(zip(requests, positions)):
             known = position < len(request.token_ids)
             input_ids[i] = request.token_ids[position] if known else -(rows[request.serial] + 1)
         step = plan_step(
             ForwardMode.DECODE,
             requests,
-            new_lens,
+            np.array(positions, dtype=np.int32) + 1,
             slots[: len(requests)],
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
@@ -71,7 +70,7 @@ class DecodeScheduler:
         for search in searches:
             rows.append(search.held_beams.rows)
             lengths.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
-        slots = self._memory.extend_rows(np.concatenate(rows), np.concatenate(lengths), now)
+        slots = self._memory.extend_rows(_joined(rows), _joined(lengths), now)
         if slots is None:
             return None
         for request, length in zip(requests, lengths[0].tolist()):
@@ -85,7 +84,12 @@ def _wants_token(request: Request) -> bool:
     """True if a token is missing that is not in flight. A constraint needs the last token, so it waits for that one."""
     if request.constraint is not None and request.num_output_placeholders:
         return False
-    return request.num_output_tokens + request.num_output_placeholders < request.max_new_tokens
+    num_known = len(request.token_ids) + request.num_output_placeholders
+    return num_known - request.prompt_len < request.max_new_tokens
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _input_ids(search: Request) -> np.ndarray:

@@ -61,18 +61,19 @@ class Endings:
 
     def _take_token(self, request: Request, token_id: int, stop_match: StopMatch | None) -> Ending | None:
         request.token_ids.append(token_id)
+        num_tokens = request.num_output_tokens
         sampling, constraint, state = request.sampling, request.constraint, request.constraint_state
         if state is not None:
             state = request.constraint_state = state.advance(np.array([token_id], dtype=np.int32))
-        may_stop = request.num_output_tokens > sampling.min_new_tokens
+        may_stop = num_tokens > sampling.min_new_tokens
         if may_stop and self.ends_by_id(request, token_id):
-            kept = None if sampling.no_stop_trim else request.num_output_tokens - 1
+            kept = None if sampling.no_stop_trim else num_tokens - 1
             return Ending(FinishReason(type="stop", matched=token_id), kept)
         if may_stop and stop_match is not None:
             kept = None if sampling.no_stop_trim else stop_match.kept_tokens
             return Ending(FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index]), kept)
         if constraint is not None and state is not None and state.at_end()[0]:
             return Ending(FinishReason(type="stop", matched=constraint.matched))
-        if request.num_output_tokens >= request.max_new_tokens:
+        if num_tokens >= request.max_new_tokens:
             return Ending(FinishReason(type="length"))
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..memory_pool.allocator import Allocator
-from .refusal import RequestRefused
+from .outcome import RequestRefused
 from .request import Request
 from .request_spec import LogprobOptions
 from .sampling_params import SamplingParams
@@ -78,9 +78,9 @@ def _beams(request: Request, allocator: Allocator) -> str:
     return f" × beam_width ({request.sampling.beam_width}){pages}{leases}"
 
 
-def check_logprob_start(options: LogprobOptions | None, prompt_len: int) -> None:
+def check_logprob_start(options: LogprobOptions, prompt_len: int) -> None:
     """Raises RequestRefused if logprobs are wanted from behind the prompt's end."""
-    if options is not None and options.start_len >= prompt_len:
+    if options.start_len >= prompt_len:
         raise RequestRefused(
             f"logprob_start_len is {options.start_len}; the prompt has {prompt_len} tokens. Use -1 for the logprobs of "
             "output tokens only",

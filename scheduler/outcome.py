@@ -1,4 +1,4 @@
-"""How a sequence ends, and what is kept of it. Plain data."""
+"""How a request ends: refused from the start, or finished, and what is kept of it then. Plain data."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ class Retained:
     tokens: int = 0
     deadline: float = 0.0
     refused: str | None = None
+
+
+class RequestRefused(Exception):
+    """A request that cannot be served as it stands. ``status`` is the HTTP status, ``param`` the field to change."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None):
+        super().__init__(message)
+        self.message, self.status, self.code, self.param = message, status, code, param

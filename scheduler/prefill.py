@@ -51,16 +51,23 @@ class SharedPrefixes:
     def __init__(self, min_tokens: int) -> None:
         """min_tokens: shorter common starts may go unnoticed."""
         self._min_tokens = min_tokens
+        self._added: list[Request] = []
         self._by_head: dict[tuple[str, bytes], list[Request]] = {}
+        """Those of them that `longest` has sorted in; a step of one request never asks."""
 
     def _head(self, request: Request) -> tuple[str, bytes]:
         return request.namespace, request.token_ids.view(0, self._min_tokens).tobytes()
 
     def add(self, request: Request) -> None:
-        self._by_head.setdefault(self._head(request), []).append(request)
+        self._added.append(request)
 
     def longest(self, request: Request) -> int:
         """Tokens at the start of ``request`` that some added request is computing too."""
+        for other in self._added:
+            self._by_head.setdefault(self._head(other), []).append(other)
+        self._added.clear()
+        if not self._by_head:
+            return 0
         mine, best = request.token_ids.view(), 0
         for other in self._by_head.get(self._head(request), ()):
             theirs = other.token_ids.view(0, len(mine))

@@ -28,8 +28,7 @@ from ..radix.lease import Lease
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
-from .outcome import FinishReason, Retained
-from .refusal import RequestRefused
+from .outcome import FinishReason, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 

@@ -32,9 +32,11 @@ class RequestFactory:
         beam width that can never be served."""
         config = self._config
         check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
-        seed = spec.sampling.seed if spec.sampling.seed is not None else int(self._seeds.integers(2**62))
+        seed, count = spec.sampling.seed, spec.sampling.num_requests
+        if seed is None:
+            seed = int(self._seeds.integers(2**62))
         first = self._num_requests
-        self._num_requests += spec.sampling.num_requests
+        self._num_requests += count
         return [
             Request(
                 spec,
@@ -44,18 +46,20 @@ class RequestFactory:
                 serial=first + index,
                 own_ids=own_ids,
                 constraint=constraint,
-                default_retain_ttl=self._config.default_retain_ttl,
+                default_retain_ttl=config.default_retain_ttl,
             )
-            for index in range(spec.sampling.num_requests)
+            for index in range(count)
         ]
 
     def begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
         """Give sequences of one request their prompt. Raises RequestRefused if they can never fit."""
         first = requests[0]
         max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._allocator)
-        check_logprob_start(first.logprobs, len(prompt))
-        for request in requests:
-            request.begin(prompt if len(requests) == 1 else prompt.share(), max_new_tokens)
-            if request.is_search:
-                num_end_ids = len(self._endings.end_ids(request))
-                request.beams = BeamGroup(request.sampling, max_new_tokens, request.constraint, num_end_ids)
+        if first.logprobs is not None:
+            check_logprob_start(first.logprobs, len(prompt))
+        first.begin(prompt, max_new_tokens)
+        for sibling in requests[1:]:
+            sibling.begin(prompt.share(), max_new_tokens)
+        if first.is_search:  # then it is alone
+            num_end_ids = len(self._endings.end_ids(first))
+            first.beams = BeamGroup(first.sampling, max_new_tokens, first.constraint, num_end_ids)

@@ -31,15 +31,13 @@ from .limits import duplicate_rid
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .memory.self_check import check_and_contain
-from .outcome import FinishReason
+from .outcome import FinishReason, RequestRefused
 from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
-from .refusal import RequestRefused
 from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
-from .token_buffer import TokenBuffer
 
 _serial = attrgetter("serial")
 
@@ -104,7 +102,7 @@ class Scheduler:
             raise duplicate_rid(spec.rid)
         requests = self._factory.make(spec, now, own_ids, constraint)
         if spec.continuation is None:
-            self._factory.begin(requests, TokenBuffer(requests[0].own_ids))
+            self._factory.begin(requests, requests[0].token_ids)
             self._queue(requests)
         else:
             siblings = self._live.get(spec.continuation.parent_rid)
@@ -277,16 +275,16 @@ class Scheduler:
         step = self._in_flight.pop(0)
         batch = step.batch
         events: list[RequestEvent] = []
-        lengths, tokens_of = batch.seq_lens.tolist(), result.rows()
-        for row, request in enumerate(step.requests):
+        lengths, samples, is_extend = batch.seq_lens.tolist(), batch.samples.tolist(), batch.is_extend
+        for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:
                 continue  # it ended while this step was in flight, so its token is not wanted; or it is a beam
             request.commit(lengths[row])
-            if batch.samples[row] and request.beams is None:
-                taken, ending = self._endings.take_tokens(request, tokens_of[row], result.stop_matches.get(row))
+            if samples[row] and request.beams is None:
+                taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
                 event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
                 events += [event] if ending is None else self._end(event, now, ending.kept_tokens)
-            if request.kv is not None and batch.is_extend:
+            if is_extend and request.kv is not None:
                 self._memory.publish(request)
         for search, candidates in zip(step.searches, result.beams, strict=True):
             if search.finish is None:
@@ -294,7 +292,7 @@ class Scheduler:
                 events += self._end(RequestEvent(search, finish=reason), now) if reason is not None else []
         self._memory.allocator.release_quarantine(batch.step_id)
         self.leases.step_done(batch.step_id)
-        if not batch.is_extend:
+        if not is_extend:
             self._reserve.decoded()
         return events
 

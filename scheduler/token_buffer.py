@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 
 def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
     """Token ids -> little-endian int32, 4 bytes each: how they travel and how a RequestSpec holds them."""
+    if isinstance(ids, list):  # mostly one id per message, where NumPy costs more than the packing
+        return struct.pack(f"<{len(ids)}i", *ids)
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
@@ -47,10 +50,12 @@ class TokenBuffer:
     def append(self, token_id: int) -> None:
         if self._tail is not None:
             self._join()
-        self._make_room(1)
-        self._memory.data[self._length] = token_id
-        self._length += 1
-        self._memory.used = self._length
+        length, memory = self._length, self._memory
+        if memory.used != length or length >= memory.writable:
+            self._make_room(1)
+            memory = self._memory
+        memory.data[length] = token_id
+        self._length = memory.used = length + 1
 
     def extend(self, ids: np.ndarray) -> None:
         """Append int32 [n]."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import ContinuationSpec
 from .reading import PerPrompt, one_of, read_rid, typed
 

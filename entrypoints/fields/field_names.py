@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 
 _SAMPLING = "sampling_params."
 _EITHER_PROMPT = "text or input_ids"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...runtime.constraints.item_trie_file import load_item_trie, read_item_trie
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 
 
 async def build_item_trie(source: bytes | str | Path | np.ndarray) -> ItemTrie:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ...runtime.prompt import Prompt
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import LogprobOptions, RequestSpec
 from .continuation import (
     CONTINUATION_FIELDS,

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
 from .reading import PerPrompt, refuse_unserved, shown, spread
 

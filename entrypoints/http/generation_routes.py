@@ -6,7 +6,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..fields.reading import read_rid, refuse_unserved
 from ..native.generate import parse_generate
 from ..native.generate_response import stream_events, whole_response

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ...runtime.prompt import Prompt
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..server_args import ServerArgs

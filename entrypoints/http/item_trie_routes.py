@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from ...runtime.constraints import item_tries
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..fields.item_trie_source import build_item_trie
 from ..server_args import ServerArgs
 from .route import DELETE, GET, POST, Route

@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..server_args import ServerArgs
 from ..version import baton_version
 from .cache_routes import CacheRoutes

@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..fields.reading import check_model, refuse_unserved
 from ..server_args import ServerArgs
 from .route import POST, Route

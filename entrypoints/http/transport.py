@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...runtime.answer import Answer
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 
 T = TypeVar("T")
 

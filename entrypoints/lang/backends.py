@@ -12,7 +12,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, Protocol, runtime_checkable
 
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..engine import Engine, EngineError
 from .errors import BackendError
 

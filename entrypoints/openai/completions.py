@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
 from ..fields.reading import RESPONSE_ID_PREFIX, read_rid, refuse_unserved, shown, typed

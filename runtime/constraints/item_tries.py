@@ -10,7 +10,7 @@ import numpy as np
 from ...scheduler.constraints.constraint import Constraint
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ...scheduler.constraints.items import ItemConstraint
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
 from ..messages import LoadItemTrie
 

@@ -91,6 +91,7 @@ def build_forward_batch(
     first_positions = batch.prefix_lens - (ends - extend_lens)
     positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
     inputs = [batch.input_ids, positions, batch.out_cache_loc]
+    wanted = logprob_tokens(batch, ends)
     if shape is not None:
         attention = pad_attention(attention, shape)
         inputs = [np.append(array, np.zeros(shape.tokens - tokens, dtype=array.dtype)) for array in inputs]
@@ -98,7 +99,7 @@ def build_forward_batch(
         [
             *inputs,
             (ends - 1)[batch.samples],
-            logprob_tokens(batch, ends),
+            wanted,
             updates.flat_index(req_to_token.shape[1]),
             updates.values,
             batch.copies.source,
@@ -112,7 +113,7 @@ def build_forward_batch(
     if (batch.input_ids < 0).any():
         assert previous_ids is not None, "a placeholder stands for a token of the step before, which was not given"
         input_ids = torch.where(input_ids < 0, previous_ids[(-input_ids - 1).clamp(min=0)], input_ids)
-    if len(update_index):  # overlapping updates carry equal values, so their order does not matter
+    if len(updates.values):  # overlapping updates carry equal values, so their order does not matter
         req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
     if len(updates.copies):
         sources, targets, lengths = rows
@@ -121,8 +122,8 @@ def build_forward_batch(
         inputs=StepInputs(input_ids, positions, out_cache_loc),
         attention=attention,
         sample_indices=samples,
-        logprob_indices=logprobs if len(logprobs) else None,
-        copies=(source, target) if len(source) else None,
+        logprob_indices=logprobs if len(wanted) else None,
+        copies=(source, target) if len(batch.copies) else None,
     )
 
 

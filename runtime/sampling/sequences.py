@@ -5,7 +5,7 @@ So a batch need not repeat this, and the runner needs none of the scheduler's li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class SequenceState:
         self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if info.sampling.stop else None
 
     @property
+    def records_tokens(self) -> bool:
+        """False if `append` has nothing to do."""
+        return self.seen is not None or self._output is not None
+
+    @property
     def output_ids(self) -> np.ndarray:
         """int32 view of its output tokens; kept only where stop strings need them, else empty."""
         return self._output.view() if self._output is not None else np.empty(0, dtype=np.int32)
@@ -46,6 +51,8 @@ class SequenceTable:
 
     def __init__(self) -> None:
         self._open: dict[int, SequenceState] = {}
+        self._recording: dict[int, SequenceState] = {}
+        """Those of them that need to know their tokens."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -54,12 +61,16 @@ class SequenceTable:
         """Close and open sequences as a batch says. A closed one may never have been opened here (its step failed)."""
         for serial in closed:
             self._open.pop(serial, None)
+            self._recording.pop(serial, None)
         for info in opened:
-            self._open[info.serial] = SequenceState(info)
+            sequence = self._open[info.serial] = SequenceState(info)
+            if sequence.records_tokens:
+                self._recording[info.serial] = sequence
 
     def __getitem__(self, serial: int) -> SequenceState:
         return self._open[serial]
 
-    def get(self, serial: int) -> SequenceState | None:
-        """None once it is closed."""
-        return self._open.get(serial)
+    @property
+    def recording(self) -> Mapping[int, SequenceState]:
+        """The open sequences that need to know their tokens, by serial; often none."""
+        return self._recording

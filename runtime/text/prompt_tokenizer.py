@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from ...scheduler.refusal import RequestRefused
+from ...scheduler.outcome import RequestRefused
 from ..prompt import Prompt
 from .tokenizer import Tokenizer
 

@@ -17,8 +17,7 @@ from ...radix.lease import Lease, LeaseTable
 from ..config import SchedulerConfig
 from ..memory.beam_memory import BeamMemory
 from ..memory.kv_memory import KVMemory
-from ..outcome import Retained
-from ..refusal import RequestRefused
+from ..outcome import RequestRefused, Retained
 from ..request import ContinuationPath, Inheritance, Request, RequestStatus
 from ..request_spec import ContinuationSpec
 from ..token_buffer import TokenBuffer, unpack_ids
@@ -219,10 +218,11 @@ def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, na
 
 def _handover(sample: SampleRecord, child: Request) -> Handover:
     prompt = sample.ids.share()
-    prompt.extend(sample.result)
+    if len(sample.result):
+        prompt.extend(sample.result)
     inherited_tokens = len(prompt)
     prompt.extend(child.own_ids)
-    return Handover(prompt, "match", inherited_tokens, sample.trimmed_tokens, lease=sample.lease)
+    return Handover(prompt, "match", inherited_tokens, sample.trimmed_tokens, sample.lease)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

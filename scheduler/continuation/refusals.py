@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..outcome import FinishReason
-from ..refusal import RequestRefused
+from ..outcome import FinishReason, RequestRefused
 from ..request_spec import ContinuationSpec
 
 

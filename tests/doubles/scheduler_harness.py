@@ -22,8 +22,7 @@ from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
-from baton.scheduler.outcome import FinishReason
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request import Request, RequestEvent
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ from kv_echo import VOCAB, expected_beams, expected_output
 from scheduler_harness import Harness
 
 from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
 SEED = int(os.environ.get("BATON_SIM_SEED", "20"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.engine import Engine
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
 PROMPT = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"

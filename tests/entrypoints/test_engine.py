@@ -18,7 +18,7 @@ from fake_worker import run_fake_worker
 from baton.entrypoints.engine import Engine, EngineError
 from baton.entrypoints.server_args import UsageError
 from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
 LONG = {"max_new_tokens": 4000}

@@ -12,8 +12,7 @@ from prompts import make_prompt
 from baton.runtime.answer import Answer, Output, TokenLogprob
 from baton.runtime.messages import BeamOutput, LogprobChunk, TextOutput, TokenOutput
 from baton.runtime.prompt import Prompt
-from baton.scheduler.outcome import FinishReason
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
 

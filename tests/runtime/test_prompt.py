@@ -8,7 +8,7 @@ import pytest
 from prompts import make_prompt
 
 from baton.runtime.prompt import ModelLimits, Prompt, check_continuation, check_prompt
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -29,8 +29,7 @@ from baton.runtime.messages import (
 )
 from baton.runtime.prompt import ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids, unpack_ids

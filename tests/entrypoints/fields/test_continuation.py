@@ -8,7 +8,7 @@ import pytest
 
 from baton.entrypoints.fields.prompts import PromptBatch
 from baton.entrypoints.native.generate import parse_generate
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
 
 

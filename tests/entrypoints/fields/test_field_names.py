@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.fields.field_names import FieldNames
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 
 NAMES = FieldNames(prompt="input", renamed={"max_new_tokens": "max_output_tokens"})
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.entrypoints.fields.sampling import UNSUPPORTED_SAMPLING, parse_sampling_params
 from baton.entrypoints.native.generate import FIELDS, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
 

@@ -15,8 +15,7 @@ from baton.entrypoints.openai.completions import parse_completion
 from baton.runtime.answer import Output
 from baton.runtime.messages import BeamOutput, ContinuationOutput, RetainedOutput
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import FinishReason, RequestRefused
 
 LENGTH = FinishReason("length")
 

@@ -14,7 +14,7 @@ from baton.entrypoints.openai.completions import (
     parse_completion,
 )
 from baton.runtime.prompt import Prompt
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 

@@ -16,7 +16,7 @@ from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie,
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from baton.scheduler.constraints.items import ItemConstraint
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
 TRIE = ItemTrie.build(np.array([[1, 4], [1, 5], [2, -1]]))

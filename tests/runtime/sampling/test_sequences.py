@@ -13,11 +13,11 @@ def test_sequences_are_there_from_opened_to_closed():
     table = SequenceTable()
     first, second, third = (make_info(serial=serial, seed=serial) for serial in (4, 9, 11))
     table.update([first, second], [])
-    assert len(table) == 2 and table[4].info is first and table.get(9) is table[9]
+    assert len(table) == 2 and table[4].info is first and not table.recording
     table[9].append([5])
     state = table[9]
     table.update([third], [4])
-    assert len(table) == 2 and table.get(4) is None and table[9] is state and table[11].info is third
+    assert len(table) == 2 and 4 not in table.recording and table[9] is state and table[11].info is third
     with pytest.raises(KeyError):
         table[4]
 

@@ -9,7 +9,7 @@ from kv_echo import expected_beams, expected_output
 from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 
 
 @PAGES

@@ -11,7 +11,7 @@ from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ITEM
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
 

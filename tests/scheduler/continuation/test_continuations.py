@@ -8,7 +8,7 @@ from kv_echo import expected_output, prompt_of
 from scheduler_harness import PAGES, Harness
 
 from baton.radix.lease import LeaseState
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 
 
 @DEPTHS

@@ -7,7 +7,7 @@ from continuation_scene import DEPTHS, inheritance, parent_ids
 from kv_echo import expected_output, prompt_of
 from scheduler_harness import PAGES, Harness
 
-from baton.scheduler.refusal import RequestRefused
+from baton.scheduler.outcome import RequestRefused
 
 
 def test_unknown_parent_and_foreign_namespace_get_the_same_404() -> None:
