@@ -151,42 +151,42 @@ def dump(cache: RadixCache, max_nodes: int = 200) -> str:
     return "\n".join(lines)
 
 
-def _expect(condition: bool, cache: RadixCache, message: str) -> None:
+def _expect(condition: bool, cache: RadixCache, message: str, node: TreeNode | None = None) -> None:
+    """node: whom the message is about, put in front of it. (Formatting nodes for every check would take most of the
+    time.)"""
     if not condition:
-        raise InvariantError(f"{message}\n{dump(cache)}")
+        raise InvariantError(f"{message if node is None else f'{node} {message}'}\n{dump(cache)}")
 
 
 def _check_node(cache: RadixCache, node: TreeNode) -> None:
     page = cache.page_size
     page_bytes = page * ID_BYTES
     parent = node.parent
-    _expect(
-        parent is not None and parent.children.get(node.child_key) is node, cache, f"{node} and its parent disagree"
-    )
+    _expect(parent is not None and parent.children.get(node.child_key) is node, cache, "and its parent disagree", node)
     first_page = node.key[:page_bytes]
     if parent is cache.tree.root:
         named = isinstance(node.child_key, tuple) and node.child_key[1] == first_page
     else:
         named = node.child_key == first_page
-    _expect(named, cache, f"{node} is not filed under its first page")
-    _expect(len(node) > 0 and len(node) % page == 0, cache, f"{node} does not hold whole pages of {page} tokens")
-    _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, f"{node} has a wrong prefix_len")
+    _expect(named, cache, "is not filed under its first page", node)
+    _expect(len(node) > 0 and len(node) % page == 0, cache, f"does not hold whole pages of {page} tokens", node)
+    _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, "has a wrong prefix_len", node)
     resident = sum(child.on_device for child in node.children.values())
-    _expect(node.on_device, cache, f"{node} is no more on the device, but in the tree")
-    _expect(node.device_children == resident, cache, f"{node} has {resident} children on the device")
-    _expect(node.value.dtype == np.int32, cache, f"{node} has slots of {node.value.dtype}")
-    _expect(len(node.key) == ID_BYTES * len(node), cache, f"{node} has {len(node.key)} key bytes for {len(node)} slots")
+    _expect(node.on_device, cache, "is no more on the device, but in the tree", node)
+    _expect(node.device_children == resident, cache, f"has {resident} children on the device", node)
+    _expect(node.value.dtype == np.int32, cache, "has slots that are not int32", node)
+    _expect(len(node.key) == ID_BYTES * len(node), cache, f"has {len(node.key)} key bytes for {len(node)} slots", node)
     pages = node.value.reshape(-1, page)
     aligned = (pages[:, 0] % page == 0).all() and (pages == pages[:, :1] + np.arange(page)).all()
-    _expect(bool(aligned) and int(pages.min()) >= page, cache, f"{node} has slots that are no pages of the pool")
+    _expect(bool(aligned) and int(pages.min()) >= page, cache, "has slots that are no pages of the pool", node)
 
 
 def _check_locks(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
     locked_children = sum(child.lock_ref > 0 for child in node.children.values())
-    _expect(node.lock_ref >= locked_children, cache, f"{node} has {locked_children} locked children")
+    _expect(node.lock_ref >= locked_children, cache, f"has {locked_children} locked children", node)
     if direct_locks is not None:
         want = direct_locks[id(node)] + locked_children
-        _expect(node.lock_ref == want, cache, f"{node} should have lock_ref {want}")
+        _expect(node.lock_ref == want, cache, f"should have lock_ref {want}", node)
 
 
 def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
@@ -195,14 +195,12 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
         len(entries) == sum(1 for _ in cache.order.entries()), cache, "a node has two entries in the eviction order"
     )
     for node in nodes:
-        _expect(
-            node.in_order == (id(node) in entries), cache, f"{node}: in_order is {node.in_order}, its entry differs"
-        )
+        _expect(node.in_order == (id(node) in entries), cache, f"in_order is {node.in_order}, its entry differs", node)
         if not node.device_children and not node.lock_ref:
-            _expect(node.in_order, cache, f"{node} is an unlocked leaf without an entry in the eviction order")
+            _expect(node.in_order, cache, "is an unlocked leaf without an entry in the eviction order", node)
         if node.in_order:
             late = entries[id(node)] > node.last_access
-            _expect(not late, cache, f"{node} would be evicted late: its entry says {entries[id(node)]}")
+            _expect(not late, cache, f"would be evicted late: its entry says {entries[id(node)]}", node)
 
 
 def _check_row(cache: RadixCache, seq: KVSequence, row: np.ndarray) -> None:

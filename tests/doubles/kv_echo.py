@@ -8,6 +8,7 @@ page freed too early, one bad split, and the output differs from `expected_outpu
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import numpy as np
 
@@ -132,6 +133,18 @@ def expected_output(
     return output
 
 
+Stage = Literal["updates", "copies", "compute", "finish"]
+"""Of a step, in their order: what a failure may come before."""
+
+
+class StepFailed(Exception):
+    """The injected failure of a step."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(f"failed before {stage}")
+        self.is_known_at_launch = stage != "finish"
+
+
 class KVEchoModel:
     """Computes ScheduleBatches on ``num_slots`` slots (padding included). Reads rows only through its own mirror."""
 
@@ -144,20 +157,28 @@ class KVEchoModel:
         """By serial, as the batches said."""
         self.computed_tokens = 0
 
-    def forward(self, batch: ScheduleBatch) -> StepResult:
+    def forward(self, batch: ScheduleBatch, fails_before: Stage | None = None) -> StepResult:
+        """Compute a step. With ``fails_before`` it raises StepFailed there, all that comes before being done; before
+        "finish", everything is, and only the result is lost."""
         for serial in batch.closed:
             self.open.pop(serial, None)  # the step that opened it may have failed
         for info in batch.opened:
             assert info.serial not in self.open, "a sequence is opened twice"
             self.open[info.serial] = info
         assert set(batch.serials.tolist()) <= self.open.keys(), "a row's sequence was not opened"
+        if fails_before == "updates":
+            raise StepFailed(fails_before)
         updates = batch.row_updates
         self._mirror.reshape(-1)[updates.flat_index(self._mirror.shape[1])] = updates.values
         copies = updates.copies
         before = self._mirror.copy() if len(copies) else self._mirror
         for source, target, length in zip(copies.sources.tolist(), copies.targets.tolist(), copies.lengths.tolist()):
             self._mirror[target, :length] = before[source, :length]
+        if fails_before == "copies":
+            raise StepFailed(fails_before)
         self._kv[batch.copies.target] = self._kv[batch.copies.source]
+        if fails_before == "compute":
+            raise StepFailed(fails_before)
         next_ids = np.full(len(batch), -1, dtype=np.int32)
         logprobs = {}
         allowed: dict[int, list[int]] = {}
@@ -187,6 +208,8 @@ class KVEchoModel:
             start += new
         self.computed_tokens += start
         self._last_next_ids = next_ids
+        if fails_before == "finish":
+            raise StepFailed(fails_before)
         beams = [self._answer(step, logprobs) for step in batch.beams]
         return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams)
 

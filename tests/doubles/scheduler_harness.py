@@ -9,14 +9,14 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from kv_echo import KVEchoModel
+from kv_echo import KVEchoModel, Stage, StepFailed
 from specs import make_spec
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_leases, check_tree, conservation
-from baton.scheduler.batch import StepResult
+from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
@@ -99,7 +99,11 @@ class Harness:
         self.check = check
         self.now = 0.0
         self.outcomes: dict[tuple[str, int], Outcome] = {}
-        self._results: deque[StepResult] = deque()
+        self.fault: Callable[[ScheduleBatch], Stage | None] = lambda batch: None
+        """Where a step fails that is launched now."""
+        self.failed: set[str] = set()
+        """The rids that ended because of it."""
+        self._results: deque[StepResult | StepFailed] = deque()
 
     def add(
         self,
@@ -154,17 +158,35 @@ class Harness:
         self.verify()
 
     def step(self) -> bool:
-        """One turn of the loop; False if there was nothing to do."""
+        """One turn of the loop; False if there was nothing to do. As in the event loop, no step is launched behind one
+        whose launch failed."""
         self.now += 1.0
-        batch = self.scheduler.next_batch(self.now)
+        batch = None
+        newest = self._results[-1] if self._results else None
+        if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
+            batch = self.scheduler.next_batch(self.now)
         if batch is not None:
-            self._results.append(self.model.forward(batch))
+            self._results.append(self._launch(batch))
         self.verify()
         if self._results and (batch is None or len(self._results) >= self.depth):
-            self._take(self.scheduler.process_result(self._results.popleft(), self.now))
+            self._commit(self._results.popleft())
             self.verify()
             return True
         return batch is not None
+
+    def _launch(self, batch: ScheduleBatch) -> StepResult | StepFailed:
+        try:
+            return self.model.forward(batch, self.fault(batch))
+        except StepFailed as failure:
+            return failure
+
+    def _commit(self, result: StepResult | StepFailed) -> None:
+        if isinstance(result, StepResult):
+            self._take(self.scheduler.process_result(result, self.now))
+            return
+        events = self.scheduler.fail_step(self.now, str(result))
+        self.failed |= {event.request.rid for event in events if event.refusal is None}
+        self._take(events)
 
     def run(self, max_steps: int = 5000) -> None:
         """Until nothing is live. A scheduler that stops making progress is an error, unless the allocator lies."""

@@ -1,4 +1,5 @@
-"""A whole scheduler, driven from one seed: random arrivals, shared prefixes, aborts, pressure, failing allocations."""
+"""A whole scheduler, driven from one seed: random arrivals, shared prefixes, aborts, pressure; allocations and steps
+that fail, and messages that make no sense. Checked: results, conservation, and that somebody always gets on."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from kv_echo import VOCAB, expected_beams, expected_output
+import pytest
+from kv_echo import VOCAB, Stage, expected_beams, expected_output
 from scheduler_harness import Harness
 
+from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
@@ -39,7 +42,8 @@ class Sent:
 class Simulation:
     """One run from one seed. Time advances by one second per step; everything else is drawn."""
 
-    def __init__(self, seed: int, **options) -> None:
+    def __init__(self, seed: int, *, faults: bool = False, **options) -> None:
+        """faults: steps fail too, now and then."""
         self.rng = rng = random.Random(seed)
         self.eos = (3, 4, 5, 6)
         self.harness = Harness(
@@ -55,6 +59,8 @@ class Simulation:
         )
         self.failure_rate = rng.choice([0.0, 0.0, 0.1])
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
+        self.fault_rate = rng.choice([0.03, 0.1]) if faults else 0.0
+        self.harness.fault = self.fault
         self.stems = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
         self.sent: dict[str, Sent] = {}
         self.namespaces: dict[str, str] = {}
@@ -74,12 +80,38 @@ class Simulation:
                 harness.scheduler.continuations.release(rng.choice(list(self.sent)))
             if rng.random() < 0.01:
                 harness.scheduler.flush_cache()
-            harness.step()
-        self.failure_rate = 0.0
+            if rng.random() < 0.02:
+                self.send_nonsense()
+            self.step()
+        self.failure_rate = self.fault_rate = 0.0
         harness.run()
         harness.now += 1000.0
         harness.step()  # the last leases expire
         self.check()
+
+    def step(self) -> None:
+        """One turn. If it did nothing, nothing can change any more but the clock: then nobody may be waiting."""
+        calls = self.harness.allocator.calls
+        if not self.harness.step() and (self.failure_rate == 0.0 or self.harness.allocator.calls == calls):
+            assert self.harness.scheduler.is_idle, f"nobody gets on: {self.harness.scheduler.live_requests}"
+
+    def fault(self, batch: ScheduleBatch) -> Stage | None:
+        """Steps that copy fail more often: others may have been promised what they copy."""
+        stages: list[Stage] = ["updates", "copies", "compute", "finish"]
+        rate = 5 * self.fault_rate if len(batch.copies) else self.fault_rate
+        return self.rng.choice(stages) if self.rng.random() < rate else None
+
+    def send_nonsense(self) -> None:
+        """A name that is taken, and names that nobody has."""
+        for request in self.harness.scheduler.live_requests[:1]:
+            with pytest.raises(RequestRefused) as refused:
+                self.harness.add(request.rid, [1, 2, 3], 4)
+            assert refused.value.code == "duplicate_rid"
+        self.harness.abort("nobody")
+        assert not self.harness.scheduler.continuations.release("nobody")
+        with pytest.raises(RequestRefused) as refused:
+            self.harness.continue_from("nobody", "orphan", [1, 2], 4)
+        assert refused.value.status == 404
 
     def send(self, rid: str) -> None:
         rng = self.rng
@@ -152,7 +184,7 @@ class Simulation:
                 assert sent.parent is not None and outcome.refusal.status in (400, 409)
                 continue
             if outcome.finish.type == "abort":
-                assert rid in self.aborted
+                assert rid in self.aborted or rid in self.harness.failed
                 if not outcome.tokens:
                     continue
             if sent.search is not None:

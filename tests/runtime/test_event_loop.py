@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -15,15 +16,24 @@ from kv_echo import KVEchoModel, expected_output
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
+from baton.runtime import event_loop
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
-from baton.runtime.messages import AbortRequest, ControlReply, ControlRequest, RequestError, TokenOutputs, WorkerStats
+from baton.runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    ReleaseRequest,
+    RequestError,
+    TokenOutputs,
+    WorkerStats,
+)
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.step_runner import StepOutput
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.request_spec import RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
@@ -199,6 +209,42 @@ def test_a_broken_device_ends_the_worker(overlap: bool) -> None:
     with pytest.raises(RuntimeError, match="on fire"):
         rig.run()
     assert len(rig.errors()) == MAX_FAILED_STEPS - 1
+
+
+@LOOPS
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_fails_everybody_gets_one_end(overlap: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches and waits fail at random, among requests, continuations, aborts and names that nobody has."""
+    monkeypatch.setattr(event_loop, "MAX_FAILED_STEPS", 10**9)
+    rng, rig = random.Random(seed), Rig(overlap=overlap)
+    rig.step_runner.failing_launches = {n for n in range(1, 2000) if rng.random() < 0.1}
+    rig.step_runner.failing_waits = {n for n in range(1, 2000) if rng.random() < 0.1}
+    asked: dict[str, int] = {}
+    for number in range(120):
+        rid, kind = f"r{number}", rng.random()
+        prompt = [rng.randrange(20) for _ in range(rng.randrange(1, 70))]
+        messages: list[Any] = []
+        if kind < 0.4:
+            asked[rid] = rng.choice([1, 1, 3])
+            messages.append(ask(rid, prompt, rng.randrange(1, 12), n=asked[rid]))
+        elif kind < 0.6 and asked:
+            parent, asked[rid] = rng.choice(list(asked)[-6:]), 1
+            at: Any = rng.choice(["finish", "now"])
+            child = msgspec.structs.replace(ask(rid, prompt[:5], 4), continuation=ContinuationSpec(parent, at=at))
+            messages.append(msgspec.structs.replace(child, retain_ttl=1e6))
+        elif kind < 0.8:
+            messages += [AbortRequest(rid=name) for name in rng.choices([*asked, "nobody"], k=2)]
+        messages.append(ReleaseRequest(call_id=number, rid=rng.choice([*asked, "nobody"])))
+        rig.inbox.append(messages)
+    rig.run()
+    errors = Counter(message.rid for message in rig.sent if isinstance(message, RequestError))
+    for rid, n in asked.items():
+        finished = len(rig.finishes(rid))
+        assert (errors[rid] == 0 and finished == n) or (errors[rid] == 1 and finished < n), rid
+    assert not set(errors) - set(asked) and any(errors.values())
+    assert sum(isinstance(message, ControlReply) for message in rig.sent) == 120
+    assert rig.scheduler.is_idle and not rig.loop._outputs._pending and not rig.loop._in_flight
+    assert rig.scheduler.stats().leaked_tokens == 0
 
 
 @LOOPS

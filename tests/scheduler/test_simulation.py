@@ -1,4 +1,4 @@
-"""The whole scheduler, driven from one seed: random arrivals, shared prefixes, aborts, pressure, failing allocations.
+"""The whole scheduler, driven from one seed (see doubles/simulation.py).
 
 Whatever happens, every request ends exactly once, says what the model says without any cache, and no slot is lost.
 """
@@ -19,6 +19,15 @@ from baton.scheduler.policies.registry import POLICIES
 def test_simulation(page_size: int, depth: int, offset: int) -> None:
     policy = sorted(POLICIES)[offset % len(POLICIES)]
     simulate(SEED + offset, steps=300, page_size=page_size, depth=depth, policy=policy)
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("offset", range(3))
+def test_simulation_of_steps_that_fail(page_size: int, depth: int, offset: int) -> None:
+    policy = sorted(POLICIES)[offset % len(POLICIES)]
+    simulation = simulate(SEED + 100 + offset, steps=150, page_size=page_size, depth=depth, policy=policy, faults=True)
+    assert simulation.harness.failed
 
 
 def test_simulation_takes_every_path() -> None:
@@ -52,4 +61,5 @@ def test_simulation_soak(offset: int) -> None:
         depth=rng.choice([1, 2]),
         policy=rng.choice(sorted(POLICIES)),
         disable_radix_cache=rng.random() < 0.1,
+        faults=rng.random() < 0.5,
     )
