@@ -78,9 +78,9 @@ def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None)
     _expect(len(np.unique(slots)) == len(slots), cache, "a slot stands in the tree twice")
 
 
-def check_leases(leases: LeaseTable) -> None:
-    """Check that every live lease is where the table looks for it, so that it expires and can break, and that the
-    table's heaps stay small. Raises InvariantError."""
+def check_leases(leases: LeaseTable, cache: RadixCache) -> None:
+    """Check that every live lease is where the table looks for it, so that it expires and can break, that the budget
+    counts what they hold, and that the table's heaps stay small. Raises InvariantError."""
     expiring, valued = leases.deadlines.serials(), leases.values.serials()
     for lease in leases.live():
         if lease.kv is None or lease.kv.node is None:
@@ -92,10 +92,17 @@ def check_leases(leases: LeaseTable) -> None:
             raise InvariantError(f"{lease} would never break, or would be valued in vain")
     if len(leases.unvalued) > len(leases):
         raise InvariantError(f"{len(leases.unvalued)} leases are to be valued, but only {len(leases)} are live")
-    most = 2 * leases.max_leases + SPARE_ENTRIES
+    budget, page = leases.budget, cache.page_size
+    tails = sum(-(-kv.length // page) * page - kv.tree_len for lease in leases.live() if (kv := lease.kv) is not None)
+    held = sum(len(node) for node in cache.tree.nodes() if node.lease_ref) + tails
+    if held != budget.tokens:
+        raise InvariantError(f"leases hold {held} tokens, {budget.tokens} are counted")
+    if budget.leases != len(leases):
+        raise InvariantError(f"{len(leases)} leases are live, {budget.leases} are counted")
+    most = 2 * budget.max_leases + SPARE_ENTRIES
     for heap in (leases.deadlines, leases.values):
         if len(heap) > most:
-            raise InvariantError(f"{len(heap)} entries in a heap of at most {leases.max_leases} leases")
+            raise InvariantError(f"{len(heap)} entries in a heap of at most {budget.max_leases} leases")
 
 
 def conservation(

@@ -11,7 +11,8 @@ A lease owns its `KVSequence` from grant to end; every arrow moves that one obje
 node never passes through 0 on the way to a child. A claim stops the clock; giving it back restores the time that was
 left. Time is an argument. Any lease can be broken at any moment: its whole pages stay in the tree, evictable.
 
-The table does not choose which lease breaks first: a function tells it what each is worth (`LeaseValue`).
+The table does not choose which lease breaks first: a function tells it what each is worth (`LeaseValue`). Where a new
+lease would exceed a budget, leases that are worth less give way to it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from enum import Enum
 
 from .cache import KVSequence, RadixCache
 from .lazy_heap import LazyHeap
+from .lease_budget import LeaseBudget
 
 
 class LeaseState(Enum):
@@ -33,6 +35,15 @@ class LeaseState(Enum):
     RELEASED = "released"
 
 
+@dataclass(slots=True, frozen=True)
+class LeaseTerms:
+    """What a lease is asked for with: until when, whose it is ("" if nobody knows), and the time now."""
+
+    deadline: float
+    now: float
+    client: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """One leased sequence. ``deadline`` in the caller's clock; while claimed, ``remaining`` holds the time left."""
@@ -41,6 +52,11 @@ class Lease:
     """None once the lease has ended."""
     deadline: float
     serial: int
+    idle_since: float = 0.0
+    """When it was granted, or given back last by a child that had claimed it."""
+    client: str = ""
+    own_tokens: int = 0
+    """Pool tokens that no other lease held when it was granted, in whole pages."""
     state: LeaseState = LeaseState.GRANTED
     remaining: float = 0.0
     claims: int = 0
@@ -82,13 +98,15 @@ class LeaseCounts:
 
 
 class LeaseTable:
-    """Owns all live leases. Budgets: ``max_tokens`` of the pool, shared ones counted once, and ``max_leases`` rows.
+    """Owns all live leases, within a budget.
 
-    Expiry and breaking cost O(log leases), all else O(1).
+    Expiry and breaking cost O(log leases), all else O(1); only a client that is at its own limit costs a look at each
+    of its leases.
     """
 
-    def __init__(self, cache: RadixCache, *, max_tokens: int, max_leases: int, value: LeaseValue) -> None:
+    def __init__(self, cache: RadixCache, budget: LeaseBudget, *, value: LeaseValue) -> None:
         self._cache = cache
+        self.budget = budget
         self._value = value
         self._leases: dict[int, Lease] = {}
         """By serial, as in the heaps."""
@@ -99,34 +117,56 @@ class LeaseTable:
         """Values of live leases that have been valued."""
         self.unvalued: dict[int, Lease] = {}
         """All other live leases: those whose ``value`` is None."""
-        self.max_tokens = max_tokens
-        self.max_leases = max_leases
-        self.leased_tokens = 0
-        """Pool tokens that some live lease holds, in whole pages."""
         self.counts = LeaseCounts()
         self._steps_done = -1
 
     def __len__(self) -> int:
         return len(self._leases)
 
+    @property
+    def leased_tokens(self) -> int:
+        """Pool tokens that some live lease holds, in whole pages."""
+        return self.budget.tokens
+
     def live(self) -> list[Lease]:
         return list(self._leases.values())
 
-    def grant(self, kv: KVSequence, deadline: float, written_by: int | None = None) -> Lease | None:
-        """Take ``kv`` over until ``deadline``; None, and the caller keeps it, if that would exceed a budget."""
-        if len(self._leases) >= self.max_leases:
+    def grant(self, kv: KVSequence, terms: LeaseTerms, written_by: int | None = None) -> Lease | None:
+        """Take ``kv`` over; None, and the caller keeps it, if that would exceed a budget and nobody gives way."""
+        added = self.budget.hold(kv)
+        if not self.make_room(terms, added):
+            self.budget.unhold(kv)
             return None
-        added = self._hold(kv)
-        if self.leased_tokens + added > self.max_tokens:
-            self._unhold(kv)
-            return None
-        self.leased_tokens += added
-        lease = Lease(kv, deadline, self._next_serial, written_by=written_by)
+        lease = self._lease(kv, terms)
+        lease.own_tokens, lease.written_by = added, written_by
         self._next_serial += 1
         self._leases[lease.serial] = self.unvalued[lease.serial] = lease
-        self.deadlines.push(deadline, lease.serial)
+        self.budget.add(lease.client, lease.serial, added)
+        self.deadlines.push(lease.deadline, lease.serial)
         self.counts.granted += 1
         return lease
+
+    def make_room(self, terms: LeaseTerms, tokens: int = 0) -> bool:
+        """Break leases that are worth less than one on these terms, until it is within budget. A client at its own
+        limit has only its own leases to give. tokens: what it brings, held already. False if that is not enough."""
+        if self.budget.never_holds(terms.client, tokens):
+            return False
+        worth = None
+        while (limit := self.budget.exceeded_by(terms.client, tokens)) is not None:
+            own = limit == "client"
+            victim = self._least_of(terms.client, terms.now) if own else self.least_valuable(terms.now)
+            worth = self._value(self._lease(None, terms), terms.now) if worth is None else worth
+            if victim is None or self._value(victim, terms.now) >= worth:
+                return False
+            self.break_lease(victim)
+        return True
+
+    def _lease(self, kv: KVSequence | None, terms: LeaseTerms) -> Lease:
+        return Lease(kv, terms.deadline, self._next_serial, idle_since=terms.now, client=terms.client)
+
+    def _least_of(self, client: str, now: float) -> Lease | None:
+        leases = [self._leases[serial] for serial in self.budget.serials_of(client)]
+        return min(leases, key=lambda lease: self._value(lease, now), default=None)
 
     def step_done(self, step_id: int) -> None:
         """Note that all steps up to this one have been processed; they write nothing any more."""
@@ -151,6 +191,7 @@ class LeaseTable:
             lease.claims -= 1
             if lease.claims == 0:
                 lease.state = LeaseState.GRANTED
+                lease.idle_since = now
                 self._set_deadline(lease, now + lease.remaining)
             self._changed(lease)
 
@@ -241,7 +282,7 @@ class LeaseTable:
         self.counts.broken += len(self._leases)
         self._leases.clear()
         self.unvalued.clear()
-        self.leased_tokens = 0
+        self.budget.clear()
 
     def _close(self, lease: Lease, state: LeaseState) -> None:
         """End a lease and give back all it holds."""
@@ -256,7 +297,8 @@ class LeaseTable:
         lease.kv, lease.state = None, state
         del self._leases[lease.serial]
         self.unvalued.pop(lease.serial, None)
-        self.leased_tokens -= self._unhold(kv)
+        self.budget.remove(lease.client, lease.serial, lease.own_tokens)
+        self.budget.unhold(kv)
         return kv
 
     # -- the heaps: a change pushes a new entry, and the old one is dead ----------------------------------------------
@@ -282,29 +324,3 @@ class LeaseTable:
     def _value_of(self, serial: int) -> tuple[float, ...] | None:
         lease = self._leases.get(serial)
         return lease.value if lease is not None else None
-
-    # -- the budget: lease_ref counts leases on a node as lock_ref counts locks --------------------------------------
-
-    def _hold(self, kv: KVSequence) -> int:
-        """Count ``kv`` as leased; returns the tokens that no other lease held."""
-        assert kv.node is not None
-        node = kv.node
-        while node.lease_ref == 0 and node.parent is not None:
-            node.lease_ref = 1
-            node = node.parent
-        node.lease_ref += 1
-        return kv.node.prefix_len - node.prefix_len + self._tail(kv)
-
-    def _unhold(self, kv: KVSequence) -> int:
-        """Undo `_hold`; returns the tokens that no lease holds now."""
-        assert kv.node is not None
-        node = kv.node
-        node.lease_ref -= 1
-        while node.lease_ref == 0 and node.parent is not None:
-            node = node.parent
-            node.lease_ref -= 1
-        return kv.node.prefix_len - node.prefix_len + self._tail(kv)
-
-    def _tail(self, kv: KVSequence) -> int:
-        page = self._cache.page_size
-        return -(-kv.length // page) * page - kv.tree_len

@@ -105,6 +105,7 @@ class EventLoop:
             self._next_heartbeat = now + HEARTBEAT_S
         for message in messages:
             self.handle(message, now)
+        self.end_overdue(now)
         self._profiler.lap("receive")
         batch = self._scheduler.next_batch(now)
         self._profiler.lap("schedule")
@@ -206,6 +207,11 @@ class EventLoop:
             self._suffixes.open(spec.rid, spec.continuation, spec.token_ids)
         for request in requests:
             self._outputs.open(request)
+
+    def end_overdue(self, now: float) -> None:
+        """End the requests that have been here for too long."""
+        if events := self._scheduler.time_out(now):
+            self.tell(events, now)
 
     # -- continuations -------------------------------------------------------------------------------------------------
 

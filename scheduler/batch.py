@@ -170,6 +170,11 @@ class ScheduleBatch:
         return self.prefix_lens + self.extend_lens
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """New tokens of an extend; 0 for a decode."""
+        return int(self.extend_lens.sum()) if self.is_extend else 0
+
+    @property
     def is_extend(self) -> bool:
         return self.mode is ForwardMode.EXTEND
 

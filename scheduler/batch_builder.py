@@ -23,6 +23,8 @@ class PlannedStep:
     """One for each row."""
     searches: list[Request] = field(default_factory=list)
     """One for each of batch.beams."""
+    formed: float = 0.0
+    """The scheduler's time."""
 
 
 def plan_step(

@@ -30,8 +30,21 @@ class SchedulerConfig:
     overlap_schedule: Literal["auto", "on", "off"] = flag(
         "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"
     )
+    decode_interval: int = flag(8, "extend steps in a row, at most, while running requests wait for a token")
+    max_queued_requests: int = flag(
+        16384, "requests that may wait for admission; more are refused with 429. 0: no limit"
+    )
+    request_timeout: float = flag(0.0, "seconds from a request's arrival until it ends with 408; 0: no limit")
     max_leased_ratio: float = flag(0.5, "share of the KV pool that leases may hold between requests")
     max_leased_requests: int = flag(64, "sequences that may be leased at the same time; each keeps its row")
+    max_leases_per_client: int = flag(
+        0, "sequences that one client (user, salt or API key) may keep leased; 0: half of --max-leased-requests"
+    )
+    max_client_leased_ratio: float = flag(0.5, "share of the leases' tokens that one client may hold")
+    max_retain_ttl: float = flag(86400.0, "longest retain_ttl in seconds; longer ones are cut to it")
+    lease_protection: float = flag(
+        0.0, "seconds for which an idle lease is safe from newcomers; 0: as long as it takes to fill the pool, measured"
+    )
     default_retain_ttl: float = flag(0.0, "seconds a finished request stays leased if it does not say retain_ttl")
     max_finished_requests: int = flag(1024, "finished requests whose tokens stay on record for continuations")
     max_finished_tokens: int = flag(4_000_000, "tokens on record for continuations, of all finished requests")

@@ -1,11 +1,13 @@
-"""Refuses at once what can never be served: lengths beyond the context or the KV pool, beams beyond the rows."""
+"""Limits: refuses at once what cannot be served (lengths, beams, a full queue), and says what leases may hold."""
 
 from __future__ import annotations
 
 from ..memory_pool.allocator import Allocator
+from ..radix.lease_budget import LeaseBudget
+from .config import SchedulerConfig
 from .outcome import RequestRefused
 from .request import Request
-from .request_spec import LogprobOptions
+from .request_spec import LogprobOptions, RequestSpec
 from .sampling_params import SamplingParams
 
 
@@ -99,6 +101,42 @@ def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: in
     ):
         if width > limit:
             raise RequestRefused(f"beam_width is {width}, over {limit}, {fix}, or use less", param="beam_width")
+
+
+def check_queue(spec: RequestSpec, queued: int, config: SchedulerConfig) -> None:
+    """Raises RequestRefused if the queue is full. Continuations may exceed its limit by the number of leases: whoever
+    comes back for a lease is not locked out by newcomers.
+
+    queued: sequences that wait for admission or for their parent.
+    """
+    limit = config.max_queued_requests
+    most = limit + (config.max_leased_requests if spec.continuation is not None else 0)
+    if limit and queued + spec.sampling.num_requests > most:
+        raise RequestRefused(
+            f"{queued} requests wait already, and the queue holds {limit} (--max-queued-requests); try again later",
+            status=429,
+            code="queue_full",
+        )
+
+
+def timed_out(limit: float) -> RequestRefused:
+    return RequestRefused(
+        f"not finished after {limit:g} s (--request-timeout); ask for less, or try again later",
+        status=408,
+        code="request_timeout",
+    )
+
+
+def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
+    """What leases may hold of the pool, all of them and one client's."""
+    max_tokens = int(config.max_leased_ratio * allocator.total_tokens)
+    return LeaseBudget(
+        allocator.page_size,
+        max_tokens=max_tokens,
+        max_leases=config.max_leased_requests,
+        max_client_tokens=int(config.max_client_leased_ratio * max_tokens),
+        max_client_leases=config.max_leases_per_client or -(-config.max_leased_requests // 2),
+    )
 
 
 def duplicate_rid(rid: str) -> RequestRefused:

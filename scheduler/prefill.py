@@ -13,6 +13,7 @@ from .batch import ForwardMode
 from .batch_builder import PlannedStep, plan_step
 from .memory.kv_memory import KVMemory
 from .policies.policy import SchedulePolicy
+from .queue.waiting import WaitingQueue
 from .request import Request, RequestStatus
 
 
@@ -106,7 +107,7 @@ class PrefillScheduler:
         self.prefilling: Request | None = None
 
     def next_batch(
-        self, waiting: list[Request], running: list[Request], computing: list[Request], step_id: int, now: float
+        self, waiting: WaitingQueue, running: list[Request], computing: list[Request], step_id: int, now: float
     ) -> PlannedStep | None:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
         computes join ``running``. ``computing``: requests of an extend step in flight."""
@@ -133,7 +134,7 @@ class PrefillScheduler:
         return planned
 
     def _admit(
-        self, waiting: list[Request], running: list[Request], computing: list[Request], step: ExtendStep, now: float
+        self, waiting: WaitingQueue, running: list[Request], computing: list[Request], step: ExtendStep, now: float
     ) -> None:
         """Move requests from ``waiting`` into the step until a budget is spent. Stops at the first that does not fit:
         letting later, smaller ones pass would starve it."""
@@ -145,13 +146,13 @@ class PrefillScheduler:
             shared.add(request)
         deferred = 0
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
-        admitted: set[Request] = set()
-        for request in self._policy.order(waiting, now):
+        admitted: list[Request] = []
+        for request in self._policy.order(waiting.requests, now):
             if deferred >= self._policy.max_deferred or step.budget <= 0:
                 break
             if rows + request.num_rows > self._max_running:
                 break
-            if self._better_later(request, shared):
+            if request is not self._policy.overdue and self._better_later(request, shared):
                 deferred += 1
                 continue
             # Quarantined pages come back with the step in flight: wait for them, let nothing give way.
@@ -164,13 +165,12 @@ class PrefillScheduler:
                 self._memory.close(request, None)
                 request.status = RequestStatus.WAITING
                 break
-            admitted.add(request)
+            admitted.append(request)
             rows += request.num_rows
             self._policy.admitted(request, now)
             shared.add(request)
             reserve += own_reserve
-        if admitted:
-            waiting[:] = [r for r in waiting if r not in admitted]
+        waiting.remove_all(admitted)
 
     def _open(self, request: Request, reserve: int, alone: bool, now: float) -> bool:
         """Open a request, breaking leases until it fits, as long as the policy allows it. ``alone``: nothing else runs,

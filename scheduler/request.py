@@ -17,6 +17,7 @@ Only committed tokens may enter the tree or a lease.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -24,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 from ..radix.cache import KVSequence
-from ..radix.lease import Lease
+from ..radix.lease import Lease, LeaseTerms
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
@@ -115,6 +116,7 @@ class Request:
         own_ids: np.ndarray | None = None,
         constraint: Constraint | None = None,
         default_retain_ttl: float = 0.0,
+        max_retain_ttl: float = math.inf,
     ) -> None:
         """own_ids: int32 [n], the request's own tokens; None for spec.token_ids. constraint: the object that the spec
         names."""
@@ -128,7 +130,7 @@ class Request:
         self.serial = serial
         """Order of arrival among all requests, which breaks ties of ``arrival``; names the sequence in steps."""
         self.logprobs = spec.logprobs
-        self.retain_ttl = spec.retain_ttl if spec.retain_ttl is not None else default_retain_ttl
+        self.retain_ttl = min(max_retain_ttl, default_retain_ttl if spec.retain_ttl is None else spec.retain_ttl)
         self.own_ids = spec.token_ids if own_ids is None else own_ids
         """int32: the prompt, or what follows the parent's tokens."""
         self.token_ids = TokenBuffer(self.own_ids)
@@ -226,6 +228,10 @@ class Request:
             return 0
         n, retain_n = self.sampling.n, self.spec.retain_n
         return n if retain_n is None else min(retain_n, n)
+
+    def lease_terms(self, now: float) -> LeaseTerms:
+        """How it asks for a lease at its end."""
+        return LeaseTerms(now + self.retain_ttl, now, self.spec.client)
 
     @property
     def num_rows(self) -> int:

@@ -47,6 +47,7 @@ class RequestFactory:
                 own_ids=own_ids,
                 constraint=constraint,
                 default_retain_ttl=config.default_retain_ttl,
+                max_retain_ttl=config.max_retain_ttl,
             )
             for index in range(count)
         ]

@@ -50,6 +50,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     logprobs: None for none.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
+    client: whose request it is, as far as known, for the budgets per client; "" if nobody can tell.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     """
 
@@ -62,6 +63,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     continuation: ContinuationSpec | None = None
     retain_ttl: float | None = None
     retain_n: int | None = None
+    client: str = ""
     priority: int = 0
 
     @property

@@ -10,9 +10,6 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 
 from __future__ import annotations
 
-from bisect import insort
-from operator import attrgetter
-
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
@@ -27,19 +24,20 @@ from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
-from .limits import duplicate_rid
+from .limits import check_queue, duplicate_rid, lease_budget, timed_out
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
+from .policies.fill_time import FillTime
 from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
+from .queue.live import LiveRequests
+from .queue.waiting import WaitingQueue
 from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
-
-_serial = attrgetter("serial")
 
 
 class Scheduler:
@@ -54,13 +52,10 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
-        self._policy = make_policy(config.schedule_policy, cache)
-        self.leases = LeaseTable(
-            cache,
-            max_tokens=int(config.max_leased_ratio * allocator.total_tokens),
-            max_leases=config.max_leased_requests,
-            value=self._policy.lease_value,
-        )
+        self._config = config
+        self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
+        self._policy = make_policy(config.schedule_policy, cache, self._fill_time)
+        self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
@@ -75,13 +70,13 @@ class Scheduler:
         self._endings = Endings(eos_token_ids)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
-        self._waiting: list[Request] = []
-        self._live: dict[str, list[Request]] = {}
+        self._waiting = WaitingQueue()
+        self._live = LiveRequests()
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
         self._counters = SchedulerCounters()
-        self._last_was_extend = False
+        self._extends_in_a_row = 0
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
@@ -100,28 +95,19 @@ class Scheduler:
         """
         if spec.rid in self._live:
             raise duplicate_rid(spec.rid)
+        check_queue(spec, len(self._waiting) + self.continuations.num_parked, self._config)
         requests = self._factory.make(spec, now, own_ids, constraint)
         if spec.continuation is None:
             self._factory.begin(requests, requests[0].token_ids)
-            self._queue(requests)
+            self._waiting.add(requests)
         else:
-            siblings = self._live.get(spec.continuation.parent_rid)
-            handover = self.continuations.find_parent(requests, siblings)
+            handover = self.continuations.find_parent(requests, self._live.of(spec.continuation.parent_rid))
             if handover is not None:
                 self._inherit(requests, handover, now)
-                self._queue(requests)
+                self._waiting.add(requests)
         self.continuations.forget(spec.rid)
-        self._live[spec.rid] = requests
+        self._live.add(spec.rid, requests)
         return list(requests)
-
-    def _queue(self, requests: list[Request]) -> None:
-        """Insert into the waiting queue, which is kept in order of arrival."""
-        if len(requests) * 16 < len(self._waiting):
-            for request in requests:
-                insort(self._waiting, request, key=_serial)
-        elif requests:
-            self._waiting += requests
-            self._waiting.sort(key=_serial)
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         """Give the children of one rid their prompt and what their parent left. Raises RequestRefused."""
@@ -142,7 +128,7 @@ class Scheduler:
                 woken += children
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
-        self._queue(woken)
+        self._waiting.add(woken)
         return refused
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -152,11 +138,22 @@ class Scheduler:
         reason = FinishReason(type="abort", message=message)
         events: list[RequestEvent] = []
         while rid in self._live:
-            events += self._end(RequestEvent(self._live[rid][0], finish=reason), now)
+            events += self._end(RequestEvent(self._live.of(rid)[0], finish=reason), now)
         return events
 
     def abort_all(self, now: float, message: str) -> list[RequestEvent]:
-        return [event for rid in list(self._live) for event in self.abort(rid, now, message)]
+        return [event for rid in self._live.rids for event in self.abort(rid, now, message)]
+
+    def time_out(self, now: float) -> list[RequestEvent]:
+        """End the requests that have been here for longer than the server allows."""
+        limit = self._config.request_timeout
+        if not limit:
+            return []
+        refusal = timed_out(limit)
+        events = [event for rid in self._live.before(now - limit) for event in self.abort(rid, now, refusal.message)]
+        for event in events:
+            event.refusal = event.refusal or refusal
+        return events
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
         rids = dict.fromkeys(request.rid for request in requests)  # siblings end together
@@ -184,10 +181,7 @@ class Scheduler:
             request.status = RequestStatus.FINISHED
             if request.is_open:
                 self._closed.append(request.serial)
-            siblings = self._live[request.rid]
-            siblings.remove(request)
-            if not siblings:
-                del self._live[request.rid]
+            self._live.remove(request)
             for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
                 ended.append(RequestEvent(child, finish=gone, refusal=refusal))
@@ -235,15 +229,18 @@ class Scheduler:
             step = self._next_decode_step(now)
         if step is None:
             return None
+        step.formed = now
         step.batch.closed, self._closed = self._closed, []
         self._counters.steps += 1
         self._in_flight.append(step)
-        self._last_was_extend = step.batch.is_extend
+        self._extends_in_a_row = self._extends_in_a_row + 1 if step.batch.is_extend else 0
         return step.batch
 
     def _decode_is_due(self) -> bool:
-        """True after a chunk of a long prompt: the running requests then get a token, so that none stalls for long."""
-        return self._last_was_extend and self._prefill.prefilling is not None and bool(self._decode.running)
+        """True after a chunk of a long prompt, and after so many extends in a row: the running requests then get a
+        token, so that none stalls for long."""
+        most = self._config.decode_interval if self._prefill.prefilling is None else 1
+        return self._extends_in_a_row >= most and bool(self._decode.running)
 
     def _next_decode_step(self, now: float) -> PlannedStep | None:
         previous = self._in_flight[-1].batch if self._in_flight else None
@@ -262,7 +259,7 @@ class Scheduler:
         request.retractions += 1
         self._counters.retractions += 1
         self._reserve.retracted()
-        self._queue([request])
+        self._waiting.add([request])
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
         """The requests that ``result`` will end within a token (`Endings.cuts_token`), each with its match."""
@@ -274,6 +271,7 @@ class Scheduler:
         """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
         step = self._in_flight.pop(0)
         batch = step.batch
+        self._fill_time.step_done(batch.num_prompt_tokens, step.formed, now)
         events: list[RequestEvent] = []
         lengths, samples, is_extend = batch.seq_lens.tolist(), batch.samples.tolist(), batch.is_extend
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
@@ -319,7 +317,7 @@ class Scheduler:
 
     @property
     def live_requests(self) -> list[Request]:
-        return [request for siblings in self._live.values() for request in siblings]
+        return list(self._live)
 
     def self_check(self, now: float) -> list[RequestEvent]:
         """Check that every page of the pool has one owner, and contain the damage if not; see memory/self_check.py.

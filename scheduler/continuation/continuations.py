@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...radix.lease import Lease, LeaseTable
+from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ..config import SchedulerConfig
 from ..memory.beam_memory import BeamMemory
 from ..memory.kv_memory import KVMemory
@@ -57,16 +57,21 @@ class Continuations:
         self._records = ParentRecords(config.max_finished_requests, config.max_finished_tokens)
         self._parked = ParkedChildren()
 
+    @property
+    def num_parked(self) -> int:
+        """Children that wait for their parent to end."""
+        return len(self._parked)
+
     # -- children arrive ----------------------------------------------------------------------------------------------
 
-    def find_parent(self, children: list[Request], siblings: Sequence[Request] | None) -> Handover | None:
+    def find_parent(self, children: list[Request], siblings: Sequence[Request]) -> Handover | None:
         """Find what new requests inherit. Parks them and returns None if their parent must end first.
 
-        siblings: the live sequences of the parent's rid; None if there are none. Raises RequestRefused.
+        siblings: the live sequences of the parent's rid, if any. Raises RequestRefused.
         """
         continuation = children[0].spec.continuation
         assert continuation is not None
-        parent = _live_parent(siblings, continuation, children[0].namespace) if siblings is not None else None
+        parent = _live_parent(siblings, continuation, children[0].namespace) if siblings else None
         if parent is None:
             return self._find_record(children[0], continuation)
         if continuation.at == "now":
@@ -101,7 +106,7 @@ class Continuations:
         if lease is not None and self._leases.claim(lease, now):
             first.path, first.lease, first.keep_parent = "handoff", lease, spec.keep_parent
         elif parent is not None and parent.kv is not None:  # else the parent itself waits; its KV is in the tree
-            first.lease = self._memory.lease_copy(parent, now)
+            first.lease = self._memory.lease_copy(parent, LeaseTerms(now, now, children[0].spec.client))
             if first.lease is not None:
                 self._leases.claim(first.lease, now)
 
@@ -134,10 +139,10 @@ class Continuations:
             return self._record_results(request, now)
         length = len(request.token_ids) if kept_tokens is None else request.prompt_len + kept_tokens
         trimmed = len(request.token_ids) - length
-        ttl, is_kept = request.retain_ttl, request.index < request.num_retained
+        is_kept = request.index < request.num_retained
         lease = None
         if is_kept or self._parked.waiting_for(request.rid, request.index):
-            lease = self._memory.retain(request, length, now + ttl, newest_step)
+            lease = self._memory.retain(request, length, request.lease_terms(now), newest_step)
             if is_kept:
                 request.retained = _retained(lease)
         samples = {request.index: SampleRecord(request.token_ids.cut(length), trimmed, lease)}
@@ -149,7 +154,7 @@ class Continuations:
         assert group is not None
         results = group.results
         wanted = [i for i in range(len(results)) if i < num_retained or self._parked.waiting_for(search.rid, i)]
-        granted = self._beams.retain_results(search, [results[i] for i in wanted], now + search.retain_ttl)
+        granted = self._beams.retain_results(search, [results[i] for i in wanted], search.lease_terms(now))
         leases: list[Lease | None] = [None] * len(results)
         for index, lease in zip(wanted, granted):
             leases[index] = lease
@@ -234,5 +239,8 @@ def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:
 
 def _retained(lease: Lease | None) -> Retained:
     if lease is None:
-        return Retained(refused="the leases' budget is used up (--max-leased-ratio, --max-leased-requests)")
+        return Retained(
+            refused="the leases' budget, or this client's share of it, is used up (--max-leased-ratio, "
+            "--max-leased-requests, --max-client-leased-ratio, --max-leases-per-client)"
+        )
     return Retained(tokens=lease.tokens, deadline=lease.deadline)

@@ -145,15 +145,22 @@ class ParkedChildren:
     def __init__(self) -> None:
         self._by_parent: dict[tuple[str, int], dict[Request, None]] = {}
         """The inner dict is an ordered set: a child can leave without a search for it."""
+        self._num_children = 0
+
+    def __len__(self) -> int:
+        return self._num_children
 
     def add(self, child: Request) -> None:
         self._by_parent.setdefault(_parent_key(child), {})[child] = None
+        self._num_children += 1
 
     def remove(self, child: Request) -> None:
         """Remove a child. One that `take` returned is gone already."""
         key = _parent_key(child)
         children = self._by_parent.get(key, {})
-        children.pop(child, None)
+        if child in children:
+            del children[child]
+            self._num_children -= 1
         if not children:
             self._by_parent.pop(key, None)
 
@@ -162,7 +169,9 @@ class ParkedChildren:
 
     def take(self, rid: str, index: int) -> list[Request]:
         """Take the children of a parent that has ended; they are no longer parked."""
-        return list(self._by_parent.pop((rid, index), ()))
+        children = list(self._by_parent.pop((rid, index), ()))
+        self._num_children -= len(children)
+        return children
 
 
 def _parent_key(child: Request) -> tuple[str, int]:

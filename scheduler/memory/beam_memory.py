@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...radix.cache import KVSequence
-from ...radix.lease import Lease
+from ...radix.lease import Lease, LeaseTerms
 from ..batch import BeamCandidates
 from ..beam.rows import BeamRows
 from ..beam.search import Hypothesis
@@ -86,14 +86,14 @@ class BeamMemory:
                 kept.append(hypothesis.slots)
         self._rows.choose(search.held_beams, parents, kept)
 
-    def retain_results(self, search: Request, results: list[Hypothesis], deadline: float) -> list[Lease | None]:
+    def retain_results(self, search: Request, results: list[Hypothesis], terms: LeaseTerms) -> list[Lease | None]:
         """Lease each finished sequence, as far as its KV is still there: at least the prompt's. None for a sequence
         that a budget or the pool has no room for. The search itself keeps what it holds."""
         pool, table, trunk = self._memory.req_to_token, self._memory.leases, search.held_kv
         prompt_slots = pool.rows[trunk.row, : trunk.length].copy()
         leases: list[Lease | None] = []
         for hypothesis in results:
-            row = pool.alloc() if len(table) < table.max_leases else None
+            row = pool.alloc() if table.make_room(terms) else None
             if row is None:
                 leases.append(None)
                 continue
@@ -103,7 +103,7 @@ class BeamMemory:
             length = min(trunk.length + len(slots), search.prompt_len + hypothesis.kept_tokens)
             view = KVSequence(trunk.namespace, row, trunk.node, trunk.tree_len, length)
             forked = self._memory.fork_into(view, length, row)
-            lease = table.grant(forked, deadline) if forked is not None else None
+            lease = table.grant(forked, terms) if forked is not None else None
             if forked is None:
                 pool.free(row)
             elif lease is None:

@@ -20,7 +20,7 @@ import numpy as np
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import KVSequence, RadixCache
-from ...radix.lease import Lease, LeaseTable
+from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ..request import Request
 from .pending_copies import PendingCopies
 
@@ -185,7 +185,7 @@ class KVMemory:
         """Let others share what a request has computed so far; it goes on."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
-    def retain(self, request: Request, length: int, deadline: float, quarantine_step: int | None) -> Lease | None:
+    def retain(self, request: Request, length: int, terms: LeaseTerms, quarantine_step: int | None) -> Lease | None:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
         the request has ended as with `close`."""
         kv = request.held_kv
@@ -195,19 +195,21 @@ class KVMemory:
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
         self.cache.truncate(kv, ids, length, quarantine_step=in_flight)
-        lease = self.leases.grant(kv, deadline, written_by=in_flight)
+        lease = self.leases.grant(kv, terms, written_by=in_flight)
         if lease is None:
             self.cache.release(kv, quarantine_step=in_flight)
         self._forget(request)
         return lease
 
-    def lease_copy(self, request: Request, deadline: float) -> Lease | None:
+    def lease_copy(self, request: Request, terms: LeaseTerms) -> Lease | None:
         """Lease a copy of what a running request has computed by now; None if there is no room. The request runs on."""
+        if not self.leases.make_room(terms):  # it needs a row
+            return None
         self.publish(request)
         kv = self._fork(request.held_kv, request.committed_len)
         if kv is None:
             return None
-        lease = self.leases.grant(kv, deadline)
+        lease = self.leases.grant(kv, terms)
         if lease is None:
             self.cache.release(kv)
         return lease

@@ -7,21 +7,28 @@ from collections.abc import Sequence
 
 from ...radix.lease import Lease, LeaseState
 from ..request import Request
+from .fill_time import FillTime
 
 
 class BasePolicy(ABC):
-    """A higher priority goes first; among equals children return first, and the newest gives way. Leases hold until
-    nothing else runs."""
+    """A higher priority goes first; among equals children return first, and the newest gives way. A lease that has been
+    idle for long gives way to newcomers. Nobody is passed for ever, and whoever has waited longest gets on."""
 
     min_shared_tokens = 32
     max_deferred = 256
     max_passes = 32
     """How often children with a lease may pass the head of the queue before its turn comes."""
+    max_overtakes = 256
+    """How often the oldest waiting request may be overtaken for any reason, priority too, before its turn comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, fill_time: FillTime) -> None:
+        self._fill_time = fill_time
         self._head: Request | None = None
         """The first waiting request without a lease; children have passed it ``_passes`` times."""
         self._passes = 0
+        self._oldest: Request | None = None
+        """The oldest waiting request; later ones have overtaken it ``_overtakes`` times."""
+        self._overtakes = 0
 
     @abstractmethod
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
@@ -29,7 +36,20 @@ class BasePolicy(ABC):
 
     def order(self, waiting: list[Request], now: float) -> list[Request]:
         """As ranked, but a higher priority comes first, and among equals children for which a lease waits: they cost
-        little and free the lease. No more than ``max_passes`` of them pass the same request."""
+        little and free the lease. The oldest request comes first once it has been overtaken often enough."""
+        if waiting and waiting[0] is not self._oldest:
+            self._oldest, self._overtakes = waiting[0], 0
+        order = self._by_wish(waiting, now)
+        overdue = self.overdue
+        if overdue is None or order[0] is overdue:
+            return order
+        return [overdue, *(request for request in order if request is not overdue)]
+
+    @property
+    def overdue(self) -> Request | None:
+        return self._oldest if self._overtakes >= self.max_overtakes else None
+
+    def _by_wish(self, waiting: list[Request], now: float) -> list[Request]:
         ranked = self.rank(waiting, now)
         prioritized = any(request.spec.priority for request in ranked)
         if prioritized:
@@ -45,28 +65,34 @@ class BasePolicy(ABC):
         return sorted(order, key=_by_priority) if prioritized else order
 
     def admitted(self, request: Request, now: float) -> None:
-        """Count a child that arrived after the head of the queue and goes before it."""
+        """Count whom the request has passed."""
         if self._head is not None and request.inheritance is not None:
             self._passes += request.serial > self._head.serial
+        if self._oldest is not None:
+            self._overtakes += request.serial > self._oldest.serial
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
-        """Among the lowest priority, the prompt that is partly computed, else the request that arrived last. So the
-        oldest request of the highest priority always gets on."""
-        newest = max(running, key=lambda request: (-request.spec.priority, request.arrival, request.serial))
-        if prefilling is not None and prefilling.spec.priority <= newest.spec.priority:
-            return prefilling
-        return newest
+        """The newest of the lowest priority. Never the oldest of all while there is another: so somebody gets on."""
+        candidates = [*running, prefilling] if prefilling is not None else list(running)
+        if len(candidates) > 1:
+            candidates.remove(min(candidates, key=_by_age))
+        return min(candidates, key=lambda request: (request.spec.priority, -request.arrival, -request.serial))
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """Granted leases break first, in order of their deadlines; then claimed ones, the newest first."""
+        """Granted leases break first, the longest idle one before all; then claimed ones, the newest first."""
         if lease.state is LeaseState.CLAIMED:
             return 1, -lease.serial
-        return 0, lease.deadline
+        return 0, lease.idle_since
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
-        """Never: a newcomer would be let in at the cost of somebody who is about to return."""
-        return False
+        """True for a lease that has been idle for longer than T_fill. Breaking younger ones lets newcomers in at the
+        cost of those who are about to return, who then do the same to the next: everybody thrashes."""
+        return lease.state is LeaseState.GRANTED and now - lease.idle_since > self._fill_time.seconds
 
 
 def _by_priority(request: Request) -> int:
     return -request.spec.priority
+
+
+def _by_age(request: Request) -> tuple[float, int]:
+    return request.arrival, request.serial

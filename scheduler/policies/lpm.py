@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...radix.cache import RadixCache
 from ..request import Request
 from .base import BasePolicy
+from .fill_time import FillTime
 
 
 class LongestPrefixMatch(BasePolicy):
@@ -14,8 +15,8 @@ class LongestPrefixMatch(BasePolicy):
     max_queue = 128
     """The longest queue that is ranked."""
 
-    def __init__(self, cache: RadixCache) -> None:
-        super().__init__()
+    def __init__(self, cache: RadixCache, fill_time: FillTime) -> None:
+        super().__init__(fill_time)
         self._cache = cache
 
     def rank(self, waiting: list[Request], now: float) -> list[Request]:

@@ -29,8 +29,14 @@ class SchedulePolicy(Protocol):
         ``waiting`` is in order of arrival, a retracted request in its old place, and must not be changed; it may be
         returned as it is. Admission stops at the first request that does not fit, so whoever is put in front of
         others can hold them up, and whoever is always put behind others starves: a policy that lets some pass has
-        to bound it.
+        to bound it (`BasePolicy` does).
         """
+        ...
+
+    @property
+    def overdue(self) -> Request | None:
+        """A waiting request that has been passed as often as may be, as of the last `order`. It stands first there, and
+        does not wait for a prefix that others compute."""
         ...
 
     def admitted(self, request: Request, now: float) -> None:
@@ -42,7 +48,7 @@ class SchedulePolicy(Protocol):
         partly computed.
 
         Called again until the rest fits. ``running`` is not empty. Somebody must always get on: two requests must
-        never be able to retract each other in turns.
+        never be able to retract each other in turns, so the oldest is spared.
         """
         ...
 

@@ -7,10 +7,18 @@ from specs import make_spec
 
 from baton.radix.cache import KVSequence
 from baton.radix.lease import Lease, LeaseState
+from baton.scheduler.policies.fcfs import FirstComeFirstServed
+from baton.scheduler.policies.fill_time import FillTime
 from baton.scheduler.request import Inheritance, Request
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import TokenBuffer
+
+FILL_TIME = FillTime(1000, fixed=10.0)
+
+
+def fcfs() -> FirstComeFirstServed:
+    return FirstComeFirstServed(FILL_TIME)
 
 
 def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: str = "", priority: int = 0) -> Request:
@@ -32,12 +40,12 @@ def returning_child(number: int, *, lease: Lease | None = None) -> Request:
     return request
 
 
-def granted_lease(serial: int, deadline: float) -> Lease:
-    return Lease(_kept(), deadline, serial)
+def granted_lease(serial: int, idle_since: float) -> Lease:
+    return Lease(_kept(), 1e9, serial, idle_since=idle_since)
 
 
-def claimed_lease(serial: int, deadline: float = 0.0) -> Lease:
-    return Lease(_kept(), deadline, serial, state=LeaseState.CLAIMED, claims=1)
+def claimed_lease(serial: int, idle_since: float = 0.0) -> Lease:
+    return Lease(_kept(), 1e9, serial, idle_since=idle_since, state=LeaseState.CLAIMED, claims=1)
 
 
 def _kept() -> KVSequence:

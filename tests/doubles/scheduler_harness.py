@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -76,7 +76,9 @@ class Harness:
         depth: int = 1,
         eos: tuple[int, ...] = (),
         check: bool = True,
+        **more: Any,
     ) -> None:
+        """more: other fields of SchedulerConfig."""
         self.config = SchedulerConfig(
             context_length=context,
             max_total_tokens=num_tokens,
@@ -88,6 +90,7 @@ class Harness:
             page_size=page_size,
             schedule_policy=policy,
             disable_radix_cache=disable_radix_cache,
+            **more,
         )
         self.pool = ReqToTokenPool(rows + leases, context)
         self.allocator = FailingAllocator(num_tokens, page_size)
@@ -117,6 +120,7 @@ class Harness:
         continuation: ContinuationSpec | None = None,
         trie: ItemTrie | None = None,
         priority: int = 0,
+        client: str = "",
         **sampling,
     ) -> None:
         if trie is not None:
@@ -131,6 +135,7 @@ class Harness:
             retain_ttl=retain_ttl,
             retain_n=retain_n,
             priority=priority,
+            client=client,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         for request in self.scheduler.add(spec, self.now, constraint=constraint):
@@ -201,7 +206,7 @@ class Harness:
         if not self.check:
             return
         check_tree(self.cache)
-        check_leases(self.scheduler.leases)
+        check_leases(self.scheduler.leases, self.cache)
         sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
         sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]
         searches = [r for r in self.scheduler.live_requests if r.beam_kv is not None]

@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 from cache_rig import CacheRig, Running
+from policy_scene import fcfs
 
-from baton.radix.lease import Lease, LeaseState, LeaseTable
-from baton.scheduler.policies.fcfs import FirstComeFirstServed
+from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
+from baton.radix.lease_budget import LeaseBudget
 
-lease_value = FirstComeFirstServed().lease_value
+lease_value = fcfs().lease_value
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 
@@ -21,7 +22,8 @@ def tokens(count: int, first: int = 0) -> np.ndarray:
 
 
 def lease_table(rig: CacheRig, *, max_tokens: int = 1024, max_leases: int = 8) -> LeaseTable:
-    return LeaseTable(rig.cache, max_tokens=max_tokens, max_leases=max_leases, value=lease_value)
+    budget = LeaseBudget(rig.cache.page_size, max_tokens=max_tokens, max_leases=max_leases)
+    return LeaseTable(rig.cache, budget, value=lease_value)
 
 
 def leased_by_hand(rig: CacheRig, leases: LeaseTable) -> int:
@@ -38,7 +40,7 @@ def lease_of(rig: CacheRig, leases: LeaseTable, ids: np.ndarray, deadline: float
     running = rig.start(ids)
     assert rig.compute(running)
     rig.publish(running)
-    lease = leases.grant(running.kv, deadline)
+    lease = leases.grant(running.kv, LeaseTerms(deadline, 0.0))
     assert lease is not None
     return lease, running
 
@@ -129,7 +131,7 @@ def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
     running = rig.start(tokens(30, 500))
     assert rig.compute(running)
     rig.publish(running)
-    assert leases.grant(running.kv, 10.0) is None
+    assert leases.grant(running.kv, LeaseTerms(10.0, 0.0)) is None
     assert leases.leased_tokens == 40
     rig.verify()
     # What it shares with a lease counts once, so this one fits.
@@ -138,7 +140,7 @@ def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
     assert leases.leased_tokens == 50
     third = rig.start(tokens(5, 900))
     assert rig.compute(third)
-    assert leases.grant(third.kv, 10.0) is None, "as many leases as there may be"
+    assert leases.grant(third.kv, LeaseTerms(10.0, 0.0)) is None, "as many leases as there may be"
 
 
 @PAGES

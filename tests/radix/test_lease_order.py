@@ -7,13 +7,14 @@ import random
 import numpy as np
 import pytest
 from cache_rig import CacheRig
+from policy_scene import fcfs
 
 from baton.radix.invariants import InvariantError, check_leases
 from baton.radix.lazy_heap import SPARE_ENTRIES, LazyHeap
-from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseValue
-from baton.scheduler.policies.fcfs import FirstComeFirstServed
+from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms, LeaseValue
+from baton.radix.lease_budget import LeaseBudget
 
-lease_value = FirstComeFirstServed().lease_value
+lease_value = fcfs().lease_value
 
 
 class LeaseRig:
@@ -21,13 +22,14 @@ class LeaseRig:
 
     def __init__(self, value: LeaseValue = lease_value, max_leases: int = 64) -> None:
         self.rig = CacheRig(num_tokens=1024, rows=max_leases)
-        self.leases = LeaseTable(self.rig.cache, max_tokens=1024, max_leases=max_leases, value=value)
+        budget = LeaseBudget(1, max_tokens=1024, max_leases=max_leases)
+        self.leases = LeaseTable(self.rig.cache, budget, value=value)
 
-    def grant(self, deadline: float) -> Lease:
+    def grant(self, deadline: float, now: float = 0.0) -> Lease:
         running = self.rig.start(np.array([len(self.leases)], dtype=np.int32))
         self.rig.running.clear()
         assert self.rig.compute(running)
-        lease = self.leases.grant(running.kv, deadline)
+        lease = self.leases.grant(running.kv, LeaseTerms(deadline, now))
         assert lease is not None
         return lease
 
@@ -47,7 +49,7 @@ def first_of(live: list[Lease], value: LeaseValue, now: float, spare: Lease | No
 
 def todays_value(lease: Lease, now: float) -> tuple[float, ...]:
     """Written down once more, so that the default policy cannot change unseen."""
-    return (1, -lease.serial) if lease.state is LeaseState.CLAIMED else (0, lease.deadline)
+    return (1, -lease.serial) if lease.state is LeaseState.CLAIMED else (0, lease.idle_since)
 
 
 def rising_value(lease: Lease, now: float) -> tuple[float, ...]:
@@ -66,8 +68,8 @@ def test_expiry_and_breaking_equal_a_look_at_all_leases(seed: int, value: LeaseV
         now += rng.choice([0.0, 0.0, 0.3, 2.0])
         live = leases.live()
         action = rng.random()
-        if len(live) < 4 or (action < 0.35 and len(live) < leases.max_leases):
-            rig.grant(now + rng.randrange(60))  # whole numbers: ties
+        if len(live) < 4 or (action < 0.35 and len(live) < leases.budget.max_leases):
+            rig.grant(now + rng.randrange(60), now)
         elif action < 0.5:
             leases.claim(rng.choice(live), now)
         elif action < 0.6:
@@ -90,7 +92,7 @@ def test_expiry_and_breaking_equal_a_look_at_all_leases(seed: int, value: LeaseV
             expired += len(due)
         deadlines = [x.deadline for x in leases.live() if x.state is LeaseState.GRANTED]
         assert leases.next_deadline() == min(deadlines, default=None)
-        check_leases(leases)
+        check_leases(leases, rig.rig.cache)
     assert broken > 100 and expired > 50, "the operations are too one-sided to show anything"
     assert leases.counts.broken == broken and leases.counts.expired == expired
 
@@ -138,11 +140,11 @@ def test_dead_entries_are_thrown_away() -> None:
         assert rig.leases.extend(kept[number % 4], 1e9 - number)
         assert rig.leases.claim(kept[3], 0.0)
         rig.leases.unclaim(kept[3], 0.0)
-        lease = rig.grant(1e8 + number)
+        lease = rig.grant(1e9, -1.0)  # has been idle for longer than the others
         assert rig.break_one(0.0, spare=kept[0]) is lease
         for heap in (rig.leases.deadlines, rig.leases.values):
-            assert len(heap) <= 2 * rig.leases.max_leases + SPARE_ENTRIES
-    check_leases(rig.leases)
+            assert len(heap) <= 2 * rig.leases.budget.max_leases + SPARE_ENTRIES
+    check_leases(rig.leases, rig.rig.cache)
 
 
 def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
@@ -167,11 +169,11 @@ def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
 def test_the_invariants_see_a_lease_that_the_table_has_lost() -> None:
     rig = LeaseRig()
     lease = rig.grant(10.0)
-    check_leases(rig.leases)
+    check_leases(rig.leases, rig.rig.cache)
     lease.deadline = 5.0
     with pytest.raises(InvariantError, match="never expire"):
-        check_leases(rig.leases)
+        check_leases(rig.leases, rig.rig.cache)
     lease.deadline = 10.0
     del rig.leases.unvalued[lease.serial]
     with pytest.raises(InvariantError, match="never break"):
-        check_leases(rig.leases)
+        check_leases(rig.leases, rig.rig.cache)

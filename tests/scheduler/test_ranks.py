@@ -6,13 +6,12 @@ And what a step's order holds is plain data, all of it.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 from plain_bytes import plain_bytes
 from scheduler_harness import Harness
 from simulation import SEED, Simulation
-
-from baton.scheduler.scheduler import Scheduler
 
 
 class Recorder:
@@ -20,12 +19,14 @@ class Recorder:
 
     CALLS = ("add", "abort", "abort_all", "release", "flush_cache", "next_batch", "process_result", "fail_step")
 
-    def __init__(self, scheduler: Scheduler, twin: Scheduler) -> None:
+    def __init__(self, scheduler: Any, twin: Any) -> None:
         self._scheduler, self._twin = scheduler, twin
         self.num_steps = 0
 
     def __getattr__(self, name: str):
         method = getattr(self._scheduler, name)
+        if name == "continuations":
+            return Recorder(method, self._twin.continuations)
         if name not in self.CALLS:
             return method
 
@@ -56,7 +57,7 @@ def test_two_schedulers_on_one_message_log(page_size: int, depth: int) -> None:
     """Everything that the simulation does, failing allocations left out: they would be drawn twice."""
     seed = SEED + 300 + page_size + depth
     print(f"BATON_SIM_SEED={seed}")
-    options = {"page_size": page_size, "depth": depth}
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth}
     one, other = Simulation(seed, **options), Simulation(seed, **options)
     for simulation in (one, other):
         simulation.failure_rate = 0.0

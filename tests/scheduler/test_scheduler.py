@@ -265,7 +265,8 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
 
 
 def test_a_higher_priority_is_served_first_and_kept() -> None:
-    """Admitted before older requests; under pressure the lower one is retracted, though it is older."""
+    """Admitted before older requests; under pressure the lower one is retracted, though it is older; but never the
+    oldest of all."""
     harness = Harness(num_tokens=128, rows=1)
     harness.add("first", prompt_of(20), 4)
     harness.step()
@@ -275,9 +276,9 @@ def test_a_higher_priority_is_served_first_and_kept() -> None:
         harness.step()
         assert harness.outcomes["low", 0].finish is None
     harness.run()
-    pressed = Harness(num_tokens=180, rows=4)
-    pressed.add("low", prompt_of(40, 1), 60)
-    pressed.add("high", prompt_of(40, 2), 60, priority=1)
+    pressed = Harness(num_tokens=256, rows=4)
+    for rid, priority in (("oldest", -1), ("low", 0), ("high", 1)):
+        pressed.add(rid, prompt_of(40, len(rid)), 60, priority=priority)
     pressed.run()
-    low, high = (pressed.outcomes[rid, 0].request for rid in ("low", "high"))
-    assert low is not None and high is not None and low.retractions > 0 and high.retractions == 0
+    requests = [pressed.outcomes[rid, 0].request for rid in ("oldest", "low", "high")]
+    assert [request is not None and request.retractions > 0 for request in requests] == [False, True, False]

@@ -115,7 +115,7 @@ def test_a_step_that_fails_takes_no_copies_of_a_search_that_waits(first: int) ->
     harness.allocator.should_fail = lambda call: call == calls + 1  # the first is the fork's
     assert scheduler.next_batch(harness.now) is None and harness.allocator.calls == calls + 2
     harness.add("p", [9] * 40, 3)
-    harness._take(scheduler.process_result(harness._results.popleft(), harness.now))
+    harness._commit(harness._results.popleft())
     batch = scheduler.next_batch(harness.now)
     (added,) = (request for request in scheduler.live_requests if request.rid == "p")
     assert batch is not None and batch.serials.tolist() == [added.serial]

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 from cache_rig import CacheRig
-from policy_scene import admit, claimed_lease, granted_lease, returning_child, waiting_request
+from policy_scene import FILL_TIME, admit, claimed_lease, fcfs, granted_lease, returning_child, waiting_request
 
-from baton.radix.lease import Lease, LeaseState, LeaseTable
+from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
+from baton.radix.lease_budget import LeaseBudget
 from baton.scheduler.policies.base import BasePolicy
-from baton.scheduler.policies.fcfs import FirstComeFirstServed
 from baton.scheduler.request import Request
 
 
@@ -27,21 +27,21 @@ class TestOrder:
         plain = [waiting_request(0), waiting_request(2), waiting_request(4)]
         children = [returning_child(1), returning_child(3)]
         queue = [plain[0], children[0], plain[1], children[1], plain[2]]
-        assert FirstComeFirstServed().order(queue, 9.0) == [*children, *plain]
-        assert NewestFirst().order(queue, 9.0) == [*children[::-1], *plain[::-1]]
+        assert fcfs().order(queue, 9.0) == [*children, *plain]
+        assert NewestFirst(FILL_TIME).order(queue, 9.0) == [*children[::-1], *plain[::-1]]
 
     @pytest.mark.parametrize("state", [LeaseState.BROKEN, LeaseState.EXPIRED, LeaseState.HANDED_OFF])
     def test_a_child_whose_lease_is_over_waits_like_all_others(self, state: LeaseState) -> None:
         child = returning_child(1, lease=Lease(None, 0.0, 0, state=state))
         queue = [waiting_request(0), child, waiting_request(2)]
-        assert FirstComeFirstServed().order(queue, 9.0) == queue
+        assert fcfs().order(queue, 9.0) == queue
         returning = returning_child(3)
-        assert FirstComeFirstServed().order([*queue, returning], 9.0) == [returning, *queue]
+        assert fcfs().order([*queue, returning], 9.0) == [returning, *queue]
 
     def test_the_queue_itself_is_not_touched(self) -> None:
         queue = [waiting_request(0), returning_child(1)]
         before = list(queue)
-        FirstComeFirstServed().order(queue, 9.0)
+        fcfs().order(queue, 9.0)
         assert queue == before
 
 
@@ -53,26 +53,26 @@ class TestPassing:
             policy.admitted(admit(child), 0.0)
 
     def test_the_head_of_the_queue_is_passed_so_many_times_and_no_more(self) -> None:
-        policy, head = FirstComeFirstServed(), waiting_request(0)
+        policy, head = fcfs(), waiting_request(0)
         self.pass_head(policy, head, policy.max_passes)
         last = returning_child(500)
         assert policy.order([head, last], 0.0) == [head, last]
 
     def test_the_next_head_is_passed_as_often(self) -> None:
-        policy, head = FirstComeFirstServed(), waiting_request(0)
+        policy, head = fcfs(), waiting_request(0)
         self.pass_head(policy, head, policy.max_passes)
         policy.admitted(head, 0.0)
         self.pass_head(policy, waiting_request(600), policy.max_passes, first=601)
 
     def test_a_child_that_arrived_before_the_head_passes_nobody(self) -> None:
-        policy, head = FirstComeFirstServed(), waiting_request(100)
+        policy, head = fcfs(), waiting_request(100)
         for number in range(2 * policy.max_passes):
             policy.order([returning_child(number), head], 0.0)
             policy.admitted(admit(returning_child(number)), 0.0)
         self.pass_head(policy, head, policy.max_passes, first=101)
 
     def test_requests_without_a_parent_are_not_counted(self) -> None:
-        policy, head = FirstComeFirstServed(), waiting_request(0)
+        policy, head = fcfs(), waiting_request(0)
         policy.order([head, returning_child(1)], 0.0)
         for number in range(2, 2 + policy.max_passes):
             policy.admitted(waiting_request(number), 0.0)
@@ -82,17 +82,22 @@ class TestPassing:
 class TestVictim:
     def test_the_newest_gives_way_wherever_it_stands(self) -> None:
         running = [waiting_request(number) for number in (3, 7, 1)]
-        assert FirstComeFirstServed().victim(running, None, 9.0) is running[1]
+        assert fcfs().victim(running, None, 9.0) is running[1]
 
     def test_of_those_that_arrived_together_the_later_one(self) -> None:
         running = [waiting_request(number) for number in (5, 4, 6)]
         for request in running:
             request.arrival = 2.0
-        assert FirstComeFirstServed().victim(running, None, 9.0) is running[2]
+        assert fcfs().victim(running, None, 9.0) is running[2]
 
-    def test_a_prompt_that_is_partly_computed_goes_before_any_of_them(self) -> None:
-        oldest = waiting_request(0)
-        assert FirstComeFirstServed().victim([waiting_request(8)], oldest, 9.0) is oldest
+    def test_a_prompt_that_is_partly_computed_is_one_of_them(self) -> None:
+        older, newer = waiting_request(0), waiting_request(8)
+        assert fcfs().victim([newer], older, 9.0) is newer
+        assert fcfs().victim([older], newer, 9.0) is newer
+
+    def test_the_last_one_is_retracted_itself(self) -> None:
+        alone = waiting_request(0)
+        assert fcfs().victim([alone], None, 9.0) is alone
 
 
 class TestPriority:
@@ -103,31 +108,36 @@ class TestPriority:
             waiting_request(2),
             waiting_request(3, priority=5),
         ]
-        order = FirstComeFirstServed().order(waiting, 0.0)
+        order = fcfs().order(waiting, 0.0)
         assert [request.serial for request in order] == [1, 3, 0, 2]
 
     def test_children_with_a_lease_pass_equals_only(self) -> None:
         waiting = [waiting_request(0, priority=5), waiting_request(1), returning_child(2)]
-        order = FirstComeFirstServed().order(waiting, 0.0)
+        order = fcfs().order(waiting, 0.0)
         assert [request.serial for request in order] == [0, 2, 1]
 
     def test_the_lowest_is_retracted_first(self) -> None:
-        policy = FirstComeFirstServed()
-        running = [waiting_request(0, priority=-1), waiting_request(1), waiting_request(2, priority=3)]
-        assert policy.victim(running, None, 9.0) is running[0]
-        assert policy.victim(running, waiting_request(3, priority=1), 9.0) is running[0]
+        policy = fcfs()
+        running = [waiting_request(0, priority=5), waiting_request(1, priority=-1), waiting_request(2, priority=3)]
+        assert policy.victim(running, None, 9.0) is running[1]
+        assert policy.victim(running, waiting_request(3, priority=1), 9.0) is running[1]
         lowest = waiting_request(4, priority=-1)
         assert policy.victim(running, lowest, 9.0) is lowest
-        assert policy.victim(running[1:], None, 9.0) is running[1]
+        assert policy.victim([running[0], running[2]], None, 9.0) is running[2]
+
+    def test_the_oldest_gives_way_to_no_priority(self) -> None:
+        oldest, urgent = waiting_request(0, priority=-9), waiting_request(1, priority=9)
+        assert fcfs().victim([oldest, urgent], None, 9.0) is urgent
+        assert fcfs().victim([urgent], oldest, 9.0) is urgent
 
 
 class TestLeases:
-    def test_granted_before_claimed_by_deadline_and_the_youngest_claim_first(self) -> None:
-        policy = FirstComeFirstServed()
+    def test_granted_before_claimed_the_longest_idle_and_the_youngest_claim_first(self) -> None:
+        policy = fcfs()
         order = [
             granted_lease(5, 10.0),
             granted_lease(0, 11.0),
-            granted_lease(3, 1e9),
+            granted_lease(3, 1e6),
             claimed_lease(9, 1.0),
             claimed_lease(2, 90.0),
             claimed_lease(1, 3.0),
@@ -138,18 +148,52 @@ class TestLeases:
             assert sorted(mixed, key=lambda lease: policy.lease_value(lease, 0.0)) == order
 
     def test_values_agree_with_the_order_in_which_a_table_breaks(self) -> None:
-        rig, policy, rng = CacheRig(), FirstComeFirstServed(), random.Random(3)
-        leases = LeaseTable(rig.cache, max_tokens=1024, max_leases=8, value=policy.lease_value)
+        rig, policy, rng = CacheRig(), fcfs(), random.Random(3)
+        leases = LeaseTable(rig.cache, LeaseBudget(1, max_tokens=1024, max_leases=8), value=policy.lease_value)
         for i in range(8):
             running = rig.start(np.arange(100 * i, 100 * i + 10, dtype=np.int32))
             assert rig.compute(running)
-            lease = leases.grant(running.kv, rng.random() * 50)
+            lease = leases.grant(running.kv, LeaseTerms(1e9, rng.random()))
             assert lease is not None and (i % 3 or leases.claim(lease, 0.0))
         while live := leases.live():
             least = min(live, key=lambda lease: policy.lease_value(lease, 1.0))
             leases.break_one(1.0)
             assert least.state is LeaseState.BROKEN
 
-    def test_none_breaks_for_a_newcomer_while_others_run(self) -> None:
-        policy = FirstComeFirstServed()
-        assert not policy.may_break_for(waiting_request(0), granted_lease(0, 1.0), 5.0)
+    def test_one_that_is_idle_for_longer_than_the_pool_takes_to_fill_breaks_for_newcomers(self) -> None:
+        policy, lease = fcfs(), granted_lease(0, idle_since=100.0)
+        assert not policy.may_break_for(waiting_request(0), lease, 100.0 + FILL_TIME.seconds)
+        assert policy.may_break_for(waiting_request(0), lease, 100.1 + FILL_TIME.seconds)
+
+    def test_a_claimed_one_breaks_for_no_newcomer(self) -> None:
+        assert not fcfs().may_break_for(waiting_request(0), claimed_lease(0, idle_since=0.0), 1e6)
+
+
+class TestOvertaking:
+    """Whatever is ranked first, the oldest is not passed for ever."""
+
+    def overtake(self, policy: BasePolicy, oldest: Request, times: int) -> int:
+        """Admit one later request after the other, each the policy's first choice; how many there were."""
+        for number in range(1, times + 1):
+            urgent = waiting_request(number, priority=3)
+            if policy.order([oldest, urgent], 0.0)[0] is not urgent:
+                return number - 1
+            policy.admitted(urgent, 0.0)
+        return times
+
+    def test_the_oldest_comes_first_after_so_many_of_a_higher_priority(self) -> None:
+        policy, oldest = fcfs(), waiting_request(0)
+        assert self.overtake(policy, oldest, 1000) == policy.max_overtakes
+        assert policy.overdue is oldest
+        policy.admitted(oldest, 0.0)
+        next_oldest = waiting_request(5000)
+        assert policy.order([next_oldest], 0.0) == [next_oldest] and policy.overdue is None
+
+    def test_an_order_of_the_policys_own_is_bound_too(self) -> None:
+        policy, oldest, middle = NewestFirst(FILL_TIME), waiting_request(0), waiting_request(1)
+        for number in range(2, 2 + policy.max_overtakes):
+            newest = waiting_request(number)
+            assert policy.order([oldest, middle, newest], 0.0) == [newest, middle, oldest]
+            policy.admitted(newest, 0.0)
+        newest = waiting_request(9999)
+        assert policy.order([oldest, middle, newest], 0.0) == [oldest, newest, middle]

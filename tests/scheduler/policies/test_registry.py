@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kv_echo import expected_output, prompt_of
+from policy_scene import FILL_TIME
 from scheduler_harness import Harness
 
 from baton.entrypoints.server_args import UsageError, build_parser, compose, parse_command_line
@@ -19,7 +20,7 @@ class Mine(FirstComeFirstServed):
     breaks_leases = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(FILL_TIME)
         self.times: list[float] = []
 
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
@@ -42,7 +43,7 @@ class Mine(FirstComeFirstServed):
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> Mine:
     policy = Mine()
-    monkeypatch.setitem(POLICIES, "mine", lambda cache: policy)
+    monkeypatch.setitem(POLICIES, "mine", lambda cache, fill_time: policy)
     return policy
 
 

@@ -1,0 +1,116 @@
+"""Who gives way when leases are full: the least valuable, and of a client at its own limit only its own."""
+
+from __future__ import annotations
+
+import numpy as np
+from cache_rig import CacheRig
+from policy_scene import fcfs
+
+from baton.radix.invariants import check_leases
+from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
+from baton.radix.lease_budget import LeaseBudget
+
+
+class Scene:
+    """Leases of ten tokens each, granted one second apart. ``limits``: of the budget."""
+
+    def __init__(self, **limits: int) -> None:
+        self.rig = CacheRig(num_tokens=1024, rows=32)
+        budget = LeaseBudget(1, **{"max_tokens": 1024, "max_leases": 32, **limits})
+        self.table = LeaseTable(self.rig.cache, budget, value=fcfs().lease_value)
+        self.now = 0.0
+
+    def grant(self, client: str = "", prompt: np.ndarray | None = None) -> Lease | None:
+        self.now += 1.0
+        if prompt is None:
+            prompt = np.arange(10, dtype=np.int32) + 100 * int(self.now)
+        running = self.rig.start(prompt)
+        assert self.rig.compute(running)
+        self.rig.publish(running)
+        lease = self.table.grant(running.kv, LeaseTerms(1e9, self.now, client))
+        if lease is None:
+            self.rig.finish(running)
+        else:
+            self.rig.running.remove(running)
+        check_leases(self.table, self.rig.cache)
+        return lease
+
+    def must_grant(self, client: str = "", prompt: np.ndarray | None = None) -> Lease:
+        lease = self.grant(client, prompt)
+        assert lease is not None
+        return lease
+
+
+def test_the_longest_idle_gives_way_when_all_rows_are_taken() -> None:
+    scene = Scene(max_leases=2)
+    first, second = scene.must_grant(), scene.must_grant()
+    third = scene.must_grant()
+    assert first.state is LeaseState.BROKEN and second.is_live and third.is_live and len(scene.table) == 2
+
+
+def test_as_many_give_way_as_the_tokens_take() -> None:
+    scene = Scene(max_tokens=40)
+    old = [scene.must_grant() for _ in range(4)]
+    large = scene.must_grant(prompt=np.arange(500, 525, dtype=np.int32))
+    assert [lease.is_live for lease in old] == [False, False, False, True] and large.is_live
+    assert scene.table.leased_tokens == 35
+
+
+def test_what_can_never_fit_breaks_nobody() -> None:
+    scene = Scene(max_tokens=20)
+    kept = scene.must_grant()
+    assert scene.grant(prompt=np.arange(500, 525, dtype=np.int32)) is None
+    assert kept.is_live
+
+
+def test_claimed_leases_do_not_give_way() -> None:
+    scene = Scene(max_leases=1)
+    claimed = scene.must_grant()
+    assert scene.table.claim(claimed, scene.now)
+    assert scene.grant() is None and claimed.is_live
+    scene.table.unclaim(claimed, scene.now)
+    assert claimed.idle_since == scene.now
+    assert scene.grant() is not None and not claimed.is_live
+
+
+def test_a_client_at_its_limit_gives_up_its_own() -> None:
+    scene = Scene(max_leases=4, max_client_leases=2)
+    other = scene.must_grant("b")
+    greedy = [scene.must_grant("a") for _ in range(5)]
+    assert other.is_live and [lease.is_live for lease in greedy] == [False, False, False, True, True]
+
+
+def test_a_share_of_the_tokens_binds_a_client_too() -> None:
+    scene = Scene(max_tokens=100, max_client_tokens=25)
+    other = scene.must_grant("b")
+    greedy = [scene.must_grant("a") for _ in range(3)]
+    assert other.is_live and [lease.is_live for lease in greedy] == [False, True, True]
+    assert scene.grant("a", np.arange(500, 530, dtype=np.int32)) is None
+    assert [lease.is_live for lease in greedy] == [False, True, True], "more than its share breaks nobody"
+
+
+def test_clients_without_a_name_have_no_limit_of_their_own() -> None:
+    scene = Scene(max_leases=8, max_client_leases=1)
+    assert len([scene.must_grant() for _ in range(8)]) == len(scene.table)
+
+
+def test_shared_tokens_count_once_and_for_whom_brought_them() -> None:
+    scene = Scene(max_tokens=100, max_client_tokens=25)
+    shared = np.arange(700, 720, dtype=np.int32)
+    first = scene.must_grant("a", shared)
+    second = scene.must_grant("b", np.append(shared, [1, 2, 3]).astype(np.int32))
+    assert (first.own_tokens, second.own_tokens, scene.table.leased_tokens) == (20, 3, 23)
+    scene.table.release(first)
+    assert scene.table.leased_tokens == 23
+    scene.table.release(second)
+    assert scene.table.leased_tokens == 0 and not scene.table.budget.serials_of("b")
+
+
+def test_a_lease_that_is_refused_after_others_gave_way_is_not_counted() -> None:
+    scene = Scene(max_tokens=40)
+    claimed = scene.must_grant()
+    assert scene.table.claim(claimed, scene.now)
+    shared = np.arange(700, 720, dtype=np.int32)
+    broken = scene.must_grant(prompt=shared)
+    assert scene.grant(prompt=np.append(shared, np.arange(800, 815, dtype=np.int32))) is None
+    assert not broken.is_live and scene.table.leased_tokens == 10

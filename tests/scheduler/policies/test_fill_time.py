@@ -1,0 +1,47 @@
+"""How long the pool takes to fill, as measured from steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.scheduler.policies.fill_time import ENOUGH_TOKENS, START_S, WINDOW_TOKENS, FillTime
+
+
+def test_a_start_value_until_enough_is_measured() -> None:
+    fill = FillTime(10_000)
+    fill.step_done(ENOUGH_TOKENS - 1, 0.0, 5.0)
+    assert fill.seconds == START_S
+    fill.step_done(1, 5.0, 5.0)
+    assert fill.seconds == pytest.approx(10_000 * 5.0 / ENOUGH_TOKENS)
+
+
+def test_overlapped_steps_are_timed_from_the_result_before_them() -> None:
+    plain, overlapped = FillTime(1000), FillTime(1000)
+    for number in range(4):
+        plain.step_done(1000, 2.0 * number, 2.0 * number + 2.0)
+        overlapped.step_done(1000, max(0.0, 2.0 * number - 1.9), 2.0 * number + 2.0)
+    assert plain.seconds == overlapped.seconds == pytest.approx(2.0)
+
+
+def test_decodes_and_idle_time_cost_prompts_nothing() -> None:
+    fill = FillTime(1000)
+    fill.step_done(4000, 0.0, 1.0)
+    fill.step_done(0, 1.0, 50.0)
+    fill.step_done(4000, 100.0, 101.0)
+    assert fill.seconds == pytest.approx(0.25)
+
+
+def test_what_was_measured_long_ago_fades() -> None:
+    fill = FillTime(1000)
+    now = 0.0
+    for seconds in (1.0, 0.1):
+        for _ in range(20):
+            fill.step_done(WINDOW_TOKENS // 2, now, now + seconds)
+            now += seconds
+    assert fill.seconds == pytest.approx(1000 * 0.1 / (WINDOW_TOKENS // 2), rel=0.01)
+
+
+def test_a_flag_overrides_the_measurement() -> None:
+    fill = FillTime(1000, fixed=3.0)
+    fill.step_done(1_000_000, 0.0, 99.0)
+    assert fill.seconds == 3.0

@@ -1,0 +1,235 @@
+"""Who waits for whom, in a whole scheduler: nobody for ever, and nobody longer than the rules say."""
+
+from __future__ import annotations
+
+import pytest
+from kv_echo import expected_output, prompt_of
+from scheduler_harness import Harness
+
+from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.request import Request, RequestStatus
+
+
+def request_of(harness: Harness, rid: str) -> Request:
+    request = harness.outcomes[rid, 0].request
+    assert request is not None
+    return request
+
+
+class TestIdleLeases:
+    def scene(self, **more) -> Harness:
+        """Idle leases hold 200 of 256 tokens, one request runs, and the next needs 60."""
+        harness = Harness(num_tokens=256, leased_ratio=1.0, **more)
+        for number in range(2):
+            harness.add(f"idle{number}", prompt_of(99, number), 1, retain_ttl=1e6)
+            harness.run()
+        harness.add("running", prompt_of(5, 7), 45)
+        harness.step()
+        harness.add("next", prompt_of(60, 8), 2)
+        return harness
+
+    def test_one_that_is_idle_for_long_does_not_hold_up_a_queue(self) -> None:
+        harness = self.scene(lease_protection=20.0)
+        while request_of(harness, "next").kv is None:
+            harness.step()
+        assert request_of(harness, "running").status is RequestStatus.RUNNING
+        assert harness.scheduler.stats().leases_broken == 1, "no more than it takes"
+        harness.run()
+        assert harness.outcomes["next", 0].tokens == expected_output(prompt_of(60, 8), 2)
+
+    def test_a_young_one_is_safe_from_newcomers(self) -> None:
+        harness = self.scene(lease_protection=1000.0)
+        while request_of(harness, "running").finish is None:
+            assert request_of(harness, "next").kv is None and len(harness.scheduler.leases) == 2
+            harness.step()
+        harness.run()
+        assert harness.scheduler.stats().leases_broken == 1, "now nothing runs, and any lease may break"
+
+    def test_how_long_is_measured(self) -> None:
+        """A step of 99 tokens takes a second: a pool of 256 fills in 2.6, once that has been measured."""
+        harness = self.scene(chunk=256)
+        for _ in range(4):
+            harness.step()
+        assert request_of(harness, "next").kv is None
+        harness.scheduler._fill_time.step_done(9900, 0.0, 100.0)
+        harness.step()
+        assert request_of(harness, "next").kv is not None
+
+    def test_a_claimed_one_is_left_alone(self) -> None:
+        harness = self.scene(lease_protection=1.0, rows=2)
+        harness.add("second", prompt_of(5, 9), 40)
+        for number in range(2):
+            harness.continue_from(f"idle{number}", f"child{number}", [1], 2)
+        for _ in range(10):
+            harness.step()
+        assert harness.scheduler.stats().leases_broken == 0
+        harness.run()
+        assert all(request_of(harness, f"child{n}").inheritance.path == "handoff" for n in range(2))  # type: ignore[union-attr]
+
+
+class TestDecodeShare:
+    @pytest.mark.parametrize("interval", [1, 3, 8])
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_prompts_without_end_leave_running_requests_their_share(self, interval: int, depth: int) -> None:
+        harness = Harness(num_tokens=4096, rows=64, chunk=64, depth=depth, decode_interval=interval, check=False)
+        harness.add("running", prompt_of(20), 60)
+        harness.step()
+        gap = longest = number = 0
+        while (outcome := harness.outcomes["running", 0]).finish is None:
+            harness.add(f"p{number}", prompt_of(40, number), 1)
+            number, before = number + 1, len(outcome.tokens)
+            harness.step()
+            gap = 0 if len(outcome.tokens) > before else gap + 1
+            longest = max(longest, gap)
+        assert longest <= interval + depth - 1 and number > 60
+        assert outcome.tokens == expected_output(prompt_of(20), 60)
+
+    def test_a_long_prompt_takes_turns_with_them(self) -> None:
+        harness = Harness(num_tokens=1024, chunk=8, decode_interval=100)
+        harness.add("running", prompt_of(5), 40)
+        harness.step()
+        harness.add("long", prompt_of(200, 1), 2)
+        for _ in range(20):
+            harness.step()
+        assert len(harness.outcomes["running", 0].tokens) == 11
+
+
+class TestOvertaking:
+    def flood(self, harness: Harness, steps: int) -> None:
+        """One request after the other on a prompt that is cached already."""
+        start = len(harness.outcomes)
+        for number in range(start, start + steps):
+            harness.add(f"hot{number}", [*prompt_of(60), number % 1000], 2)
+            harness.step()
+            if harness.outcomes["cold", 0].finish is not None:
+                return
+
+    def scene(self) -> Harness:
+        """lpm, one row, and a prompt that everybody shares."""
+        harness = Harness(num_tokens=2048, rows=4, policy="lpm", check=False)
+        harness.add("first", prompt_of(60), 2)
+        harness.run()
+        for number in range(8):
+            harness.add(f"early{number}", [*prompt_of(60), 1, number], 2)
+        return harness
+
+    def test_a_cold_request_is_served_in_the_end(self) -> None:
+        harness = self.scene()
+        harness.add("cold", prompt_of(50, 3), 2)
+        self.flood(harness, 2000)
+        assert harness.outcomes["cold", 0].finish is not None
+
+    def test_so_is_a_wide_search(self) -> None:
+        harness = self.scene()
+        harness.add("cold", prompt_of(50, 3), 3, beam_width=4, n=1)
+        self.flood(harness, 2000)
+        assert harness.outcomes["cold", 0].finish is not None
+
+    def test_so_is_the_lowest_priority(self) -> None:
+        harness = Harness(num_tokens=2048, rows=1, check=False)
+        harness.add("first", prompt_of(9), 2, priority=5)
+        harness.step()
+        harness.add("cold", prompt_of(50, 3), 2)
+        most, number = harness.scheduler._policy.max_overtakes, 0  # type: ignore[attr-defined]
+        while harness.outcomes["cold", 0].finish is None and number < 3 * most:
+            harness.add(f"urgent{number}", prompt_of(9, number), 2, priority=5)
+            number += 1
+            harness.step()
+        assert most < number < 3 * most
+
+    @pytest.mark.parametrize("is_overdue", [False, True])
+    def test_the_overdue_one_does_not_wait_for_a_prefix_that_a_step_in_flight_computes(self, is_overdue: bool) -> None:
+        harness = Harness(depth=2, chunk=128)
+        if is_overdue:
+            harness.scheduler._policy.max_overtakes = 0  # type: ignore[attr-defined]
+        harness.add("long", prompt_of(100), 2)
+        harness.step()
+        harness.add("same", prompt_of(90), 2)
+        harness.step()
+        assert (request_of(harness, "same").kv is not None) is is_overdue
+        harness.run()
+
+
+class TestVictims:
+    def test_the_oldest_is_not_retracted_though_its_prompt_is_half_computed(self) -> None:
+        harness = Harness(num_tokens=196, chunk=16)
+        harness.scheduler._reserve._ratio = 0.0
+        harness.add("oldest", prompt_of(180), 4)
+        harness.add("urgent", prompt_of(10, 1), 60, priority=1)
+        while not any(request.retractions for request in harness.scheduler.live_requests):
+            harness.step()
+        assert request_of(harness, "oldest").status is RequestStatus.PREFILLING
+        assert request_of(harness, "urgent").retractions == 1
+        harness.run()
+
+
+class TestLimits:
+    def test_a_full_queue_refuses_with_429(self) -> None:
+        harness = Harness(rows=1, max_queued_requests=3)
+        harness.add("running", prompt_of(9), 30)
+        harness.step()
+        harness.add("one", prompt_of(9, 1), 2)
+        with pytest.raises(RequestRefused, match="1 requests wait already, and the queue holds 3") as refused:
+            harness.add("three", prompt_of(9, 2), 2, n=3)
+        assert refused.value.status == 429 and refused.value.code == "queue_full"
+        harness.add("two", prompt_of(9, 2), 2, n=2)
+        with pytest.raises(RequestRefused):
+            harness.add("four", prompt_of(9, 3), 2)
+        harness.abort("one")
+        harness.add("four", prompt_of(9, 3), 2)
+        harness.run()
+
+    def test_parked_children_count_and_continuations_may_exceed_it_by_the_leases(self) -> None:
+        harness = Harness(rows=1, leases=2, max_queued_requests=2)
+        harness.add("running", prompt_of(9), 10)
+        harness.step()
+        for number in range(4):
+            harness.continue_from("running", f"child{number}", [1], 2)
+        with pytest.raises(RequestRefused, match="4 requests wait already"):
+            harness.continue_from("running", "child4", [1], 2)
+        with pytest.raises(RequestRefused, match="4 requests wait already"):
+            harness.add("plain", prompt_of(9, 1), 2)
+        harness.abort("child0")
+        harness.continue_from("running", "child4", [1], 2)
+        harness.run()
+        assert harness.scheduler.continuations.num_parked == 0
+
+    def test_requests_end_after_their_time_wherever_they_are(self) -> None:
+        harness = Harness(rows=1, request_timeout=10.0)
+        harness.add("running", prompt_of(9), 100)
+        harness.add("waiting", prompt_of(9, 1), 2)
+        harness.continue_from("running", "parked", [1], 2)
+        for _ in range(5):
+            harness.step()
+        harness.add("later", prompt_of(9, 2), 2)
+        for _ in range(4):
+            harness.step()
+            assert not harness.scheduler.time_out(harness.now)
+        harness.now = 10.5
+        events = harness.scheduler.time_out(harness.now)
+        assert [event.request.rid for event in events] == ["running", "parked", "waiting"]
+        statuses = [event.refusal and (event.refusal.status, event.refusal.code) for event in events]
+        assert statuses == [(408, "request_timeout"), (409, "parent_failed"), (408, "request_timeout")]
+        harness._take(events)
+        with pytest.raises(RequestRefused, match="request-timeout") as refused:
+            harness.continue_from("running", "child", [1], 2)
+        assert refused.value.status == 409
+        harness.run()
+        assert harness.outcomes["later", 0].tokens == expected_output(prompt_of(9, 2), 2)
+
+    def test_the_longest_lease_is_cut(self) -> None:
+        harness = Harness(max_retain_ttl=30.0)
+        harness.add("a", prompt_of(9), 2, retain_ttl=1e6)
+        harness.run()
+        (lease,) = harness.scheduler.leases.live()
+        assert lease.deadline == lease.idle_since + 30.0
+
+    def test_one_client_cannot_hold_all_leases(self) -> None:
+        harness = Harness(num_tokens=2048, leases=4)
+        harness.add("kept", prompt_of(20, 99), 2, retain_ttl=1e6, client="b")
+        harness.run()
+        for number in range(6):
+            harness.add(f"a{number}", prompt_of(20, number), 2, retain_ttl=1e6, client="a")
+            harness.run()
+        clients = [lease.client for lease in harness.scheduler.leases.live()]
+        assert clients == ["b", "a", "a"]
