@@ -171,21 +171,17 @@ class RadixCache:
         seq.node = last
         seq.tree_len = end
 
-    def truncate(
-        self, seq: KVSequence, token_ids: np.ndarray, length: int, *, quarantine_step: int | None = None
-    ) -> None:
+    def truncate(self, seq: KVSequence, length: int, *, quarantine_step: int | None = None) -> None:
         """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
 
-        token_ids: int32, its ids, at least ``length`` of them. A page of the tree cannot be kept in part: a cut inside
-        one goes back to its start, and ``seq.length`` says where that is. A cut behind the tree's part, the usual case,
-        needs no look-up. ``quarantine_step`` as for `cache_finished_req`.
+        A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says
+        where that is. ``quarantine_step`` as for `cache_finished_req`.
         """
         node = self._own_node(seq)
         old_tree_len, old_length = seq.tree_len, seq.length
         if length < seq.tree_len:
             length = self._whole_pages(length)
-            shorter = self.tree.match(self.tree.root, seq.namespace, _id_bytes(token_ids[:length]))
-            assert shorter.prefix_len == length, "a locked path is whole"
+            shorter = self.tree.cut_path(node, length)
             self.lock(shorter)
             self.unlock(node)
             seq.node, seq.tree_len = shorter, length
@@ -309,6 +305,24 @@ class RadixCache:
         self.allocator.free(slots)
         self.evictable_tokens -= len(slots)
         self.evicted_total += len(slots)
+        return len(slots)
+
+    def drop_path(self, node: TreeNode) -> int:
+        """Give up a cached prefix whose KV cannot be trusted, with all that hangs on it: no match finds it any more.
+
+        What nobody locks leaves the tree at once, and no other tier takes it; the rest does as it is evicted, once it
+        is unlocked. Returns the tokens freed. Nodes that have left the tree, and the root, are nothing to drop.
+        """
+        if node.parent is None:
+            return 0
+        gone = [found for found in self.tree.nodes(self.tree.hide(node)) if not found.lock_ref]
+        if not gone:
+            return 0
+        self.tree.remove_leaves(gone[::-1])
+        self.order.forget_removed()
+        slots = np.concatenate([found.value for found in gone])
+        self.allocator.free(slots)
+        self.evictable_tokens -= len(slots)
         return len(slots)
 
     def reset(self) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from .node import TreeNode
@@ -61,6 +61,12 @@ class EvictionOrder:
     def clear(self) -> None:
         self._queue.clear()
         self._heap.clear()
+
+    def forget_removed(self) -> None:
+        """Drop the entries of nodes that have left the tree other than by eviction, which would keep them alive."""
+        self._queue = deque(entry for entry in self._queue if entry[2].parent is not None)
+        self._heap = [entry for entry in self._heap if entry[2].parent is not None]
+        heapify(self._heap)
 
     def choose_victims(self, num_tokens: int) -> list[TreeNode]:
         """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; whole

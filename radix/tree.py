@@ -102,6 +102,16 @@ class RadixTree:
         self.total_nodes += 1
         return upper
 
+    def cut_path(self, node: TreeNode, length: int) -> TreeNode:
+        """The node at which the first ``length`` tokens of the path down to ``node`` end, in whole pages; not more than
+        the path has. Splits a longer node if need be."""
+        while node.parent is not None and node.parent.prefix_len >= length:
+            node = node.parent
+        if node.prefix_len == length:
+            return node
+        assert node.parent is not None
+        return self.split(node, length - node.parent.prefix_len)
+
     def add_leaf(self, parent: TreeNode, namespace: str, key: bytes, value: np.ndarray, last_access: int) -> TreeNode:
         """Hang a new node below ``parent``. No child there may begin with key's first page."""
         child_key = self._child_key(parent, namespace, key, 0)
@@ -125,6 +135,15 @@ class RadixTree:
                 parent.device_children -= 1
         self.total_nodes -= len(leaves)
 
+    def hide(self, node: TreeNode) -> TreeNode:
+        """Have no match find the branch of the root that ``node`` is on: it is filed where no namespace leads. Handles
+        and locks in it stay as they are, and its nodes in the tree. Returns the first node of the branch."""
+        top = self.branch(node)
+        del self.root.children[top.child_key]
+        top.child_key = (f"\0hidden {top.serial}", top.key[: self.page_bytes])
+        self.root.children[top.child_key] = top
+        return top
+
     # -- read --------------------------------------------------------------------------------------------------------
 
     def path_values(self, node: TreeNode, top: TreeNode) -> list[np.ndarray]:
@@ -138,9 +157,15 @@ class RadixTree:
         values.reverse()
         return values
 
-    def nodes(self) -> Iterator[TreeNode]:
-        """Every node without the root, parents before children."""
-        todo = list(self.root.children.values())
+    def branch(self, node: TreeNode) -> TreeNode:
+        """The first node on the path from below the root down to ``node``; the root's is itself."""
+        while node.parent is not None and node.parent is not self.root:
+            node = node.parent
+        return node
+
+    def nodes(self, top: TreeNode | None = None) -> Iterator[TreeNode]:
+        """Every node without the root, or ``top`` and all below it; parents before children."""
+        todo = list(self.root.children.values()) if top is None else [top]
         while todo:
             node = todo.pop()
             todo.extend(node.children.values())

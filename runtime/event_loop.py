@@ -245,7 +245,7 @@ class EventLoop:
         """Tell the clients what happened, and forget the requests that have ended.
 
         output: the step that the events came from. failure: why all these requests have ended, unless an event brings
-        its own refusal (its parent is to blame).
+        its own refusal (its parent, or its own logits, are to blame).
         """
         refusals = {event.request.rid: event.refusal or failure for event in events if event.refusal or failure}
         message = self._outputs.build([e for e in events if e.request.rid not in refusals], output, now)

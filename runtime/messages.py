@@ -201,6 +201,7 @@ class WorkerStats(Message, frozen=True):
     retractions: int = 0
     steps: int = 0
     leaked_tokens: int = 0
+    nonfinite_requests: int = 0
 
 
 ToWorker = RequestSpec | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie

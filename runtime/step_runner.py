@@ -20,7 +20,7 @@ from .runner.step_profile import StepProfiler
 from .sampling.beam_candidates import BeamRanker
 from .sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 from .sampling.penalties import PendingTokens
-from .sampling.sampler import Sampler
+from .sampling.sampler import Sampled, Sampler
 from .sampling.sequences import SequenceState, SequenceTable
 from .text.stop_strings import StopStringChecker
 from .text.token_bytes import TokenBytes
@@ -58,7 +58,7 @@ class StepInFlight:
     output_logprobs: _OutputLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
-    """Tokens of the sampled rows, int64 [n], then the tensors of the logprobs."""
+    """Tokens of the sampled rows, int64 [n]; their peaks, float32 [n]; then the tensors of the logprobs."""
     beams: list[BeamCandidates | None]
 
 
@@ -98,11 +98,11 @@ class StepRunner:
         sampled, outputs = self._sample(forward.logits, batch, rows, previous_ids)
         inputs = None if forward.logprob_hidden is None else self._input_logprobs(forward.logprob_hidden, batch)
         scores = [wanted for wanted in (outputs.scores if outputs is not None else None, inputs) if wanted is not None]
-        copy = to_host([sampled, *(tensor for score in scores for tensor in score.tensors)])
-        next_ids = sampled
+        copy = to_host([sampled.ids, sampled.peaks, *(tensor for score in scores for tensor in score.tensors)])
+        next_ids = sampled.ids
         if len(rows) < len(batch):
-            (index,) = upload([rows], sampled.device)
-            next_ids = sampled.new_zeros(len(batch)).index_copy_(0, index, sampled)
+            (index,) = upload([rows], next_ids.device)
+            next_ids = next_ids.new_zeros(len(batch)).index_copy_(0, index, next_ids)
         self._profiler.lap("launch")
         beams: list[BeamCandidates | None] = []
         if batch.beams:
@@ -120,11 +120,13 @@ class StepRunner:
 
     def finish(self, step: StepInFlight) -> StepOutput:
         """Wait for a step and collect what it computed."""
-        sampled, *arrays = step.copy.wait()
+        sampled, peaks, *arrays = step.copy.wait()
         self._profiler.lap("wait")
         counts = np.zeros(len(step.batch), dtype=np.int32)
         counts[step.sampled_rows] = 1
-        output = StepOutput(StepResult(sampled.astype(np.int32), counts, beams=step.beams))
+        failed = step.sampled_rows[~np.isfinite(peaks)].tolist()
+        failed += [beam.start for beam, found in zip(step.batch.beams, step.beams) if found and not found.is_finite]
+        output = StepOutput(StepResult(sampled.astype(np.int32), counts, beams=step.beams, failed_rows=failed))
         if (outputs := step.output_logprobs) is not None:
             ids = sampled[outputs.sampled].astype(np.int32).reshape(-1, 1)
             chunks = outputs.scores.read(arrays[:3], list(ids))
@@ -132,7 +134,9 @@ class StepRunner:
         if step.input_logprobs is not None:
             targets = step.batch.logprob_targets
             chunks = step.input_logprobs.read(arrays[-3:], targets)
-            output.input_logprobs = list(zip(_logprob_serials(step.batch), chunks, strict=True))
+            rows = _logprob_rows(step.batch)
+            failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
+            output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
         self._take_tokens(step, output.result)
         return output
 
@@ -163,10 +167,11 @@ class StepRunner:
 
     def _sample(
         self, logits: torch.Tensor, batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor | None
-    ) -> tuple[torch.Tensor, _OutputLogprobs | None]:
-        """Sample a token for each of ``rows`` (device int64 [n]); also the logprobs of those that want them."""
+    ) -> tuple[Sampled, _OutputLogprobs | None]:
+        """Sample a token for each of ``rows``; also the logprobs of those that want them."""
         if not len(rows):
-            return torch.empty(0, dtype=torch.int64, device=logits.device), None
+            nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
+            return Sampled(nothing, nothing.to(torch.float32)), None
         sequences = [self._sequences[serial] for serial in batch.serials[rows].tolist()]
         allowed = batch.allowed
         if allowed is not None and len(rows) < len(batch):
@@ -178,7 +183,7 @@ class StepRunner:
         if previous_ids is not None:
             pending = PendingTokens(batch.input_ids[np.cumsum(batch.extend_lens)[rows] - 1], previous_ids)
         sampled = self._sampler.sample(logits, sequences, batch.output_positions[rows], allowed, pending)
-        return sampled, self._output_logprobs(logits, sampled, sequences)
+        return sampled, self._output_logprobs(logits, sampled.ids, sequences)
 
     def _output_logprobs(
         self, logits: torch.Tensor, sampled: torch.Tensor, sequences: list[SequenceState]
@@ -225,7 +230,7 @@ class StepRunner:
         targets = batch.logprob_targets
         kept = [np.arange(start, start + len(target)) for start, target in zip(starts, targets, strict=True)]
         top_ks = []
-        for serial in _logprob_serials(batch):
+        for serial in batch.serials[_logprob_rows(batch)].tolist():
             options = self._sequences[serial].info.logprobs
             assert options is not None, "only sequences with logprobs have targets"
             top_ks.append(options.top_k)
@@ -233,9 +238,9 @@ class StepRunner:
         return input_logprobs(hidden.index_select(0, index), targets, top_ks, self._runner.compute_logits)
 
 
-def _logprob_serials(batch: ScheduleBatch) -> list[int]:
-    """The serial of each entry of batch.logprob_targets."""
-    return batch.serials[batch.logprob_starts < batch.extend_lens].tolist()
+def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:
+    """int64 [n]: the row of each entry of batch.logprob_targets."""
+    return np.flatnonzero(batch.logprob_starts < batch.extend_lens)
 
 
 def _logits_rows(batch: ScheduleBatch) -> np.ndarray:

@@ -119,6 +119,8 @@ class BeamCandidates:
     """int32 [rows, top_k]: the likeliest tokens after each beam, for requests that want them."""
     top_logprobs: np.ndarray | None = None
     """float32 [rows, top_k]"""
+    is_finite: bool = True
+    """False if the logits of some beam say nothing (StepResult.failed_rows)."""
 
 
 @dataclass(slots=True)
@@ -197,13 +199,20 @@ class StepResult:
     """Batch row -> match, found in the text up to and including one of its new tokens."""
     beams: list[BeamCandidates | None] = field(default_factory=list)
     """Parallel to ScheduleBatch.beams."""
+    failed_rows: list[int] = field(default_factory=list)
+    """Batch rows whose logits say nothing: one is NaN or +inf, or all are -inf. What their tokens are is undefined."""
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[int]], beams: list[BeamCandidates | None] | None = None) -> StepResult:
+    def of_rows(
+        cls,
+        rows: Sequence[Sequence[int]],
+        beams: list[BeamCandidates | None] | None = None,
+        failed_rows: Sequence[int] = (),
+    ) -> StepResult:
         """Build a result from the tokens of each row."""
         counts = np.array([len(row) for row in rows], dtype=np.int32)
         token_ids = np.array([token for row in rows for token in row], dtype=np.int32)
-        return cls(token_ids, counts, beams=beams or [])
+        return cls(token_ids, counts, beams=beams or [], failed_rows=list(failed_rows))
 
     def rows(self) -> list[list[int]]:
         """The tokens of each row."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .batch import StopMatch
+from .batch import StepResult, StopMatch
 from .outcome import FinishReason
 from .request import Request
 
@@ -38,6 +38,12 @@ class Endings:
         """True if this token id ends the request."""
         is_eos = token_id in self._eos_token_ids and request.ends_at_eos
         return is_eos or token_id in request.sampling.stop_token_ids
+
+    def ends_within_token(self, requests: list[Request], result: StepResult) -> list[tuple[Request, StopMatch]]:
+        """The requests (one for each row of a step) that ``result`` will end within a token, each with its match."""
+        tokens_of = result.rows() if result.stop_matches else []
+        matches = result.stop_matches.items()
+        return [(requests[row], m) for row, m in matches if self.cuts_token(requests[row], tokens_of[row], m)]
 
     def cuts_token(self, request: Request, token_ids: list[int], match: StopMatch) -> bool:
         """True if the match, found in the text of these new tokens, ends the request and leaves text between the last

@@ -59,6 +59,8 @@ class Inheritance:
     lease: Lease | None = None
     """The lease it has claimed; None from admission on."""
     keep_parent: bool = False
+    copied: Lease | None = None
+    """The lease that its first tokens' KV was copied from, where the parent is kept; set at admission."""
 
     def lost_claim(self) -> None:
         """Called at admission. A lease that is still claimed then broke, or another child took it over."""
@@ -261,7 +263,8 @@ class RequestEvent:
 
     row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: the row's new tokens up
     to the one that ended the request.
-    refusal: set if the request ended before it began, because its parent cannot be continued; ``finish`` is set too.
+    refusal: set if the request ended before it began, because its parent cannot be continued, or if what was computed
+    for it is worth nothing; ``finish`` is set too.
     """
 
     request: Request

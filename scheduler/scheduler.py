@@ -26,6 +26,7 @@ from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
 from .limits import check_queue, duplicate_rid, lease_budget, timed_out
 from .memory.beam_memory import BeamMemory
+from .memory.distrust import Distrust
 from .memory.kv_memory import KVMemory
 from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
@@ -53,6 +54,7 @@ class Scheduler:
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
         self._config = config
+        self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         self._policy = make_policy(config.schedule_policy, cache, self._fill_time)
         self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
@@ -67,6 +69,7 @@ class Scheduler:
             max_running=config.max_running_requests,
         )
         self._decode = DecodeScheduler(self._memory, self._beams)
+        self._distrust = Distrust(self._memory, self._counters)
         self._endings = Endings(eos_token_ids)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
@@ -75,7 +78,6 @@ class Scheduler:
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
-        self._counters = SchedulerCounters()
         self._extends_in_a_row = 0
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
@@ -263,16 +265,15 @@ class Scheduler:
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
         """The requests that ``result`` will end within a token (`Endings.cuts_token`), each with its match."""
-        requests, tokens_of = self._in_flight[0].requests, result.rows() if result.stop_matches else []
-        matches = result.stop_matches.items()
-        return [(requests[row], m) for row, m in matches if self._endings.cuts_token(requests[row], tokens_of[row], m)]
+        return self._endings.ends_within_token(self._in_flight[0].requests, result)
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
         step = self._in_flight.pop(0)
         batch = step.batch
         self._fill_time.step_done(batch.num_prompt_tokens, step.formed, now)
-        events: list[RequestEvent] = []
+        distrusted = self._distrust.take(step.requests, result.failed_rows, self._live)
+        events = self._distrust.drop(distrusted, self._abort_each(distrusted.requests, now, self._distrust.MESSAGE))
         lengths, samples, is_extend = batch.seq_lens.tolist(), batch.samples.tolist(), batch.is_extend
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:

@@ -16,6 +16,7 @@ class SchedulerCounters:
     steps: int = 0
     retractions: int = 0
     leaked_tokens: int = 0
+    nonfinite_requests: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
 
@@ -54,6 +55,7 @@ class SchedulerStats:
     evicted_tokens: int
     retractions: int
     leaked_tokens: int
+    nonfinite_requests: int
     steps: int
 
 
@@ -80,5 +82,6 @@ def take_stats(
         evicted_tokens=cache.evicted_total,
         retractions=counters.retractions,
         leaked_tokens=counters.leaked_tokens,
+        nonfinite_requests=counters.nonfinite_requests,
         steps=counters.steps,
     )

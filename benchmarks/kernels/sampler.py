@@ -60,7 +60,7 @@ def make_sequences(sampling: SamplingParams, batch: int, vocab_size: int) -> lis
 
 
 def _step(sampler: Sampler, logits: torch.Tensor, sequences: list[SequenceState]) -> None:
-    sampler.sample(logits, sequences, np.zeros(len(sequences), dtype=np.int32)).cpu()
+    sampler.sample(logits, sequences, np.zeros(len(sequences), dtype=np.int32)).ids.cpu()
 
 
 def sampler_table(vocab_sizes: list[int], batches: list[int], repeat: int, device: torch.device) -> None:

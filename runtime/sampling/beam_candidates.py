@@ -123,7 +123,9 @@ class BeamRanker:
         ]
         likeliest = self._likeliest(logits, softmax, searches, firsts)
         # One copy to the host for all of it.
-        arrays = iter(to_host([t for part in ranked for t in part.tensors()] + [t for _, t in likeliest]).wait())
+        tensors = [t for part in ranked for t in part.tensors()] + [t for _, t in likeliest]
+        *copied, log_sums = to_host([*tensors, softmax.log_sum]).wait()
+        arrays = iter(copied)
         found = {i: pairs for part in ranked for i, pairs in _candidates(part.steps, *(next(arrays) for _ in range(4)))}
         tops: dict[int, list[np.ndarray]] = {}
         for i, _ in likeliest:
@@ -140,6 +142,7 @@ class BeamRanker:
                     logprobs=logprobs,
                     top_ids=top_ids,
                     top_logprobs=top_logprobs,
+                    is_finite=bool(np.isfinite(log_sums[first : first + step.stop - step.start]).all()),
                 )
             )
         return result

@@ -46,7 +46,7 @@ class LogprobsInFlight:
 
     tensors: list[torch.Tensor]
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]: n tokens, sequence after sequence, k the
-    largest of ``top_ks``."""
+    largest of ``top_ks``. A value is NaN where a logit is NaN or +inf, or all are -inf."""
     lengths: list[int]
     """Tokens of each sequence."""
     top_ks: Sequence[int]
@@ -114,6 +114,7 @@ def _score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tenso
 
 def _score_rows(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     log_sum = logits.logsumexp(dim=-1, keepdim=True)
+    log_sum.masked_fill_(~log_sum.isfinite(), torch.nan)  # a row that says nothing has no logprobs at all
     values = logits.gather(-1, ids[:, None]) - log_sum
     if k == 0:
         nothing = logits.new_empty(len(logits), 0)

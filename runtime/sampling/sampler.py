@@ -9,6 +9,8 @@ The same request gets the same token in any batch: tokens are ranked in a total 
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
 (`torch_ops`, and its faster twins).
 
+With each token comes the row's highest logit, which is finite unless the row says nothing (`Sampled.peaks`).
+
 Nothing here waits for the device: `device_copy.upload` sends what a step needs, and the tokens stay on the device.
 
 Cost per row: greedy, an argmax; with top_k, a selection of the largest top_k of the batch (one pass over the
@@ -41,6 +43,17 @@ MAX_RANKED_TOP_K = 4096
 
 MIN_TEMPERATURE = 1e-30
 """Smaller temperatures are raised to this: though not 0, they could be 0 in float32."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sampled:
+    """The next token of each row, on the device."""
+
+    ids: torch.Tensor
+    """int64 [n]"""
+    peaks: torch.Tensor
+    """float32 [n]: the highest of the row's logits as they came from the model. It is NaN or infinite where a logit is
+    NaN or +inf, or all are -inf; what the row's token is is undefined then."""
 
 
 @dataclass(slots=True)
@@ -102,8 +115,8 @@ class Sampler:
         positions: np.ndarray,
         allowed: AllowedTokens | None = None,
         pending: PendingTokens | None = None,
-    ) -> torch.Tensor:
-        """Next token ids, int64 [n] on the device.
+    ) -> Sampled:
+        """The next token of each row.
 
         logits: float32 [n, vocab], not changed. sequences: one for each row. positions: int [n], how many output
         tokens come before the sampled one.
@@ -111,14 +124,21 @@ class Sampler:
         any. pending: output tokens of a step in flight, which the sequences do not have yet.
         """
         plan = self._plan_for(sequences)
-        logits = self._adjust(logits, plan, positions, allowed, pending)
+        adjusted = self._adjust(logits, plan, positions, allowed, pending)
+        ids = self._choose(adjusted, plan, positions)
+        if plan.greedy_rows is None and adjusted is logits:  # they are the highest already; a NaN counts as higher
+            return Sampled(ids, logits.gather(1, ids.unsqueeze(1)).squeeze(1))
+        return Sampled(ids, logits.amax(dim=-1))
+
+    def _choose(self, logits: torch.Tensor, plan: _Plan, positions: np.ndarray) -> torch.Tensor:
+        """Token ids int64 [n] from adjusted logits."""
         if plan.greedy_rows is None:
             return logits.argmax(dim=-1)
         draw_key = draw_keys(plan.seeds, positions)
         keys = upload([draw_key.view(np.int64)], self._device)[0].view(torch.int32)
         if len(plan.groups) == 1 and not len(plan.greedy_rows):
             return self._draw(logits, plan.groups[0], keys)
-        next_ids = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
+        next_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if len(plan.greedy_rows):
             next_ids[plan.greedy_rows] = logits[plan.greedy_rows].argmax(dim=-1)
         for group in plan.groups:

@@ -94,18 +94,19 @@ class KVMemory:
             if kv is None:
                 return None
             self.leases.unclaim(lease, now)
+            inheritance.copied = lease
         inheritance.lease = None
-        self._cut(kv, request.token_ids.view(), length)
+        self._cut(kv, length)
         return kv
 
-    def _cut(self, kv: KVSequence, token_ids: np.ndarray, length: int) -> None:
+    def _cut(self, kv: KVSequence, length: int) -> None:
         """Keep the first ``length`` tokens of a sequence. If the cut is inside a page of the tree, the part of it that
         stays is copied, so that nothing is computed again."""
         if kv.length <= length:
             return
         in_tree = length < kv.tree_len
         tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
-        self.cache.truncate(kv, token_ids, length)
+        self.cache.truncate(kv, length)
         if not in_tree or not len(tail):
             return
         self._evict_for(self.page_size)
@@ -194,7 +195,7 @@ class KVMemory:
         in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
-        self.cache.truncate(kv, ids, length, quarantine_step=in_flight)
+        self.cache.truncate(kv, length, quarantine_step=in_flight)
         lease = self.leases.grant(kv, terms, written_by=in_flight)
         if lease is None:
             self.cache.release(kv, quarantine_step=in_flight)

@@ -21,6 +21,8 @@ from baton.scheduler.sampling_params import SamplingParams
 VOCAB = 1000
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
 _START = 7
+SPOILED = 3
+"""The KV of a token that is not finite, and of every token behind it."""
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -156,6 +158,8 @@ class KVEchoModel:
         self.open: dict[int, SequenceInfo] = {}
         """By serial, as the batches said."""
         self.computed_tokens = 0
+        self.spoiling: set[int] = set()
+        """Token ids whose KV is not finite."""
 
     def forward(self, batch: ScheduleBatch, fails_before: Stage | None = None) -> StepResult:
         """Compute a step. With ``fails_before`` it raises StepFailed there, all that comes before being done; before
@@ -181,6 +185,7 @@ class KVEchoModel:
             raise StepFailed(fails_before)
         next_ids = np.full(len(batch), -1, dtype=np.int32)
         logprobs = {}
+        failed: list[int] = []
         allowed: dict[int, list[int]] = {}
         if batch.allowed is not None:
             for row, token in zip(*(array.tolist() for array in batch.allowed.unpack())):
@@ -198,9 +203,11 @@ class KVEchoModel:
                 if token < 0:
                     token = int(self._last_next_ids[-token - 1])
                     assert token >= 0, "a placeholder names a row that sampled nothing"
-                state = _mix(state, token)
+                state = SPOILED if token in self.spoiling or state == SPOILED else _mix(state, token)
                 self._kv[slot] = state
             kv = self._kv[self._mirror[row, : old + new]]
+            if batch.samples[i] and (kv == SPOILED).any():
+                failed.append(i)
             if i in of_search:
                 logprobs[i] = _token_logprobs(kv)
             elif batch.samples[i]:
@@ -211,7 +218,7 @@ class KVEchoModel:
         if fails_before == "finish":
             raise StepFailed(fails_before)
         beams = [self._answer(step, logprobs) for step in batch.beams]
-        return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams)
+        return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams, failed)
 
     def _answer(self, step: BeamStep, logprobs: dict[int, np.ndarray]) -> BeamCandidates | None:
         if step.num_candidates == 0:

@@ -182,7 +182,7 @@ class TestCutsAndForks:
         assert rig.compute(running, 31)
         rig.publish(running)
         assert rig.compute(running, 50)
-        rig.cache.truncate(running.kv, running.ids, length)
+        rig.cache.truncate(running.kv, length)
         kept = running.kv.length
         assert kept == (length if length >= running.kv.tree_len and length > 31 - 31 % page else length - length % page)
         running.ids = np.concatenate([running.ids[:kept], tokens(20, 300)])
@@ -196,7 +196,7 @@ class TestCutsAndForks:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(50))
         assert rig.compute(running)
-        rig.cache.truncate(running.kv, running.ids, 20, quarantine_step=7)
+        rig.cache.truncate(running.kv, 20, quarantine_step=7)
         running.committed = 20
         assert rig.verify().quarantined == -(-50 // page) * page - -(-20 // page) * page
         rig.allocator.release_quarantine(7)

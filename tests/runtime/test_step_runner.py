@@ -228,3 +228,59 @@ def test_a_step_with_a_sequence_that_was_never_opened_may_close_it():
     """Its first step failed before it was launched."""
     step_runner = make_step_runner(random_logits(1))
     assert len(step_runner.run(make_batch([greedy()], closed=[10**6])).result.rows()) == 1
+
+
+def broken_logits(rows: int) -> torch.Tensor:
+    """Row 1 holds a NaN, row 2 +inf, row 3 nothing but -inf; all others are sound, and row 4 has many -inf."""
+    logits = random_logits(rows)
+    logits[1, 9] = torch.nan
+    logits[2, 9] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, : VOCAB_SIZE // 2] = -torch.inf
+    return logits
+
+
+@pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"temperature": 1.0}, {"logprobs": LogprobOptions(top_k=2)}])
+def test_rows_that_are_not_finite_are_named(wish):
+    logits = broken_logits(6)
+    infos = [make_info(serial=next(SERIALS), **wish) for _ in range(7)]
+    samples = [True, True, False, True, True, True, True]  # the third has no logits
+    result = make_step_runner(torch.cat([logits[:2], logits[:1], logits[2:]])).run(make_batch(infos, samples)).result
+    assert result.failed_rows == [1, 3, 4]
+    assert [len(row) for row in result.rows()] == [1, 1, 0, 1, 1, 1, 1]
+
+
+def test_a_search_fails_with_any_of_its_beams():
+    logits = broken_logits(7)
+    sound, broken, idle = make_search(2), make_search(3), make_search(1)
+    order = torch.tensor([0, 4, 5, 2, 6, 3])
+    steps = [make_step(sound, 0, 2, 4), make_step(broken, 2, 5, 6), make_step(idle, 5, 6, 0)]
+    infos = [sound] * 2 + [broken] * 3 + [idle]
+    result = make_step_runner(logits[order]).run(make_batch(infos, beams=steps)).result
+    assert result.failed_rows == [2]
+
+
+def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples():
+    """A chunk in the middle of a prompt: there are hidden states for its logprobs, and no logits to sample from."""
+    hidden, head = torch.eye(6, 8), random_logits(8)
+
+    def compute_logits(states: torch.Tensor) -> torch.Tensor:
+        logits = states @ head
+        logits[states[:, 4] > 0, 3] = torch.nan
+        return logits
+
+    infos = [greedy(logprobs=LogprobOptions(0, 1)), greedy(), greedy(logprobs=LogprobOptions(0, 1))]
+    targets = [np.array([5, 6, 7], dtype=np.int32), np.array([8, 9, 10], dtype=np.int32)]
+    extend_lens = np.array([3, 1, 3], dtype=np.int32)
+    batch = make_batch(
+        infos,
+        [False, False, False],
+        extend_lens=extend_lens,
+        logprob_starts=np.array([0, 1, 0], dtype=np.int32),
+        logprob_targets=targets,
+    )
+    step_runner = make_step_runner(random_logits(3))
+    output = ForwardOutput(torch.empty(0, VOCAB_SIZE), hidden)
+    runner = SimpleNamespace(forward=lambda batch, previous: output, compute_logits=compute_logits)
+    step_runner._runner = cast(Any, runner)
+    assert step_runner.run(batch).result.failed_rows == [2]

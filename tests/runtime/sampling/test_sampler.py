@@ -97,7 +97,7 @@ def sampler(vocab_size: int, ops: SamplingOps = TORCH_OPS) -> Sampler:
 def sample(
     fast: Sampler, logits: torch.Tensor, sequences: list[KnownSequence], allowed: AllowedTokens | None = None
 ) -> torch.Tensor:
-    return fast.sample(logits, [s.state for s in sequences], positions_of(sequences), allowed)
+    return fast.sample(logits, [s.state for s in sequences], positions_of(sequences), allowed).ids
 
 
 @pytest.mark.parametrize("ops", [TORCH_OPS, TORCH_GPU_OPS], ids=["cpu", "gpu"])
@@ -337,8 +337,8 @@ class TestEdges:
         """A step that is sampled while the one before is in flight draws at the next position."""
         logits = torch.zeros(1, 5000)
         sequence, fast = make_known(seed=1), sampler(5000)
-        ahead = fast.sample(logits, [sequence.state], np.array([1]))
-        now = fast.sample(logits, [sequence.state], np.array([0]))
+        ahead = fast.sample(logits, [sequence.state], np.array([1])).ids
+        now = fast.sample(logits, [sequence.state], np.array([0])).ids
         sequence.append(int(now))
         assert torch.equal(sample(fast, logits, [sequence]), ahead) and not torch.equal(now, ahead)
 

@@ -1,0 +1,61 @@
+"""Weights that give NaN for one token, over HTTP: whoever uses it gets a 500, everybody else an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from nan_model import write_nan_model
+from server_under_test import ServerUnderTest
+
+pytestmark = pytest.mark.process
+
+BAD = 1500
+PROMPT = list(range(100, 160))
+GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    folder = tmp_path_factory.mktemp("server")
+    flags = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu")
+    flags += ("--overlap-schedule", request.param)
+    with ServerUnderTest(write_nan_model(folder, BAD), folder, *flags, behaviour=None) as running:
+        yield running.wait_ready()
+
+
+def test_it_ends_with_500_and_its_prefix_is_computed_again(server: ServerUnderTest) -> None:
+    sound: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": GREEDY}
+    expected = server.generate(**sound).json()["output_ids"]
+    assert server.generate(**sound).json()["meta_info"]["cached_tokens"] > 0
+    for fields in (
+        {},
+        {"return_logprob": True, "logprob_start_len": 0},
+        {"sampling_params": GREEDY | {"beam_width": 4}},
+    ):
+        answer = server.generate(**{"sampling_params": GREEDY, "rid": "bad", **fields}, input_ids=[*PROMPT, BAD, 7])
+        assert answer.status_code == 500, answer.text
+        error = answer.json()["error"]
+        assert error["code"] == "logits_not_finite" and "not finite" in error["message"]
+    again = server.generate(**sound).json()
+    assert again["meta_info"]["cached_tokens"] == 0, "the prefix that it shared is not trusted"
+    assert again["output_ids"] == expected
+    child = server.generate(continuation_of="bad", continuation_ids=[5], sampling_params=GREEDY)
+    assert child.status_code == 409 and child.json()["error"]["code"] == "parent_failed"
+
+
+def test_a_batch_and_a_stream_say_so(server: ServerUnderTest) -> None:
+    answer = server.generate(input_ids=[PROMPT, [BAD]], sampling_params=GREEDY)
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "logits_not_finite"
+    answer = server.generate(input_ids=[BAD], sampling_params=GREEDY, stream=True)
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    assert answer.status_code == 500 or json.loads(lines[-1])["error"]["code"] == "logits_not_finite"
+
+
+def test_the_requests_are_counted(server: ServerUnderTest) -> None:
+    server.wait_until(lambda: server.metric("num_nonfinite_total") > 0, "the tests before count")
+    before = server.metric("num_nonfinite_total")
+    assert server.generate(input_ids=[BAD, 5], sampling_params=GREEDY | {"n": 2}).status_code == 500
+    server.wait_until(lambda: server.metric("num_nonfinite_total") == before + 1, "one request more")
