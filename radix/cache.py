@@ -292,11 +292,11 @@ class RadixCache:
     # -- eviction ----------------------------------------------------------------------------------------------------
 
     def evict(self, num_tokens: int) -> int:
-        """Free at least ``num_tokens`` tokens, least recently used leaves first, whole nodes at a time.
+        """Free at least ``num_tokens`` tokens, least recently used leaves first, and less than a page more.
 
         Returns the tokens freed: less than asked if the rest is locked. Evicting 0 is always safe.
         """
-        victims = self.order.choose_victims(num_tokens)
+        victims = self.order.choose_victims(self.tree, num_tokens)
         if not victims:
             return 0
         dropped = self.residency.select_dropped(victims)

@@ -19,6 +19,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from .node import TreeNode
+from .tree import RadixTree
 
 
 class EvictionOrder:
@@ -68,14 +69,18 @@ class EvictionOrder:
         self._heap = [entry for entry in self._heap if entry[2].parent is not None]
         heapify(self._heap)
 
-    def choose_victims(self, num_tokens: int) -> list[TreeNode]:
-        """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; whole
-        nodes, the least recently used first. Once its last child is chosen, a parent is a leaf too."""
+    def choose_victims(self, tree: RadixTree, num_tokens: int) -> list[TreeNode]:
+        """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; the
+        least recently used first. Once its last child is chosen, a parent is a leaf too. Of the last one only as many
+        pages go as are needed, from its end: what is left of it is the next victim."""
         victims: list[TreeNode] = []
         while num_tokens > 0:
             victim = self.pop()
             if victim is None:
                 break
+            kept_pages = (len(victim.value) - num_tokens) // tree.page_size
+            if kept_pages > 0:
+                tree.split(victim, kept_pages * tree.page_size)  # the object stays the lower part, which goes
             victims.append(victim)
             num_tokens -= len(victim.value)
             victim.on_device = False

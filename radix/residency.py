@@ -2,7 +2,7 @@
 
     insert ──▶ on the device ──┬─ locked: it stays ───────── unlock ──┐
                                └─ unlocked: in the eviction order ◀───┘
-                                          │ evict: the least recently used leaf
+                                          │ evict: the least recently used leaf, or the end of it
                                           ▼
                                         victim ──select_dropped──▶ dropped: it leaves the tree, its slots are free
 

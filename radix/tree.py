@@ -35,6 +35,7 @@ class RadixTree:
     """Maps (namespace, token ids) to slots, in whole pages. Owns the nodes and their links."""
 
     def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
         self.page_bytes = page_size * ID_BYTES
         self.total_nodes = 0
         """Nodes in the tree, without the root."""

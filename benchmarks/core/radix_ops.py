@@ -182,7 +182,12 @@ def evict_many(leaves: int) -> Callable[[], float]:
 
 def evict_one() -> float:
     server = with_leaves(100_000)
-    return per_call(lambda: server.cache.evict(1), 1000)
+    return per_call(lambda: server.cache.evict(16), 1000)
+
+
+def trim_one() -> float:
+    server = with_leaves(1, leaf_tokens=100_000)
+    return per_call(lambda: server.cache.evict(1), 300)
 
 
 def alloc_or_free(which: str) -> Callable[[], float]:
@@ -313,6 +318,7 @@ def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
         Operation("evict 10k tokens of 10k leaves, full pool", 2000, ("17000", "20000", "–"), evict_many(10_000)),
         Operation("… of 100k leaves", 2500, ("23000", "67000", "–"), evict_many(100_000)),
         Operation("evict one leaf of 100k", 10, ("4000", "56000", "–"), evict_one),
+        Operation("evict 1 token of a leaf of 100k tokens", 100, none, trim_one),
         Operation("alloc 8192 of 500k", 5, ("56", "56", "–"), alloc_or_free("alloc")),
         Operation("free 8192 of 500k", 5, ("2390", "2390", "–"), alloc_or_free("free")),
     ]

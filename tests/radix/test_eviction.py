@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cache_rig import CacheRig
 
+from baton.radix.cache import StaleHandleError
 from baton.radix.eviction import EvictionOrder
 from baton.radix.tree import RadixTree
 
@@ -56,7 +57,7 @@ def test_least_recently_used_goes_first() -> None:
     rig.cache.match_len("", tokens(1, 1, 1))  # none
     for gone in (1, 2, 3, 0):
         assert rig.cache.match_len("", tokens(gone, gone, gone)) == 3
-        assert rig.cache.evict(1) == 3
+        assert rig.cache.evict(3) == 3
         assert rig.cache.match_len("", tokens(gone, gone, gone)) == 0
         rig.verify()
 
@@ -72,24 +73,49 @@ def test_an_access_to_a_branch_keeps_its_stem_young_when_the_branch_is_gone() ->
     assert rig.cache.evict(1) == 1  # 3
     assert rig.cache.evict(1) == 1  # 2: only the stem's own last access lies before that of 5 5
     rig.cache.unlock(other)
-    assert rig.cache.evict(1) == 2
+    assert rig.cache.evict(2) == 2
     assert rig.cache.match_len("", tokens(5, 5)) == 0
     assert rig.cache.match_len("", tokens(1, 1)) == 2
 
 
-def test_whole_nodes_go_until_enough_is_free() -> None:
+def test_no_more_goes_than_is_asked_for() -> None:
     rig = CacheRig()
     for i in range(5):
         rig.insert(tokens(*[i] * 10))
     assert rig.cache.evict(0) == 0
     assert rig.cache.evict(-5) == 0
-    assert rig.cache.evict(11) == 20
-    assert rig.cache.evict(1000) == 30
+    assert rig.cache.evict(11) == 11
+    assert rig.cache.match_len("", tokens(*[1] * 10)) == 9, "the tail goes, what is in front of it can still be used"
+    rig.verify()
+    assert rig.cache.evict(1000) == 39
     assert rig.cache.evict(1) == 0
     assert rig.cache.evicted_total == 50
     assert rig.cache.total_nodes == 0
     assert rig.allocator.free_tokens == rig.allocator.total_tokens
     rig.verify()
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_long_leaf_is_trimmed_from_its_end_in_whole_pages(page: int) -> None:
+    rig = CacheRig(num_tokens=4_096, page_size=page, context=4_000)
+    ids = np.arange(4_000, dtype=np.int32)
+    rig.insert(tokens(*[7] * 64))
+    rig.insert(ids)
+    rig.cache.match_prefix("", tokens(*[7] * 64))  # younger than the long one
+    left = 4_000
+    for asked in (1, page, 3 * page + 1, 500):
+        freed = rig.cache.evict(asked)
+        left -= freed
+        assert asked <= freed < asked + page
+        assert rig.cache.match_len("", ids) == left == rig.cache.evictable_tokens - 64
+        assert rig.cache.total_nodes == 2 and len(list(rig.cache.order.entries())) == 2
+    rig.verify()
+    handle = rig.cache.match_prefix("", ids).handle
+    rig.cache.match_prefix("", tokens(*[7] * 64))
+    rig.cache.evict(1)
+    with pytest.raises(StaleHandleError):
+        rig.cache.lock(handle)  # it means more tokens than are left
+    assert rig.cache.evict(left + 10) == left + (16 if page == 16 else 10) and rig.cache.match_len("", ids) == 0
 
 
 def test_what_is_locked_and_all_above_it_stays() -> None:

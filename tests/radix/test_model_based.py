@@ -61,7 +61,7 @@ class Model:
         return max(i for i, (ns, data) in enumerate(self.accesses) if ns == namespace and data.startswith(key))
 
     def evict_one(self) -> None:
-        """The cache must evict the unlocked leaf that was not accessed for longest, and nothing else."""
+        """The cache must evict the last page of the unlocked leaf that was not accessed for longest."""
         leaves = [node for node in self.rig.cache.tree.nodes() if not node.children and not node.lock_ref]
         if not leaves:
             assert self.rig.cache.evict(1) == 0
@@ -69,13 +69,25 @@ class Model:
             return
         victim = min(leaves, key=lambda node: self.last_access(self.path(node)))
         namespace, key = self.path(victim)
-        tokens = len(victim)
-        free = self.rig.allocator.free_tokens
-        assert self.rig.cache.evict(1) == tokens
-        assert self.rig.allocator.free_tokens == free + tokens
-        assert victim.parent is None
-        first = len(key) - 4 * tokens
-        self.cached -= {(ns, data) for ns, data in self.prefixes(namespace, key) if len(data) > first}
+        free, page = self.rig.allocator.free_tokens, self.rig.cache.page_size
+        assert self.rig.cache.evict(1) == page
+        assert self.rig.allocator.free_tokens == free + page
+        assert victim.parent is None, "a handle to it is dead, though some of it may be left"
+        self.cached.remove((namespace, key))
+
+    def last_pages(self, count: int) -> set[Prefix]:
+        """The pages that go if ``count`` must: of leaves that nobody locks, the one that was not accessed for longest,
+        again and again."""
+        nodes = [(self.path(node), node) for node in self.rig.cache.tree.nodes()]
+        kept = {p for path, node in nodes if node.lock_ref for p in self.prefixes(*path)}
+        left = {prefix for prefix in self.cached if prefix not in kept}
+        gone: set[Prefix] = set()
+        for _ in range(count):
+            inner = {(ns, data[: -self.page_bytes]) for ns, data in left}
+            victim = min(left - inner, key=lambda prefix: (self.last_access(prefix), -len(prefix[1])))
+            left.remove(victim)
+            gone.add(victim)
+        return gone
 
     def compare(self) -> None:
         """Everything cached is there, nothing else is."""
@@ -184,7 +196,13 @@ class Episode:
             self.rig.release(running, self.rng.choice([None, self.step]))
 
     def evict(self) -> None:
-        self.model.evict_one()
+        """Some pages at once go in the order in which they would go one by one."""
+        tokens = self.rng.randrange(1, 4 * self.page + 1)
+        before = self.rig.cache.evictable_tokens
+        pages = min(-(-tokens // self.page), before // self.page)
+        gone = self.model.last_pages(pages)
+        assert self.rig.cache.evict(tokens) == pages * self.page
+        self.model.cached -= gone
 
     def look(self) -> None:
         namespace, ids = self.rng.choice(["", "salt"]), random_ids(self.rng, self.stems, self.page)
