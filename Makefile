@@ -49,6 +49,7 @@ serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
 	$(BIN)/python -m benchmarks.core.radix_ops
 	$(BIN)/python -m benchmarks.core.handoff
+	$(BIN)/python -m benchmarks.core.admission
 	$(BIN)/python -m benchmarks.core.host_time
 	$(BIN)/python -m benchmarks.serving.two_stage --concurrency 1 16 --pairs 4
 	$(BIN)/python -m benchmarks.serving.two_stage --beam-width 32 --concurrency 1 --pairs 4

@@ -86,24 +86,31 @@ class RadixCache:
 
     # -- match and lock ----------------------------------------------------------------------------------------------
 
-    def match_prefix(self, namespace: str, token_ids: np.ndarray | bytes) -> MatchResult:
-        """Longest cached prefix of ``token_ids`` (int32 [n], or their bytes) in whole pages; counts as an access.
+    def match_prefix(self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None) -> MatchResult:
+        """Longest cached prefix of ``token_ids`` (int32 [n]) in whole pages; counts as an access.
 
         The caller leaves off what it wants to compute: at least the last token, and all whose logprobs it needs.
+        after: a node that they match whole, from `find_prefix`; the look-up goes on there if it still can.
         """
         if self.disabled:
             return MatchResult(0, 0, self.tree.root)
-        node = self.tree.match(self.tree.root, namespace, _id_bytes(token_ids))
+        top = self.tree.reachable(after)
+        node = self.tree.match(top, namespace, _id_bytes(token_ids[top.prefix_len :]))
         self._tick += 1
         node.last_access = self._tick
         return MatchResult(node.prefix_len, 0, node)
 
-    def match_len(self, namespace: str, token_ids: np.ndarray | bytes) -> int:
+    def find_prefix(
+        self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None
+    ) -> tuple[TreeNode, int, TreeNode]:
+        """As `match_prefix`, but splits nothing and is no access: (last node matched whole, tokens, where they end)."""
+        top = self.tree.reachable(after)
+        node, whole, partial, part = self.tree.find(top, namespace, _id_bytes(token_ids[top.prefix_len :]))
+        return node, top.prefix_len + (whole + part) // ID_BYTES, partial if partial is not None and part else node
+
+    def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
         """The tokens that `match_prefix` would find; this splits no node and does not count as an access."""
-        if self.disabled:
-            return 0
-        _, whole, _, part = self.tree.find(self.tree.root, namespace, _id_bytes(token_ids))
-        return (whole + part) // ID_BYTES
+        return self.find_prefix(namespace, token_ids)[1]
 
     def lock(self, handle: TreeNode) -> None:
         """Protect a node and its ancestors from eviction. Walks up only while lock counts go from 0 to 1."""
@@ -310,8 +317,8 @@ class RadixCache:
     def drop_path(self, node: TreeNode) -> int:
         """Give up a cached prefix whose KV cannot be trusted, with all that hangs on it: no match finds it any more.
 
-        What nobody locks leaves the tree at once, and no other tier takes it; the rest does as it is evicted, once it
-        is unlocked. Returns the tokens freed. Nodes that have left the tree, and the root, are nothing to drop.
+        What nobody locks leaves the tree at once, and no other tier takes it; the rest is evicted once it is unlocked.
+        Returns the tokens freed: none for the root, and for a node that has left the tree.
         """
         if node.parent is None:
             return 0
@@ -350,9 +357,7 @@ class RadixCache:
         self.evictable_tokens = self.protected_tokens = 0
 
 
-def _id_bytes(token_ids: np.ndarray | bytes) -> bytes:
-    if isinstance(token_ids, bytes):
-        return token_ids
+def _id_bytes(token_ids: np.ndarray) -> bytes:
     if token_ids.dtype != np.int32:
         raise TypeError(f"token ids must be int32, not {token_ids.dtype}")
     return token_ids.tobytes()

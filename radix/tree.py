@@ -13,6 +13,9 @@ import numpy as np
 
 from .node import ID_BYTES, TreeNode
 
+_HIDDEN = "\0hidden "
+"""What the namespaces of hidden branches begin with; no client's does."""
+
 
 def common_prefix(data: bytes, offset: int, key: bytes) -> int:
     """Number of leading bytes that data[offset:] and key share, in whole token ids."""
@@ -49,8 +52,8 @@ class RadixTree:
         self._next_serial += 1
         return TreeNode(self._next_serial - 1, parent, child_key, key, value, last_access)
 
-    def _child_key(self, parent: TreeNode, namespace: str, data: bytes, offset: int) -> object:
-        page = data[offset : offset + self.page_bytes]
+    def _child_key(self, parent: TreeNode, namespace: str, data: bytes) -> object:
+        page = data[: self.page_bytes]
         return (namespace, page) if parent is self.root else page
 
     # -- match -------------------------------------------------------------------------------------------------------
@@ -62,7 +65,7 @@ class RadixTree:
         match, in whole pages).
         """
         node, offset, width = start, 0, self.page_bytes
-        child = node.children.get(self._child_key(node, namespace, data, 0))
+        child = node.children.get(self._child_key(node, namespace, data))
         while child is not None:
             key = child.key
             if not data.startswith(key, offset):
@@ -103,11 +106,17 @@ class RadixTree:
         self.total_nodes += 1
         return upper
 
+    def node_at(self, node: TreeNode, length: int) -> TreeNode:
+        """The node that holds the last of the first ``length`` tokens of the path down to ``node``; of none, the root.
+        Two paths agree in so many tokens if this is the same node for both."""
+        while node.parent is not None and node.parent.prefix_len >= length:
+            node = node.parent
+        return node
+
     def cut_path(self, node: TreeNode, length: int) -> TreeNode:
         """The node at which the first ``length`` tokens of the path down to ``node`` end, in whole pages; not more than
         the path has. Splits a longer node if need be."""
-        while node.parent is not None and node.parent.prefix_len >= length:
-            node = node.parent
+        node = self.node_at(node, length)
         if node.prefix_len == length:
             return node
         assert node.parent is not None
@@ -115,7 +124,7 @@ class RadixTree:
 
     def add_leaf(self, parent: TreeNode, namespace: str, key: bytes, value: np.ndarray, last_access: int) -> TreeNode:
         """Hang a new node below ``parent``. No child there may begin with key's first page."""
-        child_key = self._child_key(parent, namespace, key, 0)
+        child_key = self._child_key(parent, namespace, key)
         assert child_key not in parent.children
         leaf = self._new_node(parent, child_key, key, value, last_access)
         parent.children[child_key] = leaf
@@ -141,7 +150,7 @@ class RadixTree:
         and locks in it stay as they are, and its nodes in the tree. Returns the first node of the branch."""
         top = self.branch(node)
         del self.root.children[top.child_key]
-        top.child_key = (f"\0hidden {top.serial}", top.key[: self.page_bytes])
+        top.child_key = (f"{_HIDDEN}{top.serial}", top.key[: self.page_bytes])
         self.root.children[top.child_key] = top
         return top
 
@@ -157,6 +166,13 @@ class RadixTree:
             node = parent
         values.reverse()
         return values
+
+    def reachable(self, node: TreeNode | None) -> TreeNode:
+        """The node if a match may begin there; else the root: it has left the tree, or its branch is hidden."""
+        if node is None or (top := self.branch(node)).parent is None:
+            return self.root
+        key = top.child_key
+        return self.root if isinstance(key, tuple) and str(key[0]).startswith(_HIDDEN) else node
 
     def branch(self, node: TreeNode) -> TreeNode:
         """The first node on the path from below the root down to ``node``; the root's is itself."""

@@ -12,6 +12,7 @@ import numpy as np
 from .batch import ForwardMode
 from .batch_builder import PlannedStep, plan_step
 from .memory.kv_memory import KVMemory
+from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
 from .queue.waiting import WaitingQueue
 from .request import Request, RequestStatus
@@ -44,37 +45,6 @@ class DecodeReserve:
 
     def retracted(self) -> None:
         self._ratio = self.INITIAL
-
-
-class SharedPrefixes:
-    """The prompts that the coming step computes. A later request with the same start waits to find it in the cache."""
-
-    def __init__(self, min_tokens: int) -> None:
-        """min_tokens: shorter common starts may go unnoticed."""
-        self._min_tokens = min_tokens
-        self._added: list[Request] = []
-        self._by_head: dict[tuple[str, bytes], list[Request]] = {}
-        """Those of them that `longest` has sorted in; a step of one request never asks."""
-
-    def _head(self, request: Request) -> tuple[str, bytes]:
-        return request.namespace, request.token_ids.view(0, self._min_tokens).tobytes()
-
-    def add(self, request: Request) -> None:
-        self._added.append(request)
-
-    def longest(self, request: Request) -> int:
-        """Tokens at the start of ``request`` that some added request is computing too."""
-        for other in self._added:
-            self._by_head.setdefault(self._head(other), []).append(other)
-        self._added.clear()
-        if not self._by_head:
-            return 0
-        mine, best = request.token_ids.view(), 0
-        for other in self._by_head.get(self._head(request), ()):
-            theirs = other.token_ids.view(0, len(mine))
-            differs = theirs != mine[: len(theirs)]
-            best = max(best, int(differs.argmax()) if differs.any() else len(theirs))
-        return best
 
 
 class ExtendStep:
@@ -141,7 +111,7 @@ class PrefillScheduler:
         rows = sum(request.num_rows for request in (*running, *step.requests))
         if rows >= self._max_running or step.budget <= 0:
             return  # without a look at the queue, which may be long
-        shared = SharedPrefixes(self._policy.min_shared_tokens)
+        shared = SharedPrefixes(self._memory.cache, self._policy.min_shared_tokens)
         for request in (*computing, *step.requests):
             shared.add(request)
         deferred = 0
@@ -186,13 +156,7 @@ class PrefillScheduler:
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if this step already computes a prefix that the request could find in the cache next time."""
-        if self._memory.cache.disabled or request.has_claim:
-            return False
-        common = min(shared.longest(request), request.prefix_limit)
-        if common < self._policy.min_shared_tokens:
-            return False
-        cached = self._memory.cache.match_len(request.namespace, request.token_ids.view(0, common))
-        return common - common % self._memory.page_size - cached >= self._policy.min_shared_tokens
+        return not (self._memory.cache.disabled or request.has_claim) and shared.will_be_cached(request)
 
     def _add_chunk(self, request: Request, step: ExtendStep, now: float) -> bool:
         """Allocate as much of the request's known tokens as the budget allows; False if there is no memory."""

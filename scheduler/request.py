@@ -26,6 +26,7 @@ import numpy as np
 
 from ..radix.cache import KVSequence
 from ..radix.lease import Lease, LeaseTerms
+from ..radix.node import TreeNode
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
@@ -92,6 +93,7 @@ class Request:
         "namespace",
         "num_output_placeholders",
         "own_ids",
+        "prefix_node",
         "prompt_len",
         "queried",
         "retain_ttl",
@@ -152,6 +154,8 @@ class Request:
         self.committed_len = 0
         self.scheduled_len = 0
         self.num_output_placeholders = 0
+        self.prefix_node: TreeNode | None = None
+        """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
         self.cached_tokens = 0
         """Prompt tokens found in the cache at the first admission."""
         self.queried = False

@@ -69,7 +69,9 @@ class KVMemory:
         return True
 
     def _open_match(self, request: Request, reserve: int) -> KVSequence | None:
-        match = self.cache.match_prefix(request.namespace, request.token_ids.view(0, request.prefix_limit))
+        ids = request.token_ids.view(0, request.prefix_limit)
+        match = self.cache.match_prefix(request.namespace, ids, after=request.prefix_node)
+        request.prefix_node = None
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
         row = self.req_to_token.alloc() if needed <= self.available_tokens else None

@@ -1,0 +1,82 @@
+"""Which requests had better wait a step, because the coming step computes a prefix that they share.
+
+Two prompts share their first tokens if they end at, or pass, the same place in the tree. So where both are cached
+nothing is compared, however long it is: only the page or pages behind a request's cached prefix, and what another one
+still has to compute of it. The requests of the step are found by those pages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...radix.cache import RadixCache
+from ...radix.node import TreeNode
+from ..request import Request
+
+
+class SharedPrefixes:
+    """The prompts that the coming step computes, and those of a step in flight."""
+
+    def __init__(self, cache: RadixCache, min_tokens: int) -> None:
+        """min_tokens: a shorter shared piece is not worth a step."""
+        self._cache = cache
+        self._min_tokens = max(1, min_tokens)
+        self._window = -(-self._min_tokens // cache.page_size) * cache.page_size
+        """Tokens behind the cached prefix that must agree: whole pages, as only those can be found."""
+        self._by_head: dict[tuple[str, bytes], list[Request]] = {}
+        self._added: list[Request] = []
+        """Those that `will_be_cached` has not sorted in yet; a step of one request never asks."""
+        self._by_window: dict[int, dict[tuple[str, bytes], list[Request]]] = {}
+        """By the position of the window. Sorted in up to ``_sorted`` of ``_all``, at that position."""
+        self._all: list[Request] = []
+        self._sorted: dict[int, int] = {}
+
+    def add(self, request: Request) -> None:
+        """Note a request that is being computed. One that has ended meanwhile will leave nothing to be found."""
+        self._added.append(request)
+
+    def will_be_cached(self, request: Request) -> bool:
+        """True if an added request computes at least min_tokens tokens, in whole pages, that ``request`` needs and that
+        are not cached yet. Remembers how far it found the prompt in the tree (``request.prefix_node``)."""
+        limit = request.prefix_limit
+        for other in self._added:
+            if other.kv is not None:
+                self._all.append(other)
+                self._by_head.setdefault(self._head(other), []).append(other)
+        self._added.clear()
+        if limit < self._window or self._head(request) not in self._by_head:
+            return False
+        whole, cached, end = self._cache.find_prefix(
+            request.namespace, request.token_ids.view(0, limit), after=request.prefix_node
+        )
+        request.prefix_node = whole
+        if cached + self._window > limit:
+            return False
+        alike = self._at(cached).get(self._key(request, cached), ())
+        return any(self._shares(request, end, cached, other) for other in alike)
+
+    def _head(self, request: Request) -> tuple[str, bytes]:
+        return request.namespace, request.token_ids.view(0, self._min_tokens).tobytes()
+
+    def _key(self, request: Request, position: int) -> tuple[str, bytes]:
+        return request.namespace, request.token_ids.view(position, position + self._window).tobytes()
+
+    def _at(self, position: int) -> dict[tuple[str, bytes], list[Request]]:
+        """The added requests by their window at ``position``. A shorter one has no whole window, and matches none."""
+        found = self._by_window.setdefault(position, {})
+        for other in self._all[self._sorted.get(position, 0) :]:
+            if len(other.token_ids) >= position + self._window:
+                found.setdefault(self._key(other, position), []).append(other)
+        self._sorted[position] = len(self._all)
+        return found
+
+    def _shares(self, request: Request, end: TreeNode, cached: int, other: Request) -> bool:
+        """Do both begin with the same ``cached`` tokens? end: the node in which those of ``request`` end."""
+        kv = other.kv
+        if kv is None or kv.node is None:
+            return False
+        depth = min(cached, kv.tree_len)
+        if depth and self._cache.tree.node_at(end, depth) is not self._cache.tree.node_at(kv.node, depth):
+            return False
+        mine, theirs = request.token_ids.view(depth, cached), other.token_ids.view(depth, cached)
+        return np.array_equal(mine, theirs)
