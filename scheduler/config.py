@@ -47,7 +47,9 @@ class SchedulerConfig:
     )
     default_retain_ttl: float = flag(0.0, "seconds a finished request stays leased if it does not say retain_ttl")
     max_finished_requests: int = flag(1024, "finished requests whose tokens stay on record for continuations")
-    max_finished_tokens: int = flag(4_000_000, "tokens on record for continuations, of all finished requests")
+    max_finished_tokens: int = flag(
+        4_000_000, "room for tokens on record for continuations; a turn shares its parent's, which counts once"
+    )
     random_seed: int = flag(0, "seeds the seeds of requests that bring none")
 
     @property

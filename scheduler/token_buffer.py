@@ -20,6 +20,22 @@ def unpack_ids(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype="<i4")
 
 
+class TokenMemory:
+    """The memory that token buffers share. data: int32; its first ``writable`` ids may be written, and those behind
+    ``used`` belong to nobody."""
+
+    __slots__ = ("data", "used", "writable")
+
+    def __init__(self, data: np.ndarray, used: int, *, writable: int) -> None:
+        self.data = data
+        self.used = used
+        self.writable = writable
+
+    def __len__(self) -> int:
+        """Ids that it has room for, used or not; this never changes."""
+        return len(self.data)
+
+
 class TokenBuffer:
     """Token ids that only grow: amortised O(1) append, zero-copy int32 view.
 
@@ -35,7 +51,7 @@ class TokenBuffer:
 
     def __init__(self, ids: np.ndarray) -> None:
         self._length = len(ids)
-        self._memory = _Memory(ids, self._length, writable=0)
+        self._memory = TokenMemory(ids, self._length, writable=0)
         self._tail: np.ndarray | None = None
         """The last ids, counted in the length, while they are not in the memory yet."""
 
@@ -88,6 +104,13 @@ class TokenBuffer:
             self._join()
         return self._memory.data[start : self._length if stop is None else min(stop, self._length)]
 
+    @property
+    def memory(self) -> TokenMemory:
+        """What it keeps in memory, alone or with others."""
+        if self._tail is not None:
+            self._join()
+        return self._memory
+
     def share(self) -> TokenBuffer:
         """Another buffer of the same ids in the same memory."""
         if self._tail is not None:
@@ -117,16 +140,4 @@ class TokenBuffer:
         capacity = self._length + self._length // 4 + 64 + count
         data = np.empty(capacity, dtype=np.int32)
         data[: self._length] = self._memory.data[: self._length]
-        self._memory = _Memory(data, self._length, writable=capacity)
-
-
-class _Memory:
-    """The memory that token buffers share. data: int32; its first ``writable`` ids may be written, and those behind
-    ``used`` belong to nobody."""
-
-    __slots__ = ("data", "used", "writable")
-
-    def __init__(self, data: np.ndarray, used: int, *, writable: int) -> None:
-        self.data = data
-        self.used = used
-        self.writable = writable
+        self._memory = TokenMemory(data, self._length, writable=capacity)

@@ -164,7 +164,7 @@ class Continuations:
         for index, (hypothesis, lease) in enumerate(zip(results, leases)):
             result = hypothesis.ids[: hypothesis.kept_tokens]
             trimmed = len(hypothesis.ids) - hypothesis.kept_tokens
-            samples[index] = SampleRecord(search.token_ids, trimmed, lease, result, shares_ids=index > 0)
+            samples[index] = SampleRecord(search.token_ids, trimmed, lease, result)
         self._records.add(search, samples)
         return samples
 

@@ -12,6 +12,7 @@ Owns records and parked children; leases belong to the LeaseTable, requests to t
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from ...radix.lease import Lease, LeaseTable
 from ..request import Request
 from ..request_spec import ContinuationSpec
-from ..token_buffer import TokenBuffer
+from ..token_buffer import TokenBuffer, TokenMemory
 from .refusals import failed_parent, forgotten_parent, unknown_index, unknown_parent
 
 
@@ -33,13 +34,6 @@ class SampleRecord:
     lease: Lease | None = None
     result: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """int32 [n]: the generated tokens of one result of a beam search."""
-    shares_ids: bool = False
-    """Another sample of the record has the same ``ids``, and counts them."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that it adds to those on record."""
-        return len(self.result) + (0 if self.shares_ids else len(self.ids))
 
 
 @dataclass(slots=True)
@@ -51,16 +45,37 @@ class ParentRecord:
     failure: str | None = None
 
     @property
-    def num_tokens(self) -> int:
-        return sum(sample.num_tokens for sample in self.samples.values())
-
-    @property
     def is_leased(self) -> bool:
         return any(sample.lease is not None and sample.lease.is_live for sample in self.samples.values())
 
 
+class HeldTokens:
+    """Counts the token ids that samples keep in memory: memory that several share counts once, with all its room."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._holders: dict[TokenMemory, int] = {}
+        """Samples that hold each memory."""
+
+    def add(self, samples: Iterable[SampleRecord]) -> None:
+        for sample in samples:
+            memory = sample.ids.memory
+            holders = self._holders.get(memory, 0)
+            self._holders[memory] = holders + 1
+            self.total += len(sample.result) + (0 if holders else len(memory))
+
+    def remove(self, samples: Iterable[SampleRecord]) -> None:
+        for sample in samples:
+            memory = sample.ids.memory
+            holders = self._holders.pop(memory) - 1
+            if holders:
+                self._holders[memory] = holders
+            self.total -= len(sample.result) + (0 if holders else len(memory))
+
+
 class ParentRecords:
-    """Finished requests, the oldest forgotten first when there are too many; those with a live lease never are."""
+    """Finished requests, the oldest forgotten first when there are too many; those with a live lease never are. A turn
+    that goes on in its parent's memory adds only what that had no room for."""
 
     FORGOTTEN_PER_RECORD = 16
     """This many names of forgotten requests are remembered for each record that may be kept."""
@@ -70,7 +85,7 @@ class ParentRecords:
         self._max_tokens = max_tokens
         self._records: OrderedDict[str, ParentRecord] = OrderedDict()
         self._forgotten: OrderedDict[str, str] = OrderedDict()
-        self._num_tokens = 0
+        self.held = HeldTokens()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -79,7 +94,7 @@ class ParentRecords:
         """Record sequences that ended well, by their index among the samples, or the ranked beams, of their request."""
         record = self._record(request)
         record.samples |= samples
-        self._num_tokens += sum(sample.num_tokens for sample in samples.values())
+        self.held.add(samples.values())
         self._forget_oldest()
 
     def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
@@ -98,7 +113,7 @@ class ParentRecords:
         record = self._records.pop(rid, None)
         if record is None:
             return
-        self._num_tokens -= record.num_tokens
+        self.held.remove(record.samples.values())
         _orphan_leases(record, leases)
 
     def find(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
@@ -127,13 +142,13 @@ class ParentRecords:
         return record
 
     def _forget_oldest(self) -> None:
-        while len(self._records) > self._max_records or self._num_tokens > self._max_tokens:
+        while len(self._records) > self._max_records or self.held.total > self._max_tokens:
             newest = next(reversed(self._records))
             old = next((r for r, x in self._records.items() if r != newest and not x.is_leased), None)
             if old is None:
                 return
             record = self._records.pop(old)
-            self._num_tokens -= record.num_tokens
+            self.held.remove(record.samples.values())
             self._forgotten[old] = record.namespace
             if len(self._forgotten) > self.FORGOTTEN_PER_RECORD * self._max_records:
                 self._forgotten.popitem(last=False)

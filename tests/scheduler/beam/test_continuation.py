@@ -160,6 +160,6 @@ def test_results_on_record_share_their_prompt() -> None:
     add(harness, "find", PROMPT, search(32, 3, n=32))
     harness.run()
     records = harness.scheduler.continuations._records
-    assert records._num_tokens == len(PROMPT) + 32 * 3
+    assert records.held.total == len(PROMPT) + 32 * 3
     harness.scheduler.continuations.forget("find")
-    assert records._num_tokens == 0
+    assert records.held.total == 0

@@ -1,0 +1,78 @@
+"""What finished requests keep in memory: counted once, however many share it, and given back with the last."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from kv_echo import prompt_of
+from scheduler_harness import Harness
+
+from baton.scheduler.continuation.records import HeldTokens, SampleRecord
+from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.token_buffer import TokenBuffer
+
+
+def really_held(samples: list[SampleRecord]) -> int:
+    """From scratch: the room of each memory once, and the results."""
+    memories = {id(sample.ids.memory): len(sample.ids.memory.data) for sample in samples}
+    return sum(memories.values()) + sum(len(sample.result) for sample in samples)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_count_is_what_is_really_held(seed: int) -> None:
+    rng = random.Random(seed)
+    held, kept = HeldTokens(), [SampleRecord(TokenBuffer(np.arange(50, dtype=np.int32)), 0)]
+    held.add(kept)
+    for _ in range(300):
+        if kept and rng.random() < 0.45:
+            gone = kept.pop(rng.randrange(len(kept)))
+            held.remove([gone])
+        else:
+            ids = rng.choice(kept).ids.share() if kept and rng.random() < 0.8 else TokenBuffer(np.zeros(9, np.int32))
+            ids.extend(np.zeros(rng.randrange(40), dtype=np.int32))
+            for _ in range(rng.randrange(5)):
+                ids.append(1)
+            result = np.zeros(rng.choice([0, 0, 7]), dtype=np.int32)
+            kept.append(SampleRecord(ids.cut(len(ids) - rng.randrange(3)), 0, result=result))
+            held.add(kept[-1:])
+        assert held.total == really_held(kept)
+    held.remove(kept)
+    assert held.total == 0 and not held._holders
+
+
+def test_a_long_conversation_pushes_nobody_out() -> None:
+    """22 turns that begin with 3,000 tokens: of turns counted one by one, 22 × 3,000 and more would not fit."""
+    harness = Harness(num_tokens=8192, context=6000, chunk=4096, max_finished_tokens=20_000)
+    harness.add("bystander", prompt_of(100, 1), 3)
+    harness.add("turn 0", prompt_of(3000, 2), 5)
+    harness.run()
+    for turn in range(1, 22):
+        harness.continue_from(f"turn {turn - 1}", f"turn {turn}", prompt_of(20, turn), 5)
+        harness.run()
+    records = harness.scheduler.continuations._records
+    assert len(records) == 23 and records.held.total < 20_000
+    harness.continue_from("bystander", "later", [1], 2)
+    harness.run()
+
+
+def test_a_forgotten_turn_gives_back_what_no_other_holds() -> None:
+    harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=3)
+    records = harness.scheduler.continuations._records
+    harness.add("a", prompt_of(1000, 2), 5)
+    harness.run()
+    alone = records.held.total
+    assert 1005 <= alone <= 1400
+    harness.continue_from("a", "b", prompt_of(10, 3), 5)
+    harness.run()
+    assert records.held.total == alone, "b goes on in a's memory"
+    for number in range(2):
+        harness.add(f"c{number}", prompt_of(10, number), 2)
+        harness.run()
+    with pytest.raises(RequestRefused):  # it is forgotten
+        harness.continue_from("a", "d", [1], 2)
+    assert records.held.total >= alone, "b still holds the memory that a began"
+    harness.add("c2", prompt_of(10, 9), 2)
+    harness.run()
+    assert records.held.total < 400
