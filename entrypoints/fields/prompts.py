@@ -21,6 +21,7 @@ from .continuation import (
     read_retain_ns,
     read_retain_ttls,
 )
+from .namespaces import read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
 
@@ -92,7 +93,7 @@ def read_prompts(
     per_prompt = PerPrompt(fields, tokens.size, tokens.is_batch)
     continuations = read_continuations(fields, per_prompt)
     samplings = read_sampling_params(sampling, per_prompt)
-    namespaces = _namespaces(per_prompt)
+    namespaces = read_namespaces(per_prompt)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read("priority", _priority, 0)
@@ -174,10 +175,3 @@ def _priority(value: Any, name: str) -> int:
     if not -MAX_PRIORITY <= typed(value, int, name) <= MAX_PRIORITY:
         raise RequestRefused(f"{name} is {value}; use -{MAX_PRIORITY} to {MAX_PRIORITY}", param=name)
     return value
-
-
-def _namespaces(per_prompt: PerPrompt) -> list[str]:
-    """One namespace per prompt: the salt, or the salt joined with the extra key."""
-    salts = per_prompt.typed("cache_salt", str, "")
-    extra_keys = per_prompt.typed("extra_key", str, "")
-    return [f"{salt}\0{key}" if key else salt for salt, key in zip(salts, extra_keys, strict=True)]

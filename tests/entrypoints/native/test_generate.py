@@ -49,7 +49,7 @@ def test_namespaces() -> None:
         return parse_generate({"text": "a", **fields}).prompts[0].spec.namespace
 
     assert namespace() == namespace(cache_salt="", extra_key=None) == ""
-    assert namespace(cache_salt="s") == "s"
+    assert namespace(cache_salt="s") == namespace(cache_salt="s") != namespace(cache_salt="t")
     assert len({namespace(cache_salt="k"), namespace(extra_key="k"), namespace(cache_salt="k", extra_key="k"), ""}) == 4
 
 
