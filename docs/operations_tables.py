@@ -46,6 +46,8 @@ def _values(action: argparse.Action) -> str:
 def _default(value: Any) -> str:
     if value is False:
         return "off"
+    if value is None:
+        return "drawn"
     return "none" if value in ("", ()) else f"`{value}`"
 
 

@@ -27,7 +27,7 @@ from .fields.prompts import PromptBatch
 from .fields.reading import read_rid
 from .native.generate import parse_generate
 from .native.generate_response import stream_events, whole_response
-from .server_args import ServerArgs, compose
+from .server_args import ServerArgs, compose, with_seed
 
 _END = object()
 
@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(self, *, worker: WorkerFunction | None = None, **settings: Any) -> None:
         """``settings``: flags in snake_case, at least ``model_path``. worker: replaces the worker; for tests only."""
-        self.args: ServerArgs = compose(settings)
+        self.args: ServerArgs = with_seed(compose(settings))
         self.tokenizer = Tokenizer.load(resolve_model_folder(self.args.tokenizer_path))
         self._threads = EngineThreads(self.args, self.tokenizer, worker or _default_worker())
         self._manager = self._threads.manager

@@ -33,7 +33,7 @@ from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from .http.health_routes import Readiness
 from .http.server import build_app
-from .server_args import ServerArgs, UsageError, parse_command_line
+from .server_args import ServerArgs, UsageError, parse_command_line, with_seed
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     setproctitle.setproctitle("baton::http")
     try:
         with _listen(args.server.host, args.server.port) as listener:
-            uvloop.run(_Server(args, listener, worker_command).run())
+            uvloop.run(_Server(with_seed(args), listener, worker_command).run())
     except ServerFailure as error:
         print(f"baton: {error}", file=sys.stderr)
         return 1

@@ -9,6 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import logging
+import os
+import secrets
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -16,6 +19,8 @@ from ..runtime.config import ModelArgs, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
+
+logger = logging.getLogger(__name__)
 
 
 class UsageError(ValueError):
@@ -33,6 +38,8 @@ class ServerConfig:
     cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
     item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
+    max_item_tries: int = flag(64, "item tries that may be loaded at the same time")
+    max_item_trie_mb: int = flag(1024, "memory of all item tries together")
     incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", "of all processes")
     ready_timeout: float = flag(1200.0, "the model must be loaded within this time")
@@ -66,6 +73,8 @@ class ServerArgs:
             model=self.model,
             scheduler=self.scheduler,
             item_tries=_named_files(self.server.item_trie),
+            max_item_tries=self.server.max_item_tries,
+            max_item_trie_bytes=self.server.max_item_trie_mb * 2**20,
             log_level=self.server.log_level,
         )
 
@@ -93,6 +102,15 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
     )
     _refuse_contradictions(args)
     return args
+
+
+def with_seed(args: ServerArgs) -> ServerArgs:
+    """The same settings, with a random seed if they have none: each start of a server draws its own."""
+    if args.scheduler.random_seed is not None:
+        return args
+    seed = secrets.randbits(62)
+    logger.info("random seed: %d; --random-seed repeats it", seed)
+    return dataclasses.replace(args, scheduler=dataclasses.replace(args.scheduler, random_seed=seed))
 
 
 def parse_command_line(argv: list[str]) -> ServerArgs:
@@ -131,7 +149,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
-    shown = "" if field.default is False or field.default in ("", ()) else f" (default: {field.default})"
+    shown = "" if field.default is False or field.default in ("", (), None) else f" (default: {field.default})"
     options: dict[str, Any] = {"dest": field.name, "help": (field.metadata["help"] + shown).replace("%", "%%")}
     if kind is bool:
         # A switch that is on by default is turned off with --no-<name>.
@@ -141,6 +159,7 @@ def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
         return options | {"action": "append", "metavar": "NAME=FILE"}
     if choices := _choices(field, kind):
         return options | {"choices": choices, "metavar": "{" + ",".join(choices) + "}"}
+    kind = _if_given(kind)
     return options | {"type": kind, "metavar": kind.__name__.upper()}
 
 
@@ -161,13 +180,21 @@ def _checked(field: dataclasses.Field, value: Any, kind: Any) -> Any:
         if isinstance(values, list | tuple) and all(isinstance(item, str) for item in values):
             return tuple(values)
         raise UsageError(f"{_flag_name(name)} is {value!r}; it takes a string or a list of strings")
+    if value is None and kind == int | None:
+        return None
+    kind = _if_given(kind)
     if kind is float and type(value) is int:
         return float(value)
-    if kind is str and hasattr(value, "__fspath__"):
-        return value.__fspath__()
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if type(value) is not kind:
         raise UsageError(f"{_flag_name(name)} is {value!r}; it takes {_A_KIND[kind]}")
     return value
+
+
+def _if_given(kind: Any) -> Any:
+    """The type of a value that may be left out: int for int | None."""
+    return int if kind == int | None else kind
 
 
 _A_KIND = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
@@ -235,7 +262,13 @@ def _refuse_contradictions(args: ServerArgs) -> None:
     need(chunk >= 1, f"--chunked-prefill-size is {chunk}; use 1 or more")
     ratio = scheduler.max_leased_ratio
     need(0.0 <= ratio <= 1.0, f"--max-leased-ratio is {ratio}; use a share between 0 and 1")
-    for name in ("max_leased_requests", "default_retain_ttl", "max_finished_requests", "max_finished_tokens"):
+    for name in (
+        "max_leased_requests",
+        "default_retain_ttl",
+        "max_finished_requests",
+        "max_finished_tokens",
+        "max_logprobs",
+    ):
         value = getattr(scheduler, name)
         need(value >= 0, f"{_flag_name(name)} is {value}; use 0 or more")
     total = scheduler.max_total_tokens
@@ -244,6 +277,11 @@ def _refuse_contradictions(args: ServerArgs) -> None:
         f"--max-total-tokens is {total} and --page-size is {page}; the pool must hold at least one page",
     )
     need(0 <= server.port <= 65535, f"--port is {server.port}; use 0 to 65535")
+    for name in ("max_item_tries", "max_item_trie_mb"):
+        value = getattr(server, name)
+        need(value >= 0, f"{_flag_name(name)} is {value}; use 0 or more")
+    seed = scheduler.random_seed
+    need(seed is None or seed >= 0, f"--random-seed is {seed}; use 0 or more, or leave it out")
     need(server.max_body_mb >= 1, f"--max-body-mb is {server.max_body_mb}; use 1 or more")
     for name in ("ready_timeout", "watchdog_timeout"):
         value = getattr(server, name)

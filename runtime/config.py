@@ -39,4 +39,7 @@ class WorkerConfig:
     scheduler: SchedulerConfig
     item_tries: dict[str, str] = field(default_factory=dict)
     """The item tries to start with: name -> .npy file."""
+    max_item_tries: int = 64
+    max_item_trie_bytes: int = 2**30
+    """Of all item tries together."""
     log_level: str = "info"

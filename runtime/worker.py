@@ -124,7 +124,9 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
         scheduler, step_runner, profiler, info = build_worker(config)
-        item_tries = ItemTries(info["vocab_size"])
+        item_tries = ItemTries(
+            info["vocab_size"], max_tries=config.max_item_tries, max_bytes=config.max_item_trie_bytes
+        )
         for name, trie in tries.items():
             item_tries.put(name, trie)
         warm_up(scheduler, step_runner)

@@ -50,7 +50,8 @@ class SchedulerConfig:
     max_finished_tokens: int = flag(
         4_000_000, "room for tokens on record for continuations; a turn shares its parent's, which counts once"
     )
-    random_seed: int = flag(0, "seeds the seeds of requests that bring none")
+    max_logprobs: int = flag(20, "likeliest tokens that a request may ask for at each position (top_logprobs_num)")
+    random_seed: int | None = flag(None, "seeds the seeds of requests that bring none; drawn at start if not given")
 
     @property
     def num_rows(self) -> int:

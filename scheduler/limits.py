@@ -90,6 +90,16 @@ def check_logprob_start(options: LogprobOptions, prompt_len: int) -> None:
         )
 
 
+def check_logprob_limit(options: LogprobOptions | None, max_logprobs: int) -> None:
+    """Raises RequestRefused for more alternatives than the server computes."""
+    if options is not None and options.top_k > max_logprobs:
+        raise RequestRefused(
+            f"top_logprobs_num is {options.top_k}; this server gives at most {max_logprobs}. Use less, or raise "
+            "--max-logprobs",
+            param="top_logprobs_num",
+        )
+
+
 def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: int) -> None:
     """Raises RequestRefused for a width that can never be served."""
     width = sampling.beam_width

@@ -9,7 +9,7 @@ from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .endings import Endings
-from .limits import check_beam_limits, check_lengths, check_logprob_start
+from .limits import check_beam_limits, check_lengths, check_logprob_limit, check_logprob_start
 from .request import Request
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
@@ -22,15 +22,17 @@ class RequestFactory:
         self._config = config
         self._allocator = allocator
         self._endings = endings
-        self._seeds = np.random.default_rng(config.random_seed)
+        # Whoever starts a worker draws its seed (entrypoints); nothing is drawn here.
+        self._seeds = np.random.default_rng(config.random_seed or 0)
         self._num_requests = 0
 
     def make(
         self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
     ) -> list[Request]:
         """Make ``spec.sampling.num_requests`` sequences, whose prompt may not be known yet. Raises RequestRefused for a
-        beam width that can never be served."""
+        beam width, or a number of logprobs, that can never be served."""
         config = self._config
+        check_logprob_limit(spec.logprobs, config.max_logprobs)
         check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
         seed, count = spec.sampling.seed, spec.sampling.num_requests
         if seed is None:

@@ -15,6 +15,9 @@ _INFINITY = float("inf")
 MAX_SEQUENCES = 512
 """The largest n and beam_width."""
 
+MAX_STOP_TOKEN_IDS = 1024
+"""Each step looks them up, or bans them."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. Raises ValueError naming the field, the value and the fix.
@@ -84,6 +87,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("n", f"use 1 to {MAX_SEQUENCES}")
         if self.stop and not all(self.stop):
             self._refuse("stop", "an empty stop string would end every output at once; drop it")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise ValueError(f"stop_token_ids has {len(self.stop_token_ids)} ids; use at most {MAX_STOP_TOKEN_IDS}")
         if self.logit_bias and not all(-100.0 <= value <= 100.0 for value in self.logit_bias.values()):
             self._refuse("logit_bias", "use values in [-100, 100]")
         if self.seed is not None and not 0 <= self.seed < 2**63:

@@ -19,18 +19,35 @@ _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 
 class ItemTries:
-    """The registry; the worker's event loop owns it. ``vocab_size``: of the model."""
+    """The registry; the worker's event loop owns it."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, max_tries: int = 64, max_bytes: int = 2**30) -> None:
+        """vocab_size: of the model. max_bytes: of all tries together; one that was replaced but is still in use by a
+        request does not count."""
         self._vocab_size = vocab_size
+        self._max_tries = max_tries
+        self._max_bytes = max_bytes
         self._tries: dict[str, ItemTrie] = {}
 
     def put(self, name: str, trie: ItemTrie) -> None:
-        """Store a trie under this name. Raises ItemTrieError for a trie with a token that the model does not have."""
+        """Store a trie under this name. Raises ItemTrieError for a trie with a token that the model does not have,
+        and where there would be too many tries, or too many bytes."""
         if trie.max_token >= self._vocab_size:
             raise ItemTrieError(
                 f"item trie {name!r}: an item has the token {trie.max_token}; the model has {self._vocab_size} tokens, "
                 f"0 to {self._vocab_size - 1}"
+            )
+        others = [other for known, other in self._tries.items() if known != name]
+        if len(others) >= self._max_tries:
+            raise ItemTrieError(
+                f"item trie {name!r}: {len(others)} others are loaded already, as many as may be; delete one, or "
+                "raise --max-item-tries"
+            )
+        held = sum(other.num_bytes for other in others)
+        if held + trie.num_bytes > self._max_bytes:
+            raise ItemTrieError(
+                f"item trie {name!r} has {trie.num_bytes} bytes and the others {held}; together at most "
+                f"{self._max_bytes}: delete one, or raise --max-item-trie-mb"
             )
         self._tries[name] = trie
 

@@ -18,6 +18,7 @@ from fake_worker import run_fake_worker
 from baton.entrypoints.engine import Engine, EngineError
 from baton.entrypoints.server_args import UsageError
 from baton.runtime.checkpoint.model_files import ModelLoadError
+from baton.runtime.config import WorkerConfig
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -119,6 +120,19 @@ def test_the_rest_of_the_api(engine: Engine) -> None:
 def test_refusals(engine: Engine, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestRefused, match=message):
         engine.generate(**fields)
+
+
+def test_two_engines_draw_different_seeds_unless_they_are_told_one(model: Path) -> None:
+    seeds: list[int | None] = []
+
+    def worker(config: WorkerConfig, endpoints: Any, stop: threading.Event) -> None:
+        seeds.append(config.scheduler.random_seed)
+        run_fake_worker(endpoints, stop, {})
+
+    for settings in ({}, {}, {"random_seed": 5}, {"random_seed": 5}):
+        with Engine(model_path=model, worker=worker, **settings) as running:
+            assert running.args.scheduler.random_seed == seeds[-1]
+    assert None not in seeds and len(set(seeds[:2])) == 2 and seeds[2:] == [5, 5]
 
 
 def test_a_wrong_setting(model: Path) -> None:

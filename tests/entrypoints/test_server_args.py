@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.server_args import ServerConfig, UsageError, build_parser, compose, parse_command_line
+from baton.entrypoints.server_args import (
+    ServerConfig,
+    UsageError,
+    build_parser,
+    compose,
+    parse_command_line,
+    with_seed,
+)
 from baton.runtime.config import ModelArgs
 from baton.scheduler.config import SchedulerConfig
 
@@ -33,7 +40,7 @@ def test_every_field_is_a_flag_that_reaches_it() -> None:
     }
     special = {"load_format": "dummy", "dtype": "float16", "device": "cpu", "attention_backend": "torch_native",
                "schedule_policy": "lpm", "log_level": "debug", "page_size": "16",
-               "item_trie": "t=x.npy", "overlap_schedule": "on"}  # fmt: skip
+               "item_trie": "t=x.npy", "overlap_schedule": "on", "random_seed": "7"}  # fmt: skip
     base = parse_command_line(MODEL)
     for part in ("model", "scheduler", "server"):
         for field in dataclasses.fields(getattr(base, part)):
@@ -55,12 +62,29 @@ def test_command_line_and_keywords_agree() -> None:
     assert parse_command_line(argv) == compose(keywords)
 
 
+def test_each_start_draws_a_seed_unless_one_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    args = parse_command_line(MODEL)
+    assert args.scheduler.random_seed is None and "default: None" not in build_parser().format_help()
+    with caplog.at_level("INFO"):
+        first, second = (with_seed(args).scheduler.random_seed for _ in range(2))
+    assert first is not None and second is not None and first != second
+    assert f"random seed: {first}; " in caplog.text
+    given = parse_command_line([*MODEL, "--random-seed", "0"])
+    assert with_seed(given) is given and given.worker_config.scheduler.random_seed == 0
+    assert compose({"model_path": "m", "random_seed": None}) == args
+    for wrong in (-1, "1", 2.0, True):
+        with pytest.raises(UsageError, match="--random-seed"):
+            compose({"model_path": "m", "random_seed": wrong})
+
+
 def test_item_tries_add_up() -> None:
     args = parse_command_line([*MODEL, "--item-trie", "a=x.npy", "--item-trie", "b=/y=z.npy"])
     assert args.worker_config.item_tries == {"a": "x.npy", "b": "/y=z.npy"}
     assert args == compose({"model_path": "m", "item_trie": ["a=x.npy", "b=/y=z.npy"]})
     assert compose({"model_path": "m", "item_trie": "a=x.npy"}).worker_config.item_tries == {"a": "x.npy"}
     assert parse_command_line(MODEL).worker_config.item_tries == {}
+    config = parse_command_line([*MODEL, "--max-item-tries", "3", "--max-item-trie-mb", "2"]).worker_config
+    assert (config.max_item_tries, config.max_item_trie_bytes) == (3, 2**21)
 
 
 def test_worker_config_holds_what_the_worker_needs() -> None:

@@ -76,6 +76,22 @@ def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
     ItemTries(vocab_size=9).put("a", OTHER)
 
 
+def test_there_are_not_too_many_tries_and_they_are_not_too_large() -> None:
+    tries = ItemTries(10, max_tries=2, max_bytes=TRIE.num_bytes + OTHER.num_bytes)
+    tries.put("a", TRIE)
+    tries.put("b", OTHER)
+    tries.put("b", OTHER)  # in place of the other one, not beside it
+    with pytest.raises(ItemTrieError, match=r"item trie 'c': 2 others are loaded already.*--max-item-tries"):
+        tries.put("c", OTHER)
+    with pytest.raises(
+        ItemTrieError, match=f"item trie 'b' has {TRIE.num_bytes} bytes and the others {TRIE.num_bytes}"
+    ):
+        tries.put("b", TRIE)
+    assert found(tries, "a") is TRIE and found(tries, "b") is OTHER
+    assert tries.delete("a")
+    tries.put("c", TRIE)
+
+
 def test_what_is_told_of_a_trie() -> None:
     sizes = {"num_items": 3, "min_depth": 1, "max_depth": 2, "num_bytes": 8 * 5}
     assert describe("a", TRIE) == {"name": "a", **sizes}

@@ -1,0 +1,44 @@
+"""What a request may ask for: bounds on what it costs, and where its seed comes from."""
+
+from __future__ import annotations
+
+import pytest
+from kv_echo import prompt_of
+from scheduler_harness import Harness
+from specs import make_spec
+
+from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.request_spec import LogprobOptions
+from baton.scheduler.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+
+
+@pytest.mark.parametrize("beam_width", [None, 4])
+def test_alternatives_are_bounded(beam_width: int | None) -> None:
+    harness = Harness(rows=8)
+    sampling = SamplingParams(max_new_tokens=2, beam_width=beam_width)
+    spec = make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=21))
+    with pytest.raises(RequestRefused, match="top_logprobs_num is 21; this server gives at most 20") as refusal:
+        harness.scheduler.add(spec, 0.0)
+    assert refusal.value.status == 400 and refusal.value.param == "top_logprobs_num"
+    assert harness.scheduler.is_idle
+    harness.scheduler.add(make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=20)), 0.0)
+
+
+def test_stop_ids_are_bounded() -> None:
+    ids = tuple(range(MAX_STOP_TOKEN_IDS + 1))
+    SamplingParams(stop_token_ids=ids[1:])
+    with pytest.raises(ValueError, match="stop_token_ids has 1025 ids; use at most 1024"):
+        SamplingParams(stop_token_ids=ids)
+
+
+def seeds(random_seed: int | None) -> list[int]:
+    harness = Harness(random_seed=random_seed)
+    sampling = SamplingParams(max_new_tokens=2)
+    specs = [make_spec(f"r{number}", prompt_of(5), sampling) for number in range(5)]
+    return [request.seed for spec in specs for request in harness.scheduler.add(spec, 0.0)]
+
+
+def test_seeds_come_from_the_random_seed() -> None:
+    assert seeds(1) == seeds(1) and seeds(2) == seeds(2)
+    assert not set(seeds(1)) & set(seeds(2))
+    assert seeds(None) == seeds(None), "a scheduler draws nothing by itself"
