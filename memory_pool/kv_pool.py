@@ -11,6 +11,7 @@ It is the one file of memory_pool that imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -91,11 +92,11 @@ class MHAKVPool:
         )
         shape = (self.num_slots, num_kv_heads, head_dim)
         try:
-            self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-            self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self.k = [untouched_zeros(shape, dtype, device) for _ in range(num_layers)]
+            self.v = [untouched_zeros(shape, dtype, device) for _ in range(num_layers)]
         except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
             raise
-        except RuntimeError as error:  # from the CPU allocator
+        except (MemoryError, ValueError) as error:  # from the CPU allocator; ValueError: more than there are addresses
             raise MemoryError(f"cannot allocate the {self.describe()} on {device}; lower --max-total-tokens") from error
         self.layers = KVLayers.of(self.k, self.v, device)
         self._copy_disjoint = copy_disjoint
@@ -109,6 +110,17 @@ class MHAKVPool:
         """Copy slots source to slots target in all layers (int64 [n]; no target twice). All sources are read before any
         target is written, so the two may overlap. disjoint: the caller knows that they do not, see `are_disjoint`."""
         (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros. On a CPU it takes memory only where it is used: the system hands out zeroed pages as they are
+    touched (calloc), while torch would write the zeros. Raises MemoryError or ValueError on a CPU."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size, line = math.prod(shape) * dtype.itemsize, 64  # torch's own tensors begin at a cache line too
+    memory = np.zeros(size + line, dtype=np.uint8)
+    start = -memory.ctypes.data % line
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def are_disjoint(source: np.ndarray, target: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from ...attention.backend import AttentionBackend, GraphBackend
 from ...attention.torch_native import TorchNativeBackend
-from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token
+from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
@@ -100,7 +100,7 @@ class ModelRunner:
             self._model = self._load(args, folder, backends)
             shapes = self._graph_catalog(args, max_running)
             # The last row is padding: all its entries are slot 0.
-            self._mirror = torch.zeros(num_rows + 1, self.config.context_length, dtype=torch.int32, device=self.device)
+            self._mirror = untouched_zeros((num_rows + 1, self.config.context_length), torch.int32, self.device)
             plan = self._plan_memory(backends, shapes if backends.recorder is not None else None, available)
             self.max_total_tokens = plan.kv_tokens
             try:

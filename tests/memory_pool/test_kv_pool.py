@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool, are_disjoint, copy_kv, kv_bytes_per_token
+from baton.memory_pool.kv_pool import MHAKVPool, are_disjoint, copy_kv, kv_bytes_per_token, untouched_zeros
 
 CPU = torch.device("cpu")
 
@@ -37,6 +38,24 @@ def test_the_padding_page_comes_on_top():
 def test_fresh_slots_are_zero_so_that_masked_reads_stay_finite():
     pool = make_pool()
     assert all(bool((tensor == 0).all()) for tensor in (*pool.k, *pool.v))
+
+
+def test_memory_that_nobody_uses_is_not_taken():
+    """256 MiB, of which one page is written."""
+    before = psutil.Process().memory_info().rss
+    pool = make_pool(num_tokens=2**21, page_size=1)
+    pool.k[1][5] = 1.0
+    assert pool.k[1][5].sum() == 8 and not pool.k[1][6].any() and not pool.v[1][5].any()
+    assert psutil.Process().memory_info().rss - before < 64 * 2**20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+def test_untouched_zeros_are_tensors_like_others(dtype):
+    zeros = untouched_zeros((5, 3, 7), dtype, CPU)
+    assert torch.equal(zeros, torch.zeros(5, 3, 7, dtype=dtype)) and zeros.dtype == dtype
+    assert zeros.is_contiguous() and zeros.data_ptr() % 64 == 0
+    zeros[2] += 1
+    assert zeros.sum() == 21
 
 
 def test_bytes_per_token_and_the_log_line():
