@@ -62,11 +62,10 @@ class SharedPrefixes:
         return request.namespace, request.token_ids.view(position, position + self._window).tobytes()
 
     def _at(self, position: int) -> dict[tuple[str, bytes], list[Request]]:
-        """The added requests by their window at ``position``. A shorter one has no whole window, and matches none."""
+        """The added requests by their window at ``position``; what a shorter one has there matches nobody's."""
         found = self._by_window.setdefault(position, {})
         for other in self._all[self._sorted.get(position, 0) :]:
-            if len(other.token_ids) >= position + self._window:
-                found.setdefault(self._key(other, position), []).append(other)
+            found.setdefault(self._key(other, position), []).append(other)
         self._sorted[position] = len(self._all)
         return found
 

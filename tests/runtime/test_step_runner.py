@@ -260,13 +260,14 @@ def test_a_search_fails_with_any_of_its_beams():
     assert result.failed_rows == [2]
 
 
-def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples():
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples(broken):
     """A chunk in the middle of a prompt: there are hidden states for its logprobs, and no logits to sample from."""
     hidden, head = torch.eye(6, 8), random_logits(8)
 
     def compute_logits(states: torch.Tensor) -> torch.Tensor:
         logits = states @ head
-        logits[states[:, 4] > 0, 3] = torch.nan
+        logits[states[:, 4] > 0, 3] = broken
         return logits
 
     infos = [greedy(logprobs=LogprobOptions(0, 1)), greedy(), greedy(logprobs=LogprobOptions(0, 1))]

@@ -78,6 +78,40 @@ def test_a_token_that_was_sampled_may_be_the_bad_one(depth: int) -> None:
     end(harness)
 
 
+@DEPTHS
+def test_what_is_only_published_at_the_end_is_not(depth: int) -> None:
+    """The prompt has no whole page, so that nothing of the request is in the tree before its end."""
+    harness = Harness(page_size=16, depth=depth)
+    prompt = CLEAN[:10]
+    output = expected_output(prompt, 40)
+    bad = next(n for n in range(25, 40) if output.index(output[n]) == n)
+    harness.model.spoiling = {output[bad]}
+    harness.add("a", prompt, 60)
+    harness.run()
+    assert failed(harness, "a") and harness.outcomes["a", 0].tokens == output[: bad + 1]
+    assert cached(harness, prompt + output) == 0 == harness.cache.total_nodes
+    end(harness)
+
+
+def test_leases_of_others_break_too() -> None:
+    harness = Harness(num_tokens=2048)
+    harness.model.spoiling = {BAD}
+    harness.add("leased", CLEAN[:60], 4, retain_ttl=1000.0)
+    harness.add("elsewhere", CLEAN[200:260], 4, retain_ttl=1000.0)
+    harness.run()
+    harness.add("bad", [*CLEAN[:50], BAD], 4)
+    harness.run()
+    assert failed(harness, "bad")
+    assert len(harness.scheduler.leases) == 1 and harness.scheduler.leases.counts.broken == 1
+    for rid, prompt, path in (("leased", CLEAN[:60], "match"), ("elsewhere", CLEAN[200:260], "handoff")):
+        harness.continue_from(rid, f"after {rid}", [5], 4)
+        harness.run()
+        assert inheritance(harness, f"after {rid}").path == path
+        tokens = harness.outcomes[f"after {rid}", 0].tokens
+        assert tokens == expected_output([*prompt, *expected_output(prompt, 4), 5], 4)
+    end(harness)
+
+
 @PAGES
 @DEPTHS
 def test_a_spoiled_prefix_fails_whoever_shares_it_only_once(page_size: int, depth: int) -> None:

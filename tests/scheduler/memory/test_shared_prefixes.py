@@ -118,6 +118,24 @@ def test_long_cached_prefixes_are_not_compared(monkeypatch: pytest.MonkeyPatch) 
     assert compared == [0]
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_same_tail_behind_another_prefix_is_not_the_same_prompt(alike: bool) -> None:
+    """Both begin alike, are cached equally far, and go on alike; in between they differ."""
+    scene = Scene(1, 1)
+    head, tail = prompt_of(64, 1), prompt_of(64, 2)
+    middles = [prompt_of(64, 3), prompt_of(64, 3 if alike else 4)]
+    for number, middle in enumerate(middles):
+        scene.harness.add(f"first {number}", head + middle, 1)
+        scene.harness.run()
+    params = SamplingParams(max_new_tokens=4, temperature=0.0)
+    specs = [make_spec(f"r{number}", head + middle + tail, params) for number, middle in enumerate(middles)]
+    first, second = (scene.harness.scheduler.add(spec, 0.0)[0] for spec in specs)
+    shared = SharedPrefixes(scene.harness.cache, MIN)
+    assert not shared.will_be_cached(first) and open_request(scene.harness, first)
+    shared.add(first)
+    assert shared.will_be_cached(second) == alike == slow_answer(scene.harness, second, [first])
+
+
 @PAGES
 def test_what_was_found_of_a_waiting_prompt_may_be_gone_when_it_is_admitted(page_size: int) -> None:
     """Evicted, or dropped: the look-up begins at the root again, and the output is right."""
