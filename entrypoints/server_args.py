@@ -36,6 +36,7 @@ class ServerConfig:
     served_model_name: str = flag("", "the model's name in the API; default: --model-path")
     api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; empty: no check")
     cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
+    max_prompts_per_request: int = flag(1024, "prompts in one request; more are refused")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
     item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
     max_item_tries: int = flag(64, "item tries that may be loaded at the same time")
@@ -282,6 +283,10 @@ def _refuse_contradictions(args: ServerArgs) -> None:
         need(value >= 0, f"{_flag_name(name)} is {value}; use 0 or more")
     seed = scheduler.random_seed
     need(seed is None or seed >= 0, f"--random-seed is {seed}; use 0 or more, or leave it out")
+    need(
+        server.max_prompts_per_request >= 1,
+        f"--max-prompts-per-request is {server.max_prompts_per_request}; use 1 or more",
+    )
     need(server.max_body_mb >= 1, f"--max-body-mb is {server.max_body_mb}; use 1 or more")
     for name in ("ready_timeout", "watchdog_timeout"):
         value = getattr(server, name)

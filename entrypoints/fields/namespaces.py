@@ -1,9 +1,10 @@
-"""Which cache a request shares: the namespace of its ``cache_salt`` and ``extra_key``."""
+"""Which cache a request shares, the namespace of its ``cache_salt`` and ``extra_key``, and whose request it is."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from .reading import PerPrompt, typed
@@ -19,6 +20,12 @@ def read_namespaces(per_prompt: PerPrompt) -> list[str]:
     salts = per_prompt.read("cache_salt", _key, "")
     extra_keys = per_prompt.read("extra_key", _key, "")
     return [namespace_of(salt, extra_key) for salt, extra_key in zip(salts, extra_keys, strict=True)]
+
+
+def read_client(fields: dict[str, Any]) -> str:
+    """Whose request it is, for the budgets per client: a digest of ``user``, or "". Raises RequestRefused."""
+    user = _key(fields.get("user", ""), "user")
+    return namespace_of("user", user) if user else ""
 
 
 def namespace_of(*parts: str) -> str:

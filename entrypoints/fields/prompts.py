@@ -21,11 +21,11 @@ from .continuation import (
     read_retain_ns,
     read_retain_ttls,
 )
-from .namespaces import read_namespaces
+from .namespaces import read_client, read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
 
-SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", "priority", *CONTINUATION_FIELDS)
+SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", "priority", "user", *CONTINUATION_FIELDS)
 """Fields that `read_prompts` reads besides ``stream``, with the same names in every API."""
 
 MAX_PRIORITY = 1_000_000
@@ -94,6 +94,7 @@ def read_prompts(
     continuations = read_continuations(fields, per_prompt)
     samplings = read_sampling_params(sampling, per_prompt)
     namespaces = read_namespaces(per_prompt)
+    client = read_client(fields)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read("priority", _priority, 0)
@@ -107,6 +108,7 @@ def read_prompts(
                 continuation=continuations[i].spec,
                 retain_ttl=retain_ttls[i],
                 retain_n=retain_ns[i],
+                client=client or namespaces[i],
                 priority=priorities[i],
             ),
             group=group,
@@ -121,8 +123,21 @@ def read_prompts(
     return PromptBatch(prompts, stream, is_list, group)
 
 
-def read_tokens(fields: dict[str, Any]) -> PromptTokens:
-    """The prompts of ``text`` or ``input_ids``, or as many as the continuation fields list. Raises RequestRefused."""
+def read_tokens(fields: dict[str, Any], max_prompts: int | None = None) -> PromptTokens:
+    """The prompts of ``text`` or ``input_ids``, or as many as the continuation fields list. Raises RequestRefused, also
+    for more than ``max_prompts``."""
+    tokens = _find_tokens(fields)
+    if max_prompts is not None and tokens.size > max_prompts:
+        name = next((name for name in ("text", "input_ids") if name in fields), "continuation_of")
+        raise RequestRefused(
+            f"{name} holds {tokens.size} prompts; send at most {max_prompts} in one request "
+            "(--max-prompts-per-request)",
+            param=name,
+        )
+    return tokens
+
+
+def _find_tokens(fields: dict[str, Any]) -> PromptTokens:
     if "text" in fields and "input_ids" in fields:
         raise RequestRefused("give the prompt as text or as input_ids; both are given", param="text")
     parents = continuation_batch_size(fields)

@@ -29,7 +29,11 @@ class GenerationRoutes:
 
     async def generate(self, request: Request) -> Response:
         fields = await read_json_object(request, self._args.server.max_body_bytes)
-        batch = parse_generate(fields, rid=request.headers.get("x-request-id"))
+        batch = parse_generate(
+            fields,
+            rid=request.headers.get("x-request-id"),
+            max_prompts=self._args.server.max_prompts_per_request,
+        )
         answer = await self._manager.open(batch.prompts, stream=batch.stream)
         headers = request_id(batch.rid)
         if batch.stream:

@@ -41,7 +41,11 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         fields = await read_json_object(request, self._args.server.max_body_bytes)
-        parsed = parse_completion(fields, rid=request.headers.get("x-request-id"))
+        parsed = parse_completion(
+            fields,
+            rid=request.headers.get("x-request-id"),
+            max_prompts=self._args.server.max_prompts_per_request,
+        )
         check_model(parsed.model, self._args.served_model_name)
         batch, headers = parsed.batch, request_id(parsed.batch.rid)
         response = CompletionResponse(parsed, self._args.served_model_name, self._manager.tokenizer)

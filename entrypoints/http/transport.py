@@ -25,7 +25,13 @@ resets it, and many clients then never see the answer."""
 _OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")
 """Probes and scrapers carry no key."""
 
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 413: "request_too_large"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -57,7 +63,7 @@ def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -
     headers = dict(headers or {})
     if error.status == 413:
         headers["Connection"] = "close"
-    if error.status == 503:
+    if error.status in (429, 503):
         headers["Retry-After"] = "1"
     return JSONAnswer(error_body(error), status_code=error.status, headers=headers)
 

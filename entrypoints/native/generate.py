@@ -39,11 +39,12 @@ WITHOUT_EFFECT = ("routing_key", "conversation_id", "no_logs")
 """Labels for routers and logs. Prompts are never logged, so ``no_logs`` always holds."""
 
 
-def parse_generate(fields: dict[str, Any], *, rid: str | None = None) -> PromptBatch:
-    """Fields of the request body -> prompts. ``rid`` is used if the body has none. Raises RequestRefused."""
+def parse_generate(fields: dict[str, Any], *, rid: str | None = None, max_prompts: int | None = None) -> PromptBatch:
+    """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
+    Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
-    tokens = read_tokens(fields)
+    tokens = read_tokens(fields, max_prompts)
     logprobs = _logprobs(fields, tokens)
     return read_prompts(fields, tokens, fields.get("sampling_params"), logprobs, rid=fields.get("rid", rid))
 

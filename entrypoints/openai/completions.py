@@ -37,7 +37,7 @@ UNSUPPORTED: dict[str, tuple] = {
 }  # fmt: skip
 
 WITHOUT_EFFECT = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "routing_key",
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "routing_key",
     "conversation_id", "no_logs",
 )  # fmt: skip
 """Labels, accepted and ignored."""
@@ -61,8 +61,11 @@ class CompletionRequest:
         return f"{RESPONSE_ID_PREFIX}{self.batch.rid}"
 
 
-def parse_completion(fields: dict[str, Any], *, rid: str | None = None) -> CompletionRequest:
-    """Fields of the request body -> prompts. ``rid`` is used if the body has none. Raises RequestRefused."""
+def parse_completion(
+    fields: dict[str, Any], *, rid: str | None = None, max_prompts: int | None = None
+) -> CompletionRequest:
+    """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
+    Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
     echo = typed(fields.get("echo", False), bool, "echo")
@@ -74,7 +77,7 @@ def parse_completion(fields: dict[str, Any], *, rid: str | None = None) -> Compl
     prompt = _prompt(fields)
     given_rid = _rid(fields)
     with COMPLETION_NAMES.translated():
-        tokens = read_tokens(fields | prompt)
+        tokens = read_tokens(fields | prompt, max_prompts)
         asked = LogprobFields()
         if logprobs is not None:
             asked = LogprobFields(wanted=True, start_len=0 if echo else -1, top=logprobs, with_text=True)

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from baton.entrypoints.fields.namespaces import MAX_KEY_CHARS, namespace_of, read_namespaces
+from baton.entrypoints.fields.namespaces import MAX_KEY_CHARS, namespace_of, read_client, read_namespaces
 from baton.entrypoints.fields.reading import PerPrompt
+from baton.entrypoints.native.generate import parse_generate
+from baton.entrypoints.openai.completions import parse_completion
 from baton.scheduler.outcome import RequestRefused
 
 
@@ -45,3 +47,22 @@ def test_limits(name: str) -> None:
     assert refusal.value.status == 400 and refusal.value.param == name
     with pytest.raises(RequestRefused, match="it takes a string"):
         read(**{name: 5})
+
+
+def test_a_user_is_known_by_a_digest() -> None:
+    assert read_client({"user": "anna"}) == read_client({"user": "anna"}) != read_client({"user": "bob"})
+    assert "anna" not in read_client({"user": "anna"}) and read_client({}) == ""
+    with pytest.raises(RequestRefused, match="user has 2000 characters"):
+        read_client({"user": "x" * 2000})
+
+
+def test_a_client_is_the_user_else_the_salt() -> None:
+    def client(**fields: str) -> str:
+        return parse_generate({"text": "a", **fields}).prompts[0].spec.client
+
+    assert client(user="anna", cache_salt="s") == client(user="anna") != ""
+    assert client(cache_salt="s") == client(cache_salt="s") != client(cache_salt="t")
+    assert client() == ""
+    prompts = parse_generate({"text": ["a", "b"], "user": "anna"}).prompts
+    assert prompts[0].spec.client == prompts[1].spec.client == client(user="anna")
+    assert parse_completion({"prompt": "a", "user": "anna"}).batch.prompts[0].spec.client == client(user="anna")

@@ -217,3 +217,12 @@ def test_priorities() -> None:
     assert [prompt.spec.priority for prompt in batch.prompts] == [5, 0, -2]
     for wrong in (1.5, "high", True, 10**9):
         assert refusal(text="a", priority=wrong).param == "priority"
+
+
+def test_more_prompts_than_one_request_may_bring() -> None:
+    assert len(parse_generate({"text": ["a", "b"]}, max_prompts=2).prompts) == 2
+    with pytest.raises(RequestRefused, match="text holds 3 prompts; send at most 2") as refused:
+        parse_generate({"text": ["a"] * 3}, max_prompts=2)
+    assert refused.value.param == "text"
+    with pytest.raises(RequestRefused, match="continuation_of holds 3 prompts"):
+        parse_generate({"continuation_of": ["a", "b", "c"], "continuation_suffix": "x"}, max_prompts=2)

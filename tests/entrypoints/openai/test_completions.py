@@ -197,3 +197,9 @@ def test_a_refusal_by_the_worker_in_openais_words() -> None:
     with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
         raise RequestRefused("busy", status=503)
     assert caught.value.param is None
+
+
+def test_more_prompts_than_one_request_may_bring() -> None:
+    with pytest.raises(RequestRefused, match="prompt holds 3 prompts; send at most 2") as refused:
+        parse_completion({"prompt": [[1], [2], [3]]}, max_prompts=2)
+    assert refused.value.param == "prompt"
