@@ -157,6 +157,7 @@ class _Server:
                 await answer.outputs()
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
+        logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
         logger.info("ready: %s on http://%s:%d", self._args.served_model_name, host, port)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import logging
 import os
 import secrets
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from ..runtime.config import ModelArgs, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
-
-logger = logging.getLogger(__name__)
 
 
 class UsageError(ValueError):
@@ -109,9 +106,7 @@ def with_seed(args: ServerArgs) -> ServerArgs:
     """The same settings, with a random seed if they have none: each start of a server draws its own."""
     if args.scheduler.random_seed is not None:
         return args
-    seed = secrets.randbits(62)
-    logger.info("random seed: %d; --random-seed repeats it", seed)
-    return dataclasses.replace(args, scheduler=dataclasses.replace(args.scheduler, random_seed=seed))
+    return dataclasses.replace(args, scheduler=dataclasses.replace(args.scheduler, random_seed=secrets.randbits(62)))
 
 
 def parse_command_line(argv: list[str]) -> ServerArgs:

@@ -203,6 +203,15 @@ def test_two_servers_on_one_port(start: Any) -> None:
     assert first.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
+def test_each_start_draws_its_seed_and_says_so(start: Any) -> None:
+    seeds = []
+    for flags in ([], [], ["--random-seed", "5"]):
+        server = start(*flags).wait_ready()
+        seeds.append(server.client.get("/server_info").json()["random_seed"])
+        assert f"random seed: {seeds[-1]}; --random-seed repeats it" in server.log
+    assert len(set(seeds)) == 3 and seeds[2] == 5
+
+
 def test_a_start_up_error_is_one_line(start: Any) -> None:
     server = start(behaviour={"start_error": "the weights do not fit; download them again"})
     assert server.process.wait(20) == 1
