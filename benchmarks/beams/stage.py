@@ -230,6 +230,7 @@ def make_client(args: Namespace, folder: Path, prompt_len: int, concurrency: int
             "max_total_tokens": -(-pool * 5 // 4 // page) * page,
             "page_size": page,
             "max_running_requests": concurrency * width,
+            "max_logprobs": 2 * width,
             "max_beam_width": width,
             "max_leased_requests": concurrency,
             "max_leased_ratio": 0.9,

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tqdm import tqdm
 
@@ -76,13 +77,13 @@ def run_two_requests(engine: Engine, user: User, sampling: dict[str, Any], seed:
     stage, so that nothing is found that another request computed."""
     prompt = engine.encode(user.prompt, add_special_tokens=False)
     thinking = {**sampling, "seed": seed, "max_new_tokens": 100, "stop": [THINK_END]}
-    first = engine.generate(input_ids=prompt, sampling_params=thinking, cache_salt=f"{user.prompt} stage 1")
+    first = engine.generate(input_ids=prompt, sampling_params=thinking, cache_salt=uuid4().hex)
     thought_ids = first["output_ids"]
     if first["meta_info"]["finish_reason"].get("matched") == THINK_END:
         thought_ids = thought_ids[: -len(engine.encode(THINK_END))]
     ids = prompt + thought_ids + engine.encode(THINK_END + ITEM_START)
     search = {"beam_width": WIDTH, "n": WIDTH, "max_new_tokens": CODES_PER_ITEM}
-    salt = f"{user.prompt} stage 2"
+    salt = uuid4().hex
     with_trie = engine.generate(input_ids=ids, sampling_params={**search, "item_trie": TRIE}, cache_salt=salt)
     without = engine.generate(input_ids=ids, sampling_params=search, cache_salt=salt)
     both = [
