@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -32,8 +33,9 @@ from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from .http.health_routes import Readiness
+from .http.keys import Keys, read_keys
 from .http.server import build_app
-from .server_args import ServerArgs, UsageError, parse_command_line
+from .server_args import ServerArgs, ServerConfig, UsageError, parse_command_line
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     """Run a server; returns the exit status: 0 after a signal, 1 after a failure, 2 for bad flags."""
     try:
         args = parse_command_line(list(sys.argv[1:] if argv is None else argv))
+        keys = read_keys(args.server, os.environ)
     except UsageError as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     setproctitle.setproctitle("baton::http")
     try:
         with _listen(args.server.host, args.server.port) as listener:
-            uvloop.run(_Server(args, listener, worker_command).run())
+            uvloop.run(_Server(args, keys, listener, worker_command).run())
     except ServerFailure as error:
         print(f"baton: {error}", file=sys.stderr)
         return 1
@@ -72,12 +75,13 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
 class _Server:
     """One server, from starting its children to stopping them."""
 
-    def __init__(self, args: ServerArgs, listener: socket.socket, worker_command: Sequence[str]) -> None:
+    def __init__(self, args: ServerArgs, keys: Keys, listener: socket.socket, worker_command: Sequence[str]) -> None:
         self._args = args
         self._listener = listener
         try:
             tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
             tokenizer = Tokenizer.load(tokenizer_folder)
+            _check_certificate(args.server)
         except (ModelLoadError, TokenizerError) as error:
             raise ServerFailure(str(error)) from None
         self._processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
@@ -89,12 +93,14 @@ class _Server:
         self._state = Readiness()
         self._http = _HttpServer(
             uvicorn.Config(
-                build_app(self._manager, args, self._state),
+                build_app(self._manager, args, self._state, keys),
                 log_config=None,
                 access_log=args.server.log_level == "debug",
                 lifespan="off",
                 server_header=False,
                 timeout_keep_alive=65,
+                ssl_certfile=args.server.ssl_certfile or None,
+                ssl_keyfile=args.server.ssl_keyfile or None,
             )
         )
         self._signalled = asyncio.Event()
@@ -159,7 +165,8 @@ class _Server:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
-        logger.info("ready: %s on http://%s:%d", self._args.served_model_name, host, port)
+        scheme = "https" if self._args.server.ssl_certfile else "http"
+        logger.info("ready: %s on %s://%s:%d", self._args.served_model_name, scheme, host, port)
 
     async def _watch_children(self) -> None:
         raise ServerFailure(str(await self._processes.first_exit()))
@@ -234,6 +241,23 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ServerFailure(f"cannot listen on {host}:{port}: {error.strerror}; use another --port or --host") from None
     listener.setblocking(False)
     return listener
+
+
+def _check_certificate(server: ServerConfig) -> None:
+    """Load the certificate for HTTPS once, before a child starts. Raises ServerFailure."""
+    if not server.ssl_certfile:
+        return
+    files = f"--ssl-certfile {server.ssl_certfile}"
+    if server.ssl_keyfile:
+        files += f", --ssl-keyfile {server.ssl_keyfile}"
+    try:
+        # Without a password function OpenSSL would ask the terminal.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            server.ssl_certfile, server.ssl_keyfile or None, password=lambda: b""
+        )
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ServerFailure(f"{files}: {reason}; give PEM files, the key without a password") from None
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ class UsageError(ValueError):
     """A flag is unknown, has a value it does not take, or contradicts another; the message says what to change."""
 
 
+SECRETS = ("api_key", "admin_api_key")
+"""Settings that are never shown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The HTTP side and the supervision of the processes. Times are in seconds."""
@@ -29,8 +33,16 @@ class ServerConfig:
     host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 listens on every interface")
     port: int = flag(30000, "port to listen on; 0 takes a free one and logs it")
     served_model_name: str = flag("", "the model's name in the API; default: --model-path")
-    api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; empty: no check")
+    api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; better in a file or BATON_API_KEY")
+    api_key_file: str = flag("", "file with that key; without either, BATON_API_KEY of the environment; else no check")
+    admin_api_key: str = flag("", "asked for instead where a call changes the server for everybody")
+    admin_api_key_file: str = flag("", "file with that key; without either, BATON_ADMIN_API_KEY of the environment")
+    allowed_hosts: str = flag(
+        "", "names this server goes by, with commas between, or *; addresses, localhost and --host always count"
+    )
     cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
+    ssl_certfile: str = flag("", "serve HTTPS with this certificate (PEM, with its chain)")
+    ssl_keyfile: str = flag("", "private key of --ssl-certfile, where that file does not hold it")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
     item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
     incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
@@ -244,6 +256,10 @@ def _refuse_contradictions(args: ServerArgs) -> None:
         f"--max-total-tokens is {total} and --page-size is {page}; the pool must hold at least one page",
     )
     need(0 <= server.port <= 65535, f"--port is {server.port}; use 0 to 65535")
+    for name in SECRETS:
+        both = bool(getattr(server, name) and getattr(server, f"{name}_file"))
+        need(not both, f"{_flag_name(name)} and {_flag_name(name)}-file are both given; keep one")
+    need(not server.ssl_keyfile or bool(server.ssl_certfile), "--ssl-keyfile is given without --ssl-certfile; add that")
     need(server.max_body_mb >= 1, f"--max-body-mb is {server.max_body_mb}; use 1 or more")
     for name in ("ready_timeout", "watchdog_timeout"):
         value = getattr(server, name)

@@ -101,12 +101,8 @@ class TokenizerManager:
         A continuation never overtakes a parent whose call was opened before it, however long the parent's text is.
         """
         started = time.monotonic()
-        try:
-            async with self._prompt_tokenizer.tokenized(prompts) as tokenized:
-                return self._register(prompts, tokenized, stream, started)
-        except RequestRefused as error:
-            self.metrics.call_refused(error.status)
-            raise
+        async with self._prompt_tokenizer.tokenized(prompts) as tokenized:
+            return self._register(prompts, tokenized, stream, started)
 
     def abort(self, rid: str | None) -> list[str]:
         """End the request ``rid``, every prompt of the call ``rid``, or everything (None). Returns the open rids.
@@ -256,7 +252,6 @@ class TokenizerManager:
         if request is None:
             return
         self._forget(error.rid)
-        self.metrics.call_refused(error.status)
         if request.answer is not None:
             # The worker knows only ids; tell the caller the field they came from.
             param = request.prompt.source if error.param == "input_ids" else error.param

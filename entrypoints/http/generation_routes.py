@@ -11,6 +11,7 @@ from ..fields.reading import read_rid, refuse_unserved
 from ..native.generate import parse_generate
 from ..native.generate_response import stream_events, whole_response
 from ..server_args import ServerArgs
+from .keys import admin_key_required
 from .route import POST, Route
 from .transport import EventStream, JSONAnswer, client_gone, read_json_object, request_id, until_disconnect
 
@@ -34,7 +35,8 @@ class GenerationRoutes:
         headers = request_id(batch.rid)
         if batch.stream:
             incremental = self._args.server.incremental_streaming_output
-            return EventStream(answer, stream_events(answer, batch, incremental=incremental), headers)
+            events = stream_events(answer, batch, incremental=incremental)
+            return EventStream(answer, events, headers, self._manager.metrics.call_refused)
         with answer:
             response = await until_disconnect(request.receive, whole_response(answer, batch))
         if response is None:
@@ -49,6 +51,8 @@ class GenerationRoutes:
             raise RequestRefused("rid takes a string and abort_all true or false", param="rid")
         if bool(rid) == abort_all:
             raise RequestRefused('say what to abort: {"rid": "..."} or {"abort_all": true}', param="rid")
+        if abort_all and not request.state.is_admin:
+            raise admin_key_required()
         aborted = self._manager.abort(None if abort_all else read_rid(rid, "rid"))
         if rid and not aborted:
             raise RequestRefused(

@@ -35,9 +35,9 @@ class HealthRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/health", self.health, PROBE),
-            Route("/health_generate", self.health_generate, PROBE),
-            Route("/ready", self.ready, PROBE),
+            Route("/health", self.health, PROBE, "open"),
+            Route("/health_generate", self.health_generate, PROBE, "open"),
+            Route("/ready", self.ready, PROBE, "open"),
         ]
 
     async def health(self) -> Response:

@@ -10,7 +10,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..fields.item_trie_source import build_item_trie
 from ..server_args import ServerArgs
-from .route import DELETE, GET, POST, Route
+from .route import BINARY, DELETE, GET, POST, Route
 from .transport import JSONAnswer, read_binary
 
 
@@ -21,9 +21,9 @@ class ItemTrieRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/item_tries", self.load_item_trie, POST),
+            Route("/item_tries", self.load_item_trie, POST, "admin", BINARY),
             Route("/item_tries", self.list_item_tries, GET),
-            Route("/item_tries/{name}", self.delete_item_trie, DELETE),
+            Route("/item_tries/{name}", self.delete_item_trie, DELETE, "admin"),
         ]
 
     async def load_item_trie(self, request: Request) -> Response:

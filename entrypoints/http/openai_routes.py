@@ -48,7 +48,8 @@ class OpenAIRoutes:
         with COMPLETION_NAMES.translated():
             answer = await self._manager.open(batch.prompts, stream=batch.stream)
             if batch.stream:
-                return EventStream(answer, response.chunks(answer.updates()), headers)
+                events = response.chunks(answer.updates())
+                return EventStream(answer, events, headers, self._manager.metrics.call_refused)
             with answer:
                 outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:

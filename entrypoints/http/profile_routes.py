@@ -8,8 +8,8 @@ from starlette.responses import Response
 from ...runtime.tokenizer_manager import TokenizerManager
 from ..fields.reading import refuse_unserved
 from ..server_args import ServerArgs
-from .route import GET_OR_POST, Route
-from .transport import JSONAnswer, read_json_object
+from .route import POST, Route
+from .transport import JSONAnswer, read_settings
 
 _PROFILE_SETTINGS: dict[str, tuple] = {
     "activities": (["CPU", "GPU"],),
@@ -26,8 +26,8 @@ class ProfileRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/start_profile", self.start_profile, GET_OR_POST),
-            Route("/stop_profile", self.stop_profile, GET_OR_POST),
+            Route("/start_profile", self.start_profile, POST, "admin"),
+            Route("/stop_profile", self.stop_profile, POST, "admin"),
         ]
 
     async def start_profile(self, request: Request) -> Response:
@@ -41,7 +41,5 @@ class ProfileRoutes:
         return JSONAnswer(await self._control.stop_profile())
 
     async def _refuse_settings(self, request: Request) -> None:
-        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-            refuse_unserved(
-                await read_json_object(request, self._args.server.max_body_bytes), (), _PROFILE_SETTINGS, (), where=""
-            )
+        given = await read_settings(request, self._args.server.max_body_bytes)
+        refuse_unserved(given, (), _PROFILE_SETTINGS, (), where="")

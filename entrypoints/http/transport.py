@@ -1,17 +1,16 @@
-"""Between the socket and the routes: bodies with a size limit, JSON, server-sent events, errors, the key check."""
+"""Between the socket and the routes: bodies with a size limit, JSON, server-sent events, errors."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ...runtime.answer import Answer
 from ...scheduler.outcome import RequestRefused
@@ -22,13 +21,13 @@ _DRAIN_S = 2.0
 """Seconds to go on reading and dropping the rest of a body that is too large. Closing a connection on unread data
 resets it, and many clients then never see the answer."""
 
-_OPEN_PATHS = ("/health", "/health_generate", "/ready", "/metrics")
-"""Probes and scrapers carry no key."""
+_ERROR_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error",
+    413: "request_too_large",
+}  # fmt: skip
 
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 413: "request_too_large"}
 
-
-_CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST = 499
 
 
 class JSONAnswer(Response):
@@ -64,7 +63,7 @@ def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -
 
 def client_gone() -> Response:
     """For a client that left before its answer; only logs show it."""
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def request_id(rid: str) -> dict[str, str]:
@@ -73,15 +72,7 @@ def request_id(rid: str) -> dict[str, str]:
 
 
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The request's body, which must be a JSON object. Raises RequestRefused (400, 413, 415)."""
-    content_type = _content_type(request, "application/json")
-    if content_type != "application/json" and not content_type.endswith("+json"):
-        # Be strict here: a web page may post text/plain to localhost without the browser asking us first.
-        raise RequestRefused(
-            f"Content-Type is {content_type!r}; send JSON with Content-Type: application/json",
-            status=415,
-            code="unsupported_media_type",
-        )
+    """The request's body, which must be a JSON object. Raises RequestRefused (400, 413)."""
     body = await _read_body(request, max_bytes)
     try:
         decoded = msgspec.json.decode(body)
@@ -92,22 +83,16 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     return decoded
 
 
+async def read_settings(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body of a request that needs none: its JSON object, or {}. Raises RequestRefused (400, 413)."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return {}
+    return await read_json_object(request, max_bytes)
+
+
 async def read_binary(request: Request, max_bytes: int) -> bytes:
-    """The request's body, whatever it is. Raises RequestRefused (413, 415)."""
-    content_type = _content_type(request, "")
-    if content_type != "application/octet-stream":
-        # As above: without this header, or with one that forms may send, any web page could post to us.
-        raise RequestRefused(
-            f"Content-Type is {content_type!r}; send the file's bytes with Content-Type: application/octet-stream",
-            status=415,
-            code="unsupported_media_type",
-        )
+    """The request's body, whatever it is. Raises RequestRefused (413)."""
     return await _read_body(request, max_bytes)
-
-
-def _content_type(request: Request, default: str) -> str:
-    """The content type in lower case, without its parameters."""
-    return request.headers.get("content-type", default).split(";")[0].strip().lower()
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
@@ -171,12 +156,20 @@ class EventStream(Response):
     aborted.
     """
 
-    def __init__(self, answer: Answer, events: AsyncIterator[dict], headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        events: AsyncIterator[dict],
+        headers: dict[str, str],
+        count_error: Callable[[int], None],
+    ) -> None:
+        """count_error: told the status of an error that comes when the status line has been sent."""
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
         # The length is unknown; Response has set that of its empty body.
         del self.headers["content-length"]
         self._answer = answer
         self._events = events
+        self._count_error = count_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._answer:
@@ -200,27 +193,7 @@ class EventStream(Response):
             if not started:
                 await answer_error(error)(scope, receive, send)
                 return
+            self._count_error(error.status)
             await send_event(msgspec.json.encode(error_body(error)))
         await send_event(b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class ApiKeyCheck:
-    """ASGI middleware: 401 without ``Authorization: Bearer KEY``."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {api_key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                refused = RequestRefused(
-                    "the API key is missing or wrong; send Authorization: Bearer KEY",
-                    status=401,
-                    code="invalid_api_key",
-                )
-                await answer_error(refused, headers={"WWW-Authenticate": "Bearer"})(scope, receive, send)
-                return
-        await self._app(scope, receive, send)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -243,3 +245,29 @@ def test_processes_have_titles(start: Any) -> None:
     titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(server.process.pid).children()}
     assert titles == {"baton::worker", "baton::detokenizer"}
     assert " ".join(psutil.Process(server.process.pid).cmdline()).strip() == "baton::http"
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_https(start: Any, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    server = start("--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
+    server.client = httpx.Client(
+        base_url=server.url.replace("http:", "https:"), verify=ssl.create_default_context(cafile=str(cert))
+    )
+    server.wait_ready()
+    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).json()["text"] == "a"
+    server.wait_until(lambda: f"on https://127.0.0.1:{server.port}" in server.log, "the log names the scheme")
+    # The key does not fit the certificate, and the wrong kind of file: one line each, before a child is started.
+    for files in ((cert, tmp_path / "none.pem"), (key, key), (cert, cert)):
+        broken = start("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))
+        assert broken.process.wait(20) == 1
+        assert broken.log.startswith("baton: --ssl-certfile ") and broken.log.count("\n") == 1
