@@ -22,8 +22,9 @@ import setproctitle
 import uvicorn
 import uvloop
 
+from ..runtime.channels import Endpoints
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
-from ..runtime.launcher.child_process import configure_logging
+from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.prompt import Prompt
@@ -63,31 +64,52 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     if args.server.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     setproctitle.setproctitle("baton::http")
+    dump_stacks_on_signal()
     try:
         with _listen(args.server.host, args.server.port) as listener:
-            uvloop.run(_Server(args, keys, listener, worker_command).run())
+            uvloop.run(_run(args, keys, listener, worker_command))
     except ServerFailure as error:
         print(f"baton: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-class _Server:
-    """One server, from starting its children to stopping them."""
+async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_command: Sequence[str]) -> None:
+    """Run a server from start to end. Raises ServerFailure."""
+    _check_certificate(args.server)
+    try:
+        tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
+        tokenizer = Tokenizer.load(tokenizer_folder)
+    except (ModelLoadError, TokenizerError) as error:
+        raise ServerFailure(str(error)) from None
+    processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
+    try:
+        endpoints = await processes.start()
+        server = _Server(args, keys, listener, tokenizer, processes, endpoints)
+    except BaseException:
+        await processes.stop(0.5)
+        raise
+    await server.run()
 
-    def __init__(self, args: ServerArgs, keys: Keys, listener: socket.socket, worker_command: Sequence[str]) -> None:
+
+class _Server:
+    """One server, from the moment its children have been started until they have been stopped."""
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        keys: Keys,
+        listener: socket.socket,
+        tokenizer: Tokenizer,
+        processes: ServerProcesses,
+        endpoints: Endpoints,
+    ) -> None:
         self._args = args
         self._listener = listener
-        try:
-            tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
-            tokenizer = Tokenizer.load(tokenizer_folder)
-            _check_certificate(args.server)
-        except (ModelLoadError, TokenizerError) as error:
-            raise ServerFailure(str(error)) from None
-        self._processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
+        self._processes = processes
         self._manager = TokenizerManager(
             tokenizer=tokenizer,
-            endpoints=self._processes.endpoints,
+            endpoints=endpoints,
             metrics=ServerMetrics(args.served_model_name),
         )
         self._state = Readiness()
@@ -113,7 +135,6 @@ class _Server:
         http = asyncio.create_task(self._serve_http())
         tasks = [asyncio.create_task(self._manager.run())]
         try:
-            await self._processes.start()
             tasks.append(asyncio.create_task(self._come_up()))
             tasks.append(asyncio.create_task(self._watch_children()))
             tasks.append(asyncio.create_task(self._watch_heartbeat()))
@@ -163,6 +184,7 @@ class _Server:
                 await answer.outputs()
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
+        self._processes.all_connected()
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._args.server.ssl_certfile else "http"

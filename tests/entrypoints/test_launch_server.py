@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
 import signal
 import ssl
@@ -98,6 +100,62 @@ def test_nothing_outlives_a_killed_launcher(start: Any) -> None:
     server.process.kill()
     server.process.wait()
     assert_all_gone(server, children)
+
+
+def folders(server: ServerUnderTest) -> list[Path]:
+    return list(server.tmp.iterdir())
+
+
+def test_nothing_can_be_left_behind_by_a_server_that_is_ready(start: Any) -> None:
+    server = start()
+    server.wait_until(lambda: folders(server), "the run directory is there")
+    server.wait_ready()
+    assert not folders(server), "it is needed only until everybody is connected"
+    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_launcher_killed_at_any_time_leaves_no_folder(start: Any, seed: int) -> None:
+    """From the moment the folder appears until well after it is gone."""
+    server = start()
+    while not folders(server) and server.process.poll() is None:
+        pass
+    time.sleep(random.Random(seed).random() * 1.5 * (seed > 0))  # the first at once
+    children = list(server.children().values())
+    server.process.kill()
+    server.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    server.wait_until(lambda: not folders(server), "the folder is removed")
+
+
+def test_a_signal_to_everybody_lets_open_requests_finish(start: Any) -> None:
+    """As service managers and terminals send it."""
+    server = start().wait_ready()
+    plain = Caller(server, text="abc", sampling_params={"max_new_tokens": 60})
+    server.wait_until(lambda: server.running() == 1, "the request runs")
+    for child in server.children().values():
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGINT)
+    server.process.send_signal(signal.SIGTERM)
+    assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
+    assert server.process.wait(10) == 0
+
+
+def test_children_have_process_groups_of_their_own(start: Any) -> None:
+    """A signal to the launcher's group comes before a child can ignore it, while it still imports."""
+    server = start()
+    server.wait_until(lambda: len(server.children()) == 2, "the children are there")
+    groups = {os.getpgid(child.pid) for child in server.children().values()}
+    assert len(groups) == 2 and os.getpgid(server.process.pid) not in groups
+
+
+def test_stacks_of_every_process_can_be_had(start: Any) -> None:
+    server = start().wait_ready()
+    for number, pid in enumerate((server.process.pid, *(child.pid for child in server.children().values())), 1):
+        os.kill(pid, signal.SIGUSR1)
+        server.wait_until(lambda count=number: server.log.count("Current thread") == count, "the stacks are written")
+    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
 def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
