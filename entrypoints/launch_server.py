@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -36,6 +37,7 @@ from ..scheduler.sampling_params import SamplingParams
 from .http.health_routes import Readiness
 from .http.keys import Keys, read_keys
 from .http.server import build_app
+from .http.wire.connection import Connection, ConnectionLimits, protocol_class
 from .server_args import ServerArgs, ServerConfig, UsageError, parse_command_line
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ _CLOSE_S = 2.0
 """Seconds that open connections get to close once their calls have ended."""
 
 _WATCHDOG_CHECK_S = 1.0
+
+_OTHER_FILES = 1024
+"""Open files beside connections, with those of connections that are refused."""
 
 
 class ServerFailure(Exception):
@@ -62,9 +67,10 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logging("server", args.server.log_level)
     if args.server.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
     setproctitle.setproctitle("baton::http")
     dump_stacks_on_signal()
+    _allow_open_files(args.server.max_connections)
     try:
         with _listen(args.server.host, args.server.port) as listener:
             uvloop.run(_run(args, keys, listener, worker_command))
@@ -113,14 +119,21 @@ class _Server:
             metrics=ServerMetrics(args.served_model_name),
         )
         self._state = Readiness()
+        limits = ConnectionLimits(
+            connections=args.server.max_connections,
+            head_s=args.server.header_timeout,
+            body_s=args.server.body_timeout,
+        )
         self._http = _HttpServer(
             uvicorn.Config(
                 build_app(self._manager, args, self._state, keys),
+                http=protocol_class(limits),
+                ws="none",
                 log_config=None,
                 access_log=args.server.log_level == "debug",
                 lifespan="off",
                 server_header=False,
-                timeout_keep_alive=65,
+                timeout_keep_alive=args.server.keep_alive_timeout,  # type: ignore[arg-type]  # any number will do
                 ssl_certfile=args.server.ssl_certfile or None,
                 ssl_keyfile=args.server.ssl_keyfile or None,
             )
@@ -203,8 +216,10 @@ class _Server:
 
     async def _drain(self) -> None:
         """Let open requests finish, until the deadline or a second signal; then end them."""
-        self._http.stop_listening()
-        self._manager.refuse_new(RequestRefused("the server is shutting down", status=503, code="shutting_down"))
+        # It goes on listening: probes shall read why they are refused.
+        closing = RequestRefused("the server is shutting down", status=503, code="shutting_down")
+        self._manager.refuse_new(closing)
+        self._http.refuse_uploads(closing)
         if self._manager.num_open:
             timeout = self._args.server.drain_timeout
             logger.info("shutting down: %d open requests get up to %g s", self._manager.num_open, timeout)
@@ -240,9 +255,11 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def stop_listening(self) -> None:
-        for server in getattr(self, "servers", ()):  # none before uvicorn has started
-            server.close()
+    def refuse_uploads(self, error: RequestRefused) -> None:
+        """Answer everybody whose body is still on its way."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.refuse_upload(error)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -263,6 +280,21 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ServerFailure(f"cannot listen on {host}:{port}: {error.strerror}; use another --port or --host") from None
     listener.setblocking(False)
     return listener
+
+
+def _allow_open_files(max_connections: int) -> None:
+    """Every connection is one; raise the soft limit as far as that takes and the hard limit lets."""
+    wanted = max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+        if possible < wanted:
+            logger.warning(
+                "only %d files may be open, too few for --max-connections %d: raise the hard limit (ulimit -Hn)",
+                possible,
+                max_connections,
+            )
 
 
 def _check_certificate(server: ServerConfig) -> None:

@@ -44,6 +44,10 @@ class ServerConfig:
     ssl_certfile: str = flag("", "serve HTTPS with this certificate (PEM, with its chain)")
     ssl_keyfile: str = flag("", "private key of --ssl-certfile, where that file does not hold it")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
+    max_connections: int = flag(2048, "open at the same time; more are answered with 503")
+    header_timeout: float = flag(10.0, "a request's head must have arrived within this time")
+    body_timeout: float = flag(30.0, "and its body, beyond a second for each 64 KiB")
+    keep_alive_timeout: float = flag(65.0, "connections between two requests are closed after this time")
     item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
     incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", "of all processes")
@@ -261,7 +265,9 @@ def _refuse_contradictions(args: ServerArgs) -> None:
         need(not both, f"{_flag_name(name)} and {_flag_name(name)}-file are both given; keep one")
     need(not server.ssl_keyfile or bool(server.ssl_certfile), "--ssl-keyfile is given without --ssl-certfile; add that")
     need(server.max_body_mb >= 1, f"--max-body-mb is {server.max_body_mb}; use 1 or more")
-    for name in ("ready_timeout", "watchdog_timeout"):
+    need(server.max_connections >= 1, f"--max-connections is {server.max_connections}; use 1 or more")
+    timeouts = ("ready_timeout", "watchdog_timeout", "header_timeout", "body_timeout", "keep_alive_timeout")
+    for name in timeouts:
         value = getattr(server, name)
         need(value > 0, f"{_flag_name(name)} is {value}; use a positive number of seconds")
     need(server.drain_timeout >= 0, f"--drain-timeout is {server.drain_timeout}; use 0 or more seconds")

@@ -101,7 +101,8 @@ class TokenizerManager:
         A continuation never overtakes a parent whose call was opened before it, however long the parent's text is.
         """
         started = time.monotonic()
-        async with self._prompt_tokenizer.tokenized(prompts) as tokenized:
+        limits = self._availability.check()
+        async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
             return self._register(prompts, tokenized, stream, started)
 
     def abort(self, rid: str | None) -> list[str]:
@@ -118,8 +119,12 @@ class TokenizerManager:
         return found
 
     async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates)."""
-        return await self._prompt_tokenizer.encode(texts, add_special_tokens=add_special_tokens)
+        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates), and for a
+        text that is longer than the context."""
+        limits = self._availability.check()
+        return await self._prompt_tokenizer.encode(
+            texts, limits.context_length, add_special_tokens=add_special_tokens, param="prompt"
+        )
 
     # -- how a server ends -----------------------------------------------------------------------------------------
 
@@ -142,6 +147,7 @@ class TokenizerManager:
         self.control.fail_all(error)
 
     def close(self) -> None:
+        self._prompt_tokenizer.close()
         self._receiver.close()
         self._sender.close()
 

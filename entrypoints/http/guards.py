@@ -18,7 +18,7 @@ from ...scheduler.outcome import RequestRefused
 from ..server_args import ServerConfig
 from .keys import Keys
 from .route import PROBE, Route, RouteTable
-from .transport import CLIENT_CLOSED_REQUEST, answer_error
+from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 

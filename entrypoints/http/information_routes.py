@@ -11,7 +11,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ..server_args import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route
-from .transport import JSONAnswer
+from .wire.transport import JSONAnswer
 
 
 class InformationRoutes:

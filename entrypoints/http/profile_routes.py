@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
 from ..fields.reading import refuse_unserved
-from ..server_args import ServerArgs
 from .route import POST, Route
-from .transport import JSONAnswer, read_settings
+from .wire.bodies import Bodies
+from .wire.transport import JSONAnswer
 
 _PROFILE_SETTINGS: dict[str, tuple] = {
     "activities": (["CPU", "GPU"],),
@@ -20,9 +20,9 @@ _PROFILE_SETTINGS: dict[str, tuple] = {
 
 
 class ProfileRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
-        self._args = args
+        self._bodies = bodies
 
     def routes(self) -> list[Route]:
         return [
@@ -41,5 +41,5 @@ class ProfileRoutes:
         return JSONAnswer(await self._control.stop_profile())
 
     async def _refuse_settings(self, request: Request) -> None:
-        given = await read_settings(request, self._args.server.max_body_bytes)
-        refuse_unserved(given, (), _PROFILE_SETTINGS, (), where="")
+        async with self._bodies.settings(request) as given:
+            refuse_unserved(given, (), _PROFILE_SETTINGS, (), where="")

@@ -6,6 +6,8 @@ one field.
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -26,26 +28,31 @@ from .openai_routes import OpenAIRoutes
 from .profile_routes import ProfileRoutes
 from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes
-from .transport import answer_error
+from .wire.bodies import Bodies, ClientLeft
+from .wire.transport import answer_error, client_gone
+
+logger = logging.getLogger(__name__)
 
 
 def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness, keys: Keys) -> FastAPI:
     """The ASGI application of one server."""
+    bodies = Bodies(args.server.max_body_bytes)
     subjects = (
-        GenerationRoutes(manager, args),
-        OpenAIRoutes(manager, args),
+        GenerationRoutes(manager, args, bodies),
+        OpenAIRoutes(manager, args, bodies),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, args),
-        TokenizerRoutes(manager, args),
-        ItemTrieRoutes(manager, args),
-        CacheRoutes(manager, args),
-        ProfileRoutes(manager, args),
+        TokenizerRoutes(manager, args, bodies),
+        ItemTrieRoutes(manager, bodies),
+        CacheRoutes(manager, bodies),
+        ProfileRoutes(manager, bodies),
     )
     app = FastAPI(title="Baton", version=baton_version(), docs_url=None, redoc_url=None, openapi_url=None)
     routes = [route for subject in subjects for route in subject.routes()]
     for route in routes:
         app.add_api_route(route.path, route.handler, methods=list(route.methods), response_model=None)
     app.add_exception_handler(RequestRefused, _on_refused)
+    app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(Guards, routes=RouteTable(routes), server=args.server, keys=keys)
@@ -63,6 +70,11 @@ def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness,
 async def _on_refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRefused)
     return answer_error(error)
+
+
+async def _on_client_left(request: Request, _: Exception) -> Response:
+    logger.debug("%s %s was abandoned by its client", request.method, request.url.path)
+    return client_gone()
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

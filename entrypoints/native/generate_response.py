@@ -13,10 +13,10 @@ from ..fields.output_details import beam_scores, stage_details
 from ..fields.prompts import PromptBatch
 
 
-async def whole_response(answer: Answer, batch: PromptBatch) -> dict | list[dict]:
-    """The response to a request that does not stream. Raises RequestRefused."""
-    outputs = [dressed(output) for output in await answer.outputs()]
-    return outputs if batch.is_list else outputs[0]
+def whole_response(outputs: list[Output], batch: PromptBatch) -> dict | list[dict]:
+    """The response to a request that does not stream, from all its outputs."""
+    objects = [dressed(output) for output in outputs]
+    return objects if batch.is_list else objects[0]
 
 
 async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool) -> AsyncGenerator[dict, None]:

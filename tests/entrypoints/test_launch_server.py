@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import httpx
 import psutil
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from http_calls import raw_post
 from server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
@@ -208,18 +211,42 @@ def test_sigterm_lets_open_requests_finish(start: Any) -> None:
     plain, streamed = Caller(server, **fields), Caller(server, stream=True, **fields)
     server.wait_until(lambda: server.running() == 2, "both requests run")
     server.process.send_signal(signal.SIGTERM)
-    server.wait_until(lambda: refuses_connections(server), "no new connection is taken")
+    server.wait_until(lambda: server.client.get("/health").status_code == 503, "it drains")
+    # On new connections, too, until the last request has its answer:
+    for path in ("/health", "/ready", "/health_generate"):
+        assert httpx.get(f"{server.url}{path}").status_code == 503
+    refused = httpx.post(f"{server.url}/generate", json={"text": "a"})
+    assert refused.json()["error"]["code"] == "shutting_down"
     assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
     assert streamed.answer().text.endswith("data: [DONE]\n\n")
     assert server.process.wait(10) == 0
     assert_all_gone(server, [])
 
 
-def refuses_connections(server: ServerUnderTest) -> bool:
+def test_uploads_end_quietly_in_a_drain(start: Any) -> None:
+    server = start("--log-level", "debug").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as upload:
+        upload.sendall(raw_post(b"x" * 1000)[:-500])
+        server.wait_until(lambda: server.client.get("/health").status_code == 200, "the head has been read")
+        server.process.send_signal(signal.SIGTERM)
+        answer = upload.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"shutting_down" in answer
+    assert server.process.wait(10) == 0
+    assert "Traceback" not in server.log and " ERROR " not in server.log
+
+
+def test_the_limit_of_open_files_is_raised(model: Path, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))
     try:
-        return httpx.get(f"{server.url}/health").status_code == 503
-    except httpx.ConnectError:
-        return True
+        server = ServerUnderTest(model, tmp_path, behaviour=SLOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    with server:
+        server.wait_ready()
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        soft = next(line for line in limits.splitlines() if "open files" in line).split()[3]
+        assert int(soft) == min(2048 + 1024, limit[1] if limit[1] > 0 else 2**31)
 
 
 def test_draining_has_a_deadline(start: Any) -> None:

@@ -409,12 +409,43 @@ def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
         assert len(ids[0]) == 1_000_000
         assert ticks > 5
         ticks = 0
-        with pytest.raises(RequestRefused, match="at least 1000001 tokens"):
+        with pytest.raises(RequestRefused, match="max_new_tokens is 128"):
             await backend.manager.open([child("c", suffix_text=text)], stream=False)
         assert ticks > 5
         ticking.cancel()
 
-    check(tokenizer, body)
+    check(tokenizer, body, context_length=1_000_050)
+
+
+def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[str] = []
+    encode_piece = Tokenizer.encode_piece
+    monkeypatch.setattr(Tokenizer, "encode_piece", lambda self, text: pieces.append(text) or encode_piece(self, text))
+    monkeypatch.setattr(Tokenizer, "encode_batch", None)
+
+    async def body(backend: Backend) -> None:
+        for opened in ([prompt("p", "x" * 3_000_000)], [child("g", "c", suffix_text="x" * 3_000_000)]):
+            with pytest.raises(RequestRefused, match="has 3000000 characters") as caught:
+                await backend.manager.open(opened, stream=False)
+            assert caught.value.code == "context_length_exceeded"
+        assert not pieces
+        # This one could fit by its length, and is given up as soon as it shows that it does not.
+        with pytest.raises(RequestRefused, match="more than 100000 tokens"):
+            await backend.manager.open([prompt("p", "xy " * 600_000)], stream=False)
+        assert 2 <= len(pieces) <= 8
+
+    check(tokenizer, body, context_length=100_000)
+
+
+def test_the_tokens_of_a_call_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.runtime.text.prompt_tokenizer.MAX_TOKENS_OF_CALL", 20_000)
+
+    async def body(backend: Backend) -> None:
+        assert [len(ids) for ids in await backend.manager.tokenize(["x" * 5_000] * 4)] == [5_000] * 4
+        with pytest.raises(RequestRefused, match="more than 20000 tokens together"):
+            await backend.manager.tokenize(["x" * 5_000] * 5)
+
+    check(tokenizer, body, context_length=100_000)
 
 
 def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...runtime.answer import Answer
-from ...scheduler.outcome import RequestRefused
+from ....runtime.answer import Answer
+from ....scheduler.outcome import RequestRefused
 
 T = TypeVar("T")
-
-_DRAIN_S = 2.0
-"""Seconds to go on reading and dropping the rest of a body that is too large. Closing a connection on unread data
-resets it, and many clients then never see the answer."""
 
 _ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error",
@@ -54,8 +48,6 @@ def error_body(error: RequestRefused) -> dict[str, Any]:
 
 def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -> JSONAnswer:
     headers = dict(headers or {})
-    if error.status == 413:
-        headers["Connection"] = "close"
     if error.status == 503:
         headers["Retry-After"] = "1"
     return JSONAnswer(error_body(error), status_code=error.status, headers=headers)
@@ -69,66 +61,6 @@ def client_gone() -> Response:
 def request_id(rid: str) -> dict[str, str]:
     """The header that names the request; empty if the rid does not fit in a header."""
     return {"X-Request-Id": rid} if rid.isascii() and rid.isprintable() else {}
-
-
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The request's body, which must be a JSON object. Raises RequestRefused (400, 413)."""
-    body = await _read_body(request, max_bytes)
-    try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(decoded, dict):
-        raise RequestRefused("the body must be a JSON object", code="invalid_json")
-    return decoded
-
-
-async def read_settings(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body of a request that needs none: its JSON object, or {}. Raises RequestRefused (400, 413)."""
-    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
-        return {}
-    return await read_json_object(request, max_bytes)
-
-
-async def read_binary(request: Request, max_bytes: int) -> bytes:
-    """The request's body, whatever it is. Raises RequestRefused (413)."""
-    return await _read_body(request, max_bytes)
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    too_large = declared.isdecimal() and int(declared) > max_bytes
-    chunks: list[bytes] = []
-    size = 0
-    if not too_large:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                too_large = True
-                break
-            chunks.append(chunk)
-    if too_large:
-        chunks.clear()
-        if request.headers.get("expect", "").lower() != "100-continue":
-            await _drain(request)
-        shown = f"{declared} bytes" if declared else "larger"
-        raise RequestRefused(
-            f"the body is {shown}; at most {max_bytes} bytes are taken. Split the batch or raise --max-body-mb",
-            status=413,
-            code="body_too_large",
-        )
-    return b"".join(chunks)
-
-
-async def _drain(request: Request) -> None:
-    deadline = time.monotonic() + _DRAIN_S
-    while time.monotonic() < deadline:
-        try:
-            message = await asyncio.wait_for(request.receive(), deadline - time.monotonic())
-        except TimeoutError:
-            return
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
