@@ -212,15 +212,17 @@ class TokenizerManager:
         """Feed the open calls for as long as the server lives."""
         while True:
             for message in await self._receiver.receive():
-                self._take(message)
+                await self._take(message)
 
-    def _take(self, message: ToManager) -> None:
+    async def _take(self, message: ToManager) -> None:
         self._heard_at = time.monotonic()
         match message:
             case TextOutputs():
                 self._output_at = self._heard_at
                 for item in message.items:
                     self._take_output(item)
+                    if item.output.input_logprobs is not None:
+                        await asyncio.sleep(0)  # those of a long prompt take milliseconds; others get their turn
             case RequestError():
                 self._take_error(message)
             case WorkerStats():

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _INLINE_CHARS = 2_000
 """Longer texts are tokenised in a thread, so that the loop goes on serving the others (the tokenizer drops the GIL)."""
 
-MAX_TOKENS_OF_CALL = 4_000_000
+MAX_TOKENS_OF_CALL = 2_000_000
 """Of all texts of a call: ids take some 36 bytes each here."""
 
 _GENEROUS = 4

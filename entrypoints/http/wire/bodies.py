@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 from fastapi import Request
 
 from ....scheduler.outcome import RequestRefused
+from .json_body import decode_object
 
 SMALL = 64 * 1024
 """Bytes. Bodies up to this size wait for nobody."""
@@ -41,9 +41,7 @@ class Bodies:
         """The body, which must be a JSON object; its room is kept for the ``with`` block. Raises RequestRefused (400,
         413, 503) and ClientLeft."""
         async with self.binary(request) as body:
-            fields = decode_object(body)
-            body.clear()
-            yield fields
+            yield await decode_object(body)
 
     @asynccontextmanager
     async def settings(self, request: Request) -> AsyncIterator[dict[str, Any]]:
@@ -90,17 +88,6 @@ class Bodies:
             status=413,
             code="body_too_large",
         )
-
-
-def decode_object(body: bytes | bytearray) -> dict[str, Any]:
-    """Raises RequestRefused (400)."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(decoded, dict):
-        raise RequestRefused("the body must be a JSON object", code="invalid_json")
-    return decoded
 
 
 class Room:

@@ -22,10 +22,13 @@ _SENT_BYTES = 256 * 1024
 
 
 async def json_answer(build: Callable[[], Any], size: int, headers: dict[str, str] | None = None) -> Response:
-    """The answer that ``build`` makes. size: an estimate of the numbers and characters in it; a large one is built and
-    encoded in a thread."""
+    """The answer that ``build`` makes; an iterator stands for a list, of which one element is held at a time.
+
+    size: an estimate of the numbers and characters in it; a large one is built and encoded in a thread.
+    """
     if size <= LARGE:
-        return JSONAnswer(build(), headers=headers)
+        content = build()
+        return JSONAnswer(list(content) if isinstance(content, Iterator) else content, headers=headers)
     return _Pieces(await asyncio.to_thread(lambda: list(encode_pieces(build()))), headers)
 
 
@@ -43,7 +46,14 @@ def size_of(outputs: list[Output]) -> int:
 
 def encode_pieces(content: Any) -> Iterator[bytes]:
     """JSON of ``content``, as the encoder would write it at once."""
-    if isinstance(content, dict):
+    if isinstance(content, Iterator):
+        before = b"["
+        for element in content:
+            yield before
+            yield from encode_pieces(element)
+            before = b","
+        yield b"]" if before == b"," else b"[]"
+    elif isinstance(content, dict):
         before = b"{"
         for name, value in content.items():
             yield before + msgspec.json.encode(name) + b":"
