@@ -24,6 +24,7 @@ MAX_VALUES = 2_000_000
 _MAX_NAMES = MAX_VALUES // 2
 _MAX_TEXTS = MAX_VALUES
 _SPACE = b" \t\r\n"
+_ESCAPE_BYTES = len("\\u0041")
 _SECOND_OF_PAIR = re.compile(rb"\\u[dD][c-fC-F]")
 
 _Texts = list[str | None]
@@ -64,7 +65,7 @@ class _LargeBody:
         if size > PIECE_BYTES and kind == b"[":
             return await self._decode_list(piece, inner)
         if size > PIECE_BYTES and kind == b'"':
-            return await self._decode_text(bytes(data).strip(_SPACE))
+            return await self._decode_text(data)
         if kind != b'"':
             self._add(bytes(data).count(b",") + 1)
         decoded = msgspec.json.decode(piece)
@@ -86,12 +87,13 @@ class _LargeBody:
                 "a long list holds values of several kinds; it takes texts, numbers, lists or objects"
             ) from None
 
-    async def _decode_text(self, quoted: bytes) -> str:
+    async def _decode_text(self, quoted: memoryview) -> str:
         parts, start, end = [], 1, len(quoted) - 1
         while start < end:
-            until = end if end - start <= PIECE_BYTES else _cut(quoted, start, start + PIECE_BYTES)
-            parts.append(msgspec.json.decode(b'"' + quoted[start:until] + b'"', type=str))
-            start = until
+            part = bytes(quoted[start : min(start + PIECE_BYTES + _ESCAPE_BYTES, end)])
+            until = len(part) if start + len(part) == end else _cut(part)
+            parts.append(msgspec.json.decode(b'"' + part[:until] + b'"', type=str))
+            start += until
             await self._take_turns(PIECE_BYTES)
         return "".join(parts)
 
@@ -117,30 +119,30 @@ class _LargeBody:
             await asyncio.sleep(0)
 
 
-def _cut(quoted: bytes, start: int, until: int) -> int:
-    """The last place after ``start``, where a character begins, and up to ``until`` where this JSON text can be cut."""
-    for at in range(until, start, -1):
-        if _can_be_cut(quoted, start, at):
+def _cut(text: bytes) -> int:
+    """The last place where this piece of a JSON text, which begins with a whole character, can be cut."""
+    for at in range(len(text) - _ESCAPE_BYTES, 0, -1):
+        if _can_be_cut(text, at):
             return at
     raise msgspec.DecodeError("an endless run of halves of characters")
 
 
-def _can_be_cut(quoted: bytes, start: int, at: int) -> bool:
+def _can_be_cut(text: bytes, at: int) -> bool:
     """Whether no character, escape, or pair of escapes that make one character stands on both sides."""
-    if quoted[at] & 0xC0 == 0x80:
+    if text[at] & 0xC0 == 0x80:
         return False
-    before = quoted.rfind(b"\\", max(start, at - 5), at)
-    if before >= 0 and _begins_an_escape(quoted, start, before):
-        length = 6 if quoted[before + 1 : before + 2] == b"u" else 2
+    before = text.rfind(b"\\", max(0, at - _ESCAPE_BYTES + 1), at)
+    if before >= 0 and _begins_an_escape(text, before):
+        length = _ESCAPE_BYTES if text[before + 1 : before + 2] == b"u" else 2
         if at < before + length:
             return False
-    return not _SECOND_OF_PAIR.match(quoted, at)
+    return not _SECOND_OF_PAIR.match(text, at)
 
 
-def _begins_an_escape(quoted: bytes, start: int, at: int) -> bool:
+def _begins_an_escape(text: bytes, at: int) -> bool:
     """Whether this backslash is no second half of an escaped one."""
     before = at
-    while before > start and quoted[before - 1] == 0x5C:
+    while before > 0 and text[before - 1] == 0x5C:
         before -= 1
     return (at - before) % 2 == 0
 
