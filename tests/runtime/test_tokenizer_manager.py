@@ -15,7 +15,7 @@ from prompts import make_prompt
 from tokenizers.processors import TemplateProcessing
 from trained_tokenizers import CONFIG, byte_level, write_folder
 
-from baton.runtime.answer import Output, TokenLogprob
+from baton.runtime.answer import Answer, Output, TokenLogprob
 from baton.runtime.messages import (
     AbortRequest,
     ContinuationOutput,
@@ -25,6 +25,9 @@ from baton.runtime.messages import (
     ReleaseRequest,
     RequestError,
     RetainedOutput,
+    TextOutput,
+    TextOutputs,
+    TokenOutput,
     WorkerStats,
 )
 from baton.runtime.prompt import ModelLimits, Prompt
@@ -415,6 +418,35 @@ def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
         ticking.cancel()
 
     check(tokenizer, body, context_length=1_000_050)
+
+
+def test_the_logprobs_of_each_prompt_are_a_turn_of_their_own(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    feed = Answer.feed
+    monkeypatch.setattr(Answer, "feed", lambda *given: seen.append("fed") or feed(*given))
+
+    async def body(backend: Backend) -> None:
+        async def others() -> None:
+            while True:
+                seen.append("turn")
+                await asyncio.sleep(0)
+
+        with await backend.manager.open([prompt("a"), prompt("b")], stream=False) as call:
+            counting = asyncio.create_task(others())
+            chunk = LogprobChunk(ids=pack_ids([97]), values=bytes(4))
+            items = [
+                TextOutput(output=TokenOutput(rid=rid, new_ids=b"", finish=LENGTH, input_logprobs=chunk), text="")
+                for rid in "ab"
+            ]
+            await backend.send(TextOutputs(items=items))
+            await call.outputs()
+            counting.cancel()
+        first = seen.index("fed")
+        assert seen.index("turn", first) < seen.index("fed", first + 1)
+
+    check(tokenizer, body)
 
 
 def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
