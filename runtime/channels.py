@@ -17,7 +17,6 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -71,7 +70,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 def run_dir_candidates() -> list[Path]:
     """Where `make_run_dir` may put the directory, in this order. Nothing is there yet."""
     name = f"baton-{secrets.token_hex(4)}"
-    folders = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
+    # Not tempfile.gettempdir(), which tries folders out by writing files there.
+    folders = [os.environ.get("TMPDIR") or "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
     return [Path(folder) / name for folder in folders if folder and os.access(folder, os.W_OK)]
 
 

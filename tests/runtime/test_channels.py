@@ -177,7 +177,7 @@ def test_run_dir_avoids_folders_where_a_socket_path_is_too_long(
 ) -> None:
     deep = tmp_path / ("x" * 110)
     deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    monkeypatch.setenv("TMPDIR", str(deep))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path.parent.parent.parent))
     folder = make_run_dir(run_dir_candidates())
     assert folder.parent != deep and not list(deep.iterdir())

@@ -59,6 +59,9 @@ class _LargeBody:
         size = len(data)
         if size > PIECE_BYTES and kind == b"{":
             await self._count(piece, b":", _MAX_NAMES)
+            # Even looking for the fields would take long.
+            await self._count(piece, b"{", MAX_VALUES)
+            await self._count(piece, b"[", MAX_VALUES)
             fields = msgspec.json.decode(piece, type=_Fields)
             await asyncio.sleep(0)
             return {name: await self.decode(value) for name, value in fields.items()}
