@@ -174,7 +174,7 @@ class Engine:
 
     async def _answer(self, batch: PromptBatch) -> dict | list[dict]:
         with await self._manager.open(batch.prompts, stream=False) as answer:
-            return await whole_response(answer, batch)
+            return whole_response(await answer.outputs(), batch)
 
     async def _stream(self, batch: PromptBatch) -> AsyncGenerator[dict, None]:
         incremental = self.args.server.incremental_streaming_output

@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -21,8 +23,9 @@ import setproctitle
 import uvicorn
 import uvloop
 
+from ..runtime.channels import Endpoints
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
-from ..runtime.launcher.child_process import configure_logging
+from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.prompt import Prompt
@@ -32,8 +35,10 @@ from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from .http.health_routes import Readiness
+from .http.keys import Keys, read_keys
 from .http.server import build_app
-from .server_args import ServerArgs, UsageError, parse_command_line, with_seed
+from .http.wire.connection import Connection, ConnectionLimits, protocol_class
+from .server_args import ServerArgs, ServerConfig, UsageError, parse_command_line, with_seed
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,9 @@ _CLOSE_S = 2.0
 """Seconds that open connections get to close once their calls have ended."""
 
 _WATCHDOG_CHECK_S = 1.0
+
+_OTHER_FILES = 1024
+"""Open files beside connections, with those of connections that are refused."""
 
 
 class ServerFailure(Exception):
@@ -51,6 +59,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     """Run a server; returns the exit status: 0 after a signal, 1 after a failure, 2 for bad flags."""
     try:
         args = parse_command_line(list(sys.argv[1:] if argv is None else argv))
+        keys = read_keys(args.server, os.environ)
     except UsageError as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2
@@ -58,43 +67,75 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logging("server", args.server.log_level)
     if args.server.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
     setproctitle.setproctitle("baton::http")
+    dump_stacks_on_signal()
+    _allow_open_files(args.server.max_connections)
     try:
         with _listen(args.server.host, args.server.port) as listener:
-            uvloop.run(_Server(with_seed(args), listener, worker_command).run())
+            uvloop.run(_run(with_seed(args), keys, listener, worker_command))
     except ServerFailure as error:
         print(f"baton: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-class _Server:
-    """One server, from starting its children to stopping them."""
+async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_command: Sequence[str]) -> None:
+    """Run a server from start to end. Raises ServerFailure."""
+    _check_certificate(args.server)
+    try:
+        tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
+        tokenizer = Tokenizer.load(tokenizer_folder)
+    except (ModelLoadError, TokenizerError) as error:
+        raise ServerFailure(str(error)) from None
+    processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
+    try:
+        endpoints = await processes.start()
+        server = _Server(args, keys, listener, tokenizer, processes, endpoints)
+    except BaseException:
+        await processes.stop(0.5)
+        raise
+    await server.run()
 
-    def __init__(self, args: ServerArgs, listener: socket.socket, worker_command: Sequence[str]) -> None:
+
+class _Server:
+    """One server, from the moment its children have been started until they have been stopped."""
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        keys: Keys,
+        listener: socket.socket,
+        tokenizer: Tokenizer,
+        processes: ServerProcesses,
+        endpoints: Endpoints,
+    ) -> None:
         self._args = args
         self._listener = listener
-        try:
-            tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
-            tokenizer = Tokenizer.load(tokenizer_folder)
-        except (ModelLoadError, TokenizerError) as error:
-            raise ServerFailure(str(error)) from None
-        self._processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
+        self._processes = processes
         self._manager = TokenizerManager(
             tokenizer=tokenizer,
-            endpoints=self._processes.endpoints,
+            endpoints=endpoints,
             metrics=ServerMetrics(args.served_model_name),
         )
         self._state = Readiness()
+        limits = ConnectionLimits(
+            connections=args.server.max_connections,
+            head_s=args.server.header_timeout,
+            body_s=args.server.body_timeout,
+        )
         self._http = _HttpServer(
             uvicorn.Config(
-                build_app(self._manager, args, self._state),
+                build_app(self._manager, args, self._state, keys),
+                http=protocol_class(limits),
+                ws="none",
                 log_config=None,
                 access_log=args.server.log_level == "debug",
                 lifespan="off",
                 server_header=False,
-                timeout_keep_alive=65,
+                timeout_keep_alive=args.server.keep_alive_timeout,  # type: ignore[arg-type]  # any number will do
+                ssl_certfile=args.server.ssl_certfile or None,
+                ssl_keyfile=args.server.ssl_keyfile or None,
             )
         )
         self._signalled = asyncio.Event()
@@ -107,7 +148,6 @@ class _Server:
         http = asyncio.create_task(self._serve_http())
         tasks = [asyncio.create_task(self._manager.run())]
         try:
-            await self._processes.start()
             tasks.append(asyncio.create_task(self._come_up()))
             tasks.append(asyncio.create_task(self._watch_children()))
             tasks.append(asyncio.create_task(self._watch_heartbeat()))
@@ -158,9 +198,11 @@ class _Server:
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
         logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
+        self._processes.all_connected()
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
-        logger.info("ready: %s on http://%s:%d", self._args.served_model_name, host, port)
+        scheme = "https" if self._args.server.ssl_certfile else "http"
+        logger.info("ready: %s on %s://%s:%d", self._args.served_model_name, scheme, host, port)
 
     async def _watch_children(self) -> None:
         raise ServerFailure(str(await self._processes.first_exit()))
@@ -175,8 +217,10 @@ class _Server:
 
     async def _drain(self) -> None:
         """Let open requests finish, until the deadline or a second signal; then end them."""
-        self._http.stop_listening()
-        self._manager.refuse_new(RequestRefused("the server is shutting down", status=503, code="shutting_down"))
+        # It goes on listening: probes shall read why they are refused.
+        closing = RequestRefused("the server is shutting down", status=503, code="shutting_down")
+        self._manager.refuse_new(closing)
+        self._http.refuse_uploads(closing)
         if self._manager.num_open:
             timeout = self._args.server.drain_timeout
             logger.info("shutting down: %d open requests get up to %g s", self._manager.num_open, timeout)
@@ -212,9 +256,11 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def stop_listening(self) -> None:
-        for server in getattr(self, "servers", ()):  # none before uvicorn has started
-            server.close()
+    def refuse_uploads(self, error: RequestRefused) -> None:
+        """Answer everybody whose body is still on its way."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.refuse_upload(error)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -235,6 +281,38 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ServerFailure(f"cannot listen on {host}:{port}: {error.strerror}; use another --port or --host") from None
     listener.setblocking(False)
     return listener
+
+
+def _allow_open_files(max_connections: int) -> None:
+    """Every connection is one; raise the soft limit as far as that takes and the hard limit lets."""
+    wanted = max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+        if possible < wanted:
+            logger.warning(
+                "only %d files may be open, too few for --max-connections %d: raise the hard limit (ulimit -Hn)",
+                possible,
+                max_connections,
+            )
+
+
+def _check_certificate(server: ServerConfig) -> None:
+    """Load the certificate for HTTPS once, before a child starts. Raises ServerFailure."""
+    if not server.ssl_certfile:
+        return
+    files = f"--ssl-certfile {server.ssl_certfile}"
+    if server.ssl_keyfile:
+        files += f", --ssl-keyfile {server.ssl_keyfile}"
+    try:
+        # Without a password function OpenSSL would ask the terminal.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            server.ssl_certfile, server.ssl_keyfile or None, password=lambda: b""
+        )
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ServerFailure(f"{files}: {reason}; give PEM files, the key without a password") from None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,10 @@ class UsageError(ValueError):
     """A flag is unknown, has a value it does not take, or contradicts another; the message says what to change."""
 
 
+SECRETS = ("api_key", "admin_api_key")
+"""Settings that are never shown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The HTTP side and the supervision of the processes. Times are in seconds."""
@@ -31,10 +36,22 @@ class ServerConfig:
     host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 listens on every interface")
     port: int = flag(30000, "port to listen on; 0 takes a free one and logs it")
     served_model_name: str = flag("", "the model's name in the API; default: --model-path")
-    api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; empty: no check")
+    api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; better in a file or BATON_API_KEY")
+    api_key_file: str = flag("", "file with that key; without either, BATON_API_KEY of the environment; else no check")
+    admin_api_key: str = flag("", "asked for instead where a call changes the server for everybody")
+    admin_api_key_file: str = flag("", "file with that key; without either, BATON_ADMIN_API_KEY of the environment")
+    allowed_hosts: str = flag(
+        "", "names this server goes by, with commas between, or *; addresses, localhost and --host always count"
+    )
     cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
+    ssl_certfile: str = flag("", "serve HTTPS with this certificate (PEM, with its chain)")
+    ssl_keyfile: str = flag("", "private key of --ssl-certfile, where that file does not hold it")
     max_prompts_per_request: int = flag(1024, "prompts in one request; more are refused")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
+    max_connections: int = flag(2048, "open at the same time; more are answered with 503")
+    header_timeout: float = flag(10.0, "a request's head must have arrived within this time")
+    body_timeout: float = flag(30.0, "and its body, beyond a second for each 64 KiB")
+    keep_alive_timeout: float = flag(65.0, "connections between two requests are closed after this time")
     item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
     max_item_tries: int = flag(64, "item tries that may be loaded at the same time")
     max_item_trie_mb: int = flag(1024, "memory of all item tries together")
@@ -231,63 +248,68 @@ def _about_unknown(token: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _refuse_contradictions(args: ServerArgs) -> None:
-    model, scheduler, server = args.model, args.scheduler, args.server
+    _check_model(args.model)
+    _check_scheduler(args.scheduler)
+    _check_server(args.server)
 
-    def need(ok: bool, message: str) -> None:
-        if not ok:
-            raise UsageError(message)
 
-    need(bool(model.model_path), "--model-path is missing; give a Hugging Face folder")
-    need(
+def _need(ok: bool, message: str) -> None:
+    if not ok:
+        raise UsageError(message)
+
+
+def _at_least(part: Any, least: int, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(part, name)
+        _need(value >= least, f"{_flag_name(name)} is {value}; use {least} or more")
+
+
+def _check_model(model: ModelArgs) -> None:
+    _need(bool(model.model_path), "--model-path is missing; give a Hugging Face folder")
+    _need(
         0.0 < model.mem_fraction_static < 1.0,
         f"--mem-fraction-static is {model.mem_fraction_static}; use a share between 0 and 1, such as 0.85",
     )
     for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
         value = getattr(model, name)
-        need(value >= 0, f"{_flag_name(name)} is {value}; use 0 for no graphs, or the size of the largest")
-    page = scheduler.page_size
-    need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
+        _need(value >= 0, f"{_flag_name(name)} is {value}; use 0 for no graphs, or the size of the largest")
+
+
+def _check_scheduler(scheduler: SchedulerConfig) -> None:
+    page, total, seed = scheduler.page_size, scheduler.max_total_tokens, scheduler.random_seed
+    _need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
     for name in ("context_length", "max_total_tokens"):
         value = getattr(scheduler, name)
-        need(value >= 0, f"{_flag_name(name)} is {value}; use a positive number, or 0 for automatic")
-    need(
-        scheduler.max_running_requests >= 1,
-        f"--max-running-requests is {scheduler.max_running_requests}; use 1 or more",
-    )
-    chunk = scheduler.chunked_prefill_size
-    need(chunk >= 1, f"--chunked-prefill-size is {chunk}; use 1 or more")
-    ratio = scheduler.max_leased_ratio
-    need(0.0 <= ratio <= 1.0, f"--max-leased-ratio is {ratio}; use a share between 0 and 1")
-    for name in (
-        "max_leased_requests",
-        "default_retain_ttl",
-        "max_finished_requests",
-        "max_finished_tokens",
-        "max_logprobs",
-    ):
+        _need(value >= 0, f"{_flag_name(name)} is {value}; use a positive number, or 0 for automatic")
+    for name in ("max_leased_ratio", "max_client_leased_ratio"):
         value = getattr(scheduler, name)
-        need(value >= 0, f"{_flag_name(name)} is {value}; use 0 or more")
-    total = scheduler.max_total_tokens
-    need(
+        _need(0.0 <= value <= 1.0, f"{_flag_name(name)} is {value}; use a share between 0 and 1")
+    _at_least(scheduler, 1, ("max_running_requests", "chunked_prefill_size", "decode_interval"))
+    counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
+    records = ("max_finished_requests", "max_finished_tokens")
+    times = ("request_timeout", "default_retain_ttl", "max_retain_ttl", "lease_protection")
+    _at_least(scheduler, 0, (*counts, *records, *times))
+    _need(
         total == 0 or total >= page,
         f"--max-total-tokens is {total} and --page-size is {page}; the pool must hold at least one page",
     )
-    need(0 <= server.port <= 65535, f"--port is {server.port}; use 0 to 65535")
-    for name in ("max_item_tries", "max_item_trie_mb"):
-        value = getattr(server, name)
-        need(value >= 0, f"{_flag_name(name)} is {value}; use 0 or more")
-    seed = scheduler.random_seed
-    need(seed is None or seed >= 0, f"--random-seed is {seed}; use 0 or more, or leave it out")
-    need(
-        server.max_prompts_per_request >= 1,
-        f"--max-prompts-per-request is {server.max_prompts_per_request}; use 1 or more",
+    _need(seed is None or seed >= 0, f"--random-seed is {seed}; use 0 or more, or leave it out")
+
+
+def _check_server(server: ServerConfig) -> None:
+    _need(0 <= server.port <= 65535, f"--port is {server.port}; use 0 to 65535")
+    for name in SECRETS:
+        both = bool(getattr(server, name) and getattr(server, f"{name}_file"))
+        _need(not both, f"{_flag_name(name)} and {_flag_name(name)}-file are both given; keep one")
+    _need(
+        not server.ssl_keyfile or bool(server.ssl_certfile), "--ssl-keyfile is given without --ssl-certfile; add that"
     )
-    need(server.max_body_mb >= 1, f"--max-body-mb is {server.max_body_mb}; use 1 or more")
-    for name in ("ready_timeout", "watchdog_timeout"):
+    _at_least(server, 1, ("max_prompts_per_request", "max_body_mb", "max_connections"))
+    _at_least(server, 0, ("max_item_tries", "max_item_trie_mb", "drain_timeout"))
+    for name in ("ready_timeout", "watchdog_timeout", "header_timeout", "body_timeout", "keep_alive_timeout"):
         value = getattr(server, name)
-        need(value > 0, f"{_flag_name(name)} is {value}; use a positive number of seconds")
-    need(server.drain_timeout >= 0, f"--drain-timeout is {server.drain_timeout}; use 0 or more seconds")
-    need(
+        _need(value > 0, f"{_flag_name(name)} is {value}; use a positive number of seconds")
+    _need(
         server.watchdog_timeout > 2,
         f"--watchdog-timeout is {server.watchdog_timeout}; the worker reports once a second, use more than 2",
     )

@@ -13,9 +13,10 @@ would stop everybody else.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import secrets
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -25,6 +26,8 @@ import zmq
 import zmq.asyncio
 
 MessageT = TypeVar("MessageT")
+
+logger = logging.getLogger(__name__)
 
 _WAKE = b""
 """An empty frame, which only ends a poll early."""
@@ -56,23 +59,35 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         channels = list(cls.__struct_fields__)
         if all(_can_bind(run_dir / channel) for channel in channels):
             return cls(**{channel: f"ipc://{run_dir / channel}" for channel in channels})
+        logger.warning(
+            "no Unix socket can be bound in %s; the processes talk over loopback TCP, which other users of this "
+            "machine can reach: set TMPDIR or XDG_RUNTIME_DIR to a folder that can hold one",
+            run_dir.parent,
+        )
         return cls(**_free_tcp_addresses(channels))
 
 
-def make_run_dir() -> Path:
-    """A fresh directory, mode 0700, for one server's sockets and configs, where a Unix socket can be bound.
+def run_dir_candidates() -> list[Path]:
+    """Where `make_run_dir` may put the directory, in this order. Nothing is there yet."""
+    name = f"baton-{secrets.token_hex(4)}"
+    # Not tempfile.gettempdir(), which tries folders out by writing files there.
+    folders = [os.environ.get("TMPDIR") or "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
+    return [Path(folder) / name for folder in folders if folder and os.access(folder, os.W_OK)]
+
+
+def make_run_dir(candidates: list[Path]) -> Path:
+    """Make the first directory, mode 0700, in which a Unix socket can be bound: for one server's sockets.
 
     A Unix socket's path is limited to 107 bytes, and some machines mount /tmp so that sockets cannot live there.
-    Where no candidate works, the last one is returned and `Endpoints.for_processes` falls back to TCP.
+    Where no candidate works, the first one is returned and `Endpoints.for_processes` falls back to TCP.
     """
-    candidates = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
-    usable = [folder for folder in candidates if folder and os.access(folder, os.W_OK)]
-    for folder in usable:
-        run_dir = Path(tempfile.mkdtemp(prefix="baton-", dir=folder))
+    for run_dir in candidates:
+        run_dir.mkdir(mode=0o700)
         if _can_bind(run_dir / max(Endpoints.__struct_fields__, key=len)):
             return run_dir
         run_dir.rmdir()
-    return Path(tempfile.mkdtemp(prefix="baton-"))
+    candidates[0].mkdir(mode=0o700)
+    return candidates[0]
 
 
 class Sender:

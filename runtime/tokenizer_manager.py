@@ -101,12 +101,9 @@ class TokenizerManager:
         A continuation never overtakes a parent whose call was opened before it, however long the parent's text is.
         """
         started = time.monotonic()
-        try:
-            async with self._prompt_tokenizer.tokenized(prompts) as tokenized:
-                return self._register(prompts, tokenized, stream, started)
-        except RequestRefused as error:
-            self.metrics.call_refused(error.status)
-            raise
+        limits = self._availability.check()
+        async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
+            return self._register(prompts, tokenized, stream, started)
 
     def abort(self, rid: str | None) -> list[str]:
         """End the request ``rid``, every prompt of the call ``rid``, or everything (None). Returns the open rids.
@@ -122,8 +119,12 @@ class TokenizerManager:
         return found
 
     async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates)."""
-        return await self._prompt_tokenizer.encode(texts, add_special_tokens=add_special_tokens)
+        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates), and for a
+        text that is longer than the context."""
+        limits = self._availability.check()
+        return await self._prompt_tokenizer.encode(
+            texts, limits.context_length, add_special_tokens=add_special_tokens, param="prompt"
+        )
 
     # -- how a server ends -----------------------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class TokenizerManager:
         self.control.fail_all(error)
 
     def close(self) -> None:
+        self._prompt_tokenizer.close()
         self._receiver.close()
         self._sender.close()
 
@@ -210,15 +212,17 @@ class TokenizerManager:
         """Feed the open calls for as long as the server lives."""
         while True:
             for message in await self._receiver.receive():
-                self._take(message)
+                await self._take(message)
 
-    def _take(self, message: ToManager) -> None:
+    async def _take(self, message: ToManager) -> None:
         self._heard_at = time.monotonic()
         match message:
             case TextOutputs():
                 self._output_at = self._heard_at
                 for item in message.items:
                     self._take_output(item)
+                    if item.output.input_logprobs is not None:
+                        await asyncio.sleep(0)  # those of a long prompt take milliseconds; others get their turn
             case RequestError():
                 self._take_error(message)
             case WorkerStats():
@@ -256,7 +260,6 @@ class TokenizerManager:
         if request is None:
             return
         self._forget(error.rid)
-        self.metrics.call_refused(error.status)
         if request.answer is not None:
             # The worker knows only ids; tell the caller the field they came from.
             param = request.prompt.source if error.param == "input_ids" else error.param

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..fields.reading import refuse_unserved
 from .route import GET_OR_POST, Route
-from .transport import JSONAnswer
+from .wire.bodies import Bodies
+from .wire.transport import JSONAnswer
 
 
 class CacheRoutes:
-    def __init__(self, manager: TokenizerManager) -> None:
+    def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
+        self._bodies = bodies
 
     def routes(self) -> list[Route]:
-        return [Route("/flush_cache", self.flush_cache, GET_OR_POST)]
+        return [Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin")]
 
-    async def flush_cache(self) -> Response:
+    async def flush_cache(self, request: Request) -> Response:
+        async with self._bodies.settings(request) as given:
+            refuse_unserved(given, (), {}, (), where="")
         await self._control.flush_cache()
         return JSONAnswer({"success": True, "message": "the cache is empty"})

@@ -9,16 +9,20 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..fields.reading import read_rid, refuse_unserved
 from ..native.generate import parse_generate
-from ..native.generate_response import stream_events, whole_response
+from ..native.generate_response import dressed, dressed_in_turn, stream_events
 from ..server_args import ServerArgs
+from .keys import admin_key_required
 from .route import POST, Route
-from .transport import EventStream, JSONAnswer, client_gone, read_json_object, request_id, until_disconnect
+from .wire.bodies import Bodies
+from .wire.large_json import json_answer, size_of
+from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
 
 class GenerationRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies) -> None:
         self._manager = manager
         self._args = args
+        self._bodies = bodies
 
     def routes(self) -> list[Route]:
         return [
@@ -28,31 +32,37 @@ class GenerationRoutes:
         ]
 
     async def generate(self, request: Request) -> Response:
-        fields = await read_json_object(request, self._args.server.max_body_bytes)
-        batch = parse_generate(
-            fields,
-            rid=request.headers.get("x-request-id"),
-            max_prompts=self._args.server.max_prompts_per_request,
-        )
-        answer = await self._manager.open(batch.prompts, stream=batch.stream)
+        async with self._bodies.json_object(request) as fields:
+            batch = parse_generate(
+                fields,
+                rid=request.headers.get("x-request-id"),
+                max_prompts=self._args.server.max_prompts_per_request,
+            )
+            answer = await self._manager.open(batch.prompts, stream=batch.stream)
         headers = request_id(batch.rid)
         if batch.stream:
             incremental = self._args.server.incremental_streaming_output
-            return EventStream(answer, stream_events(answer, batch, incremental=incremental), headers)
+            events = stream_events(answer, batch, incremental=incremental)
+            return EventStream(answer, events, headers, self._manager.metrics.call_refused)
         with answer:
-            response = await until_disconnect(request.receive, whole_response(answer, batch))
-        if response is None:
+            outputs = await until_disconnect(request.receive, answer.outputs())
+        if outputs is None:
             return client_gone()
-        return JSONAnswer(response, headers=headers)
+        size = size_of(outputs)
+        if batch.is_list:
+            return await json_answer(lambda: dressed_in_turn(outputs), size, headers)
+        return await json_answer(lambda: dressed(outputs[0]), size, headers)
 
     async def abort_request(self, request: Request) -> Response:
-        fields = await read_json_object(request, self._args.server.max_body_bytes)
-        refuse_unserved(fields, ("rid", "abort_all"), {"abort_message": ("",)}, (), where="")
+        async with self._bodies.json_object(request) as fields:
+            refuse_unserved(fields, ("rid", "abort_all"), {"abort_message": ("",)}, (), where="")
         rid, abort_all = fields.get("rid"), fields.get("abort_all") or False
         if abort_all not in (True, False) or not isinstance(rid, str | None):
             raise RequestRefused("rid takes a string and abort_all true or false", param="rid")
         if bool(rid) == abort_all:
             raise RequestRefused('say what to abort: {"rid": "..."} or {"abort_all": true}', param="rid")
+        if abort_all and not request.state.is_admin:
+            raise admin_key_required()
         aborted = self._manager.abort(None if abort_all else read_rid(rid, "rid"))
         if rid and not aborted:
             raise RequestRefused(
@@ -62,7 +72,7 @@ class GenerationRoutes:
 
     async def release(self, request: Request) -> Response:
         """Give up the leases of a finished request. Having none is no error: they may have just expired."""
-        fields = await read_json_object(request, self._args.server.max_body_bytes)
-        refuse_unserved(fields, ("rid",), {}, (), where="")
+        async with self._bodies.json_object(request) as fields:
+            refuse_unserved(fields, ("rid",), {}, (), where="")
         released = await self._manager.control.release(read_rid(fields.get("rid"), "rid"))
         return JSONAnswer({"released": released})

@@ -15,9 +15,12 @@ from ...scheduler.request_spec import RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..server_args import ServerArgs
 from .route import PROBE, Route
-from .transport import JSONAnswer
+from .wire.transport import JSONAnswer
 
 _HEALTH_GENERATE_TIMEOUT_S = 20.0
+
+_SILENCE_S = 10.0
+"""The worker reports once a second, through the detokenizer. --watchdog-timeout ends the server, this only says so."""
 
 
 @dataclass(slots=True)
@@ -35,9 +38,9 @@ class HealthRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/health", self.health, PROBE),
-            Route("/health_generate", self.health_generate, PROBE),
-            Route("/ready", self.ready, PROBE),
+            Route("/health", self.health, PROBE, "open"),
+            Route("/health_generate", self.health_generate, PROBE, "open"),
+            Route("/ready", self.ready, PROBE, "open"),
         ]
 
     async def health(self) -> Response:
@@ -72,5 +75,6 @@ class HealthRoutes:
         if not self._manager.is_ready:
             raise RequestRefused("the server is loading the model or shutting down", status=503, code="not_ready")
         silent = self._manager.seconds_since_heartbeat
-        if silent > self._args.server.watchdog_timeout:
-            raise RequestRefused(f"the worker has been silent for {silent:.0f} s", status=503, code="unhealthy")
+        if silent > min(_SILENCE_S, self._args.server.watchdog_timeout):
+            message = f"the worker, or the detokenizer, has been silent for {silent:.0f} s"
+            raise RequestRefused(message, status=503, code="unhealthy")

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from ...runtime import metrics
 from ...runtime.tokenizer_manager import TokenizerManager
-from ..server_args import ServerArgs
+from ..server_args import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route
-from .transport import JSONAnswer
+from .wire.transport import JSONAnswer
 
 
 class InformationRoutes:
@@ -25,7 +25,7 @@ class InformationRoutes:
             Route("/get_model_info", self.model_info, GET),
             Route("/server_info", self.server_info, GET),
             Route("/get_server_info", self.server_info, GET),
-            Route("/metrics", self.metrics, GET),
+            Route("/metrics", self.metrics, GET, "open"),
         ]
 
     async def model_info(self) -> Response:
@@ -45,9 +45,10 @@ class InformationRoutes:
         )
 
     async def server_info(self) -> Response:
-        """Every setting but the API key, and the worker's current report."""
+        """Every setting but the API keys, and the worker's current report."""
         settings = {**asdict(self._args.model), **asdict(self._args.scheduler), **asdict(self._args.server)}
-        del settings["api_key"]
+        for secret in SECRETS:
+            del settings[secret]
         settings["served_model_name"] = self._args.served_model_name
         worker = await self._manager.control.info()
         return JSONAnswer({**settings, "version": baton_version(), "internal_states": [worker]})

@@ -9,30 +9,32 @@ from ...runtime.constraints import item_tries
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..fields.item_trie_source import build_item_trie
-from ..server_args import ServerArgs
-from .route import DELETE, GET, POST, Route
-from .transport import JSONAnswer, read_binary
+from .route import BINARY, DELETE, GET, POST, Route
+from .wire.bodies import Bodies
+from .wire.transport import JSONAnswer
 
 
 class ItemTrieRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
-        self._args = args
+        self._bodies = bodies
 
     def routes(self) -> list[Route]:
         return [
-            Route("/item_tries", self.load_item_trie, POST),
+            Route("/item_tries", self.load_item_trie, POST, "admin", BINARY),
             Route("/item_tries", self.list_item_tries, GET),
-            Route("/item_tries/{name}", self.delete_item_trie, DELETE),
+            Route("/item_tries/{name}", self.delete_item_trie, DELETE, "admin"),
         ]
 
     async def load_item_trie(self, request: Request) -> Response:
         """Store the uploaded items under ?name=. New requests get them; running ones keep the trie they have."""
-        body = await read_binary(request, self._args.server.max_body_bytes)
         name = request.query_params.get("name")
         if name is None:
             raise RequestRefused("name is missing; POST /item_tries?name=NAME", param="name")
-        trie = await build_item_trie(body)
+        async with self._bodies.binary(request) as body:
+            content = bytes(body)
+            body.clear()
+            trie = await build_item_trie(content)
         await self._control.load_item_trie(name, trie)
         return JSONAnswer(item_tries.describe(name, trie))
 

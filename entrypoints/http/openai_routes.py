@@ -13,13 +13,16 @@ from ..openai.completion_response import CompletionResponse
 from ..openai.completions import COMPLETION_NAMES, parse_completion
 from ..server_args import ServerArgs
 from .route import GET, POST, Route
-from .transport import EventStream, JSONAnswer, client_gone, read_json_object, request_id, until_disconnect
+from .wire.bodies import Bodies
+from .wire.large_json import json_answer, size_of
+from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
 
 class OpenAIRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies) -> None:
         self._manager = manager
         self._args = args
+        self._bodies = bodies
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -40,21 +43,22 @@ class OpenAIRoutes:
         return JSONAnswer({"object": "list", "data": [model]})
 
     async def completions(self, request: Request) -> Response:
-        fields = await read_json_object(request, self._args.server.max_body_bytes)
-        parsed = parse_completion(
-            fields,
-            rid=request.headers.get("x-request-id"),
-            max_prompts=self._args.server.max_prompts_per_request,
-        )
-        check_model(parsed.model, self._args.served_model_name)
-        batch, headers = parsed.batch, request_id(parsed.batch.rid)
-        response = CompletionResponse(parsed, self._args.served_model_name, self._manager.tokenizer)
-        with COMPLETION_NAMES.translated():
-            answer = await self._manager.open(batch.prompts, stream=batch.stream)
-            if batch.stream:
-                return EventStream(answer, response.chunks(answer.updates()), headers)
-            with answer:
-                outputs = await until_disconnect(request.receive, answer.outputs())
+        async with self._bodies.json_object(request) as fields:
+            parsed = parse_completion(
+                fields,
+                rid=request.headers.get("x-request-id"),
+                max_prompts=self._args.server.max_prompts_per_request,
+            )
+            check_model(parsed.model, self._args.served_model_name)
+            batch, headers = parsed.batch, request_id(parsed.batch.rid)
+            response = CompletionResponse(parsed, self._args.served_model_name, self._manager.tokenizer)
+            with COMPLETION_NAMES.translated():
+                answer = await self._manager.open(batch.prompts, stream=batch.stream)
+        if batch.stream:
+            events = response.chunks(answer.updates())
+            return EventStream(answer, events, headers, self._manager.metrics.call_refused)
+        with COMPLETION_NAMES.translated(), answer:
+            outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:
             return client_gone()
-        return JSONAnswer(response.whole(outputs), headers=headers)
+        return await json_answer(lambda: response.whole(outputs), size_of(outputs), headers)

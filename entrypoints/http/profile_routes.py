@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
 from ..fields.reading import refuse_unserved
-from ..server_args import ServerArgs
-from .route import GET_OR_POST, Route
-from .transport import JSONAnswer, read_json_object
+from .route import POST, Route
+from .wire.bodies import Bodies
+from .wire.transport import JSONAnswer
 
 _PROFILE_SETTINGS: dict[str, tuple] = {
     "activities": (["CPU", "GPU"],),
@@ -20,14 +20,14 @@ _PROFILE_SETTINGS: dict[str, tuple] = {
 
 
 class ProfileRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
-        self._args = args
+        self._bodies = bodies
 
     def routes(self) -> list[Route]:
         return [
-            Route("/start_profile", self.start_profile, GET_OR_POST),
-            Route("/stop_profile", self.stop_profile, GET_OR_POST),
+            Route("/start_profile", self.start_profile, POST, "admin"),
+            Route("/stop_profile", self.stop_profile, POST, "admin"),
         ]
 
     async def start_profile(self, request: Request) -> Response:
@@ -41,7 +41,5 @@ class ProfileRoutes:
         return JSONAnswer(await self._control.stop_profile())
 
     async def _refuse_settings(self, request: Request) -> None:
-        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-            refuse_unserved(
-                await read_json_object(request, self._args.server.max_body_bytes), (), _PROFILE_SETTINGS, (), where=""
-            )
+        async with self._bodies.settings(request) as given:
+            refuse_unserved(given, (), _PROFILE_SETTINGS, (), where="")

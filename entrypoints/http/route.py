@@ -1,11 +1,12 @@
-"""A route: a path, its handler and its methods. Related routes share a small class."""
+"""A route: a path, its handler and its methods, and who may call it. Related routes share a small class."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal, NamedTuple
 
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 GET = ("GET",)
 POST = ("POST",)
@@ -13,10 +14,43 @@ GET_OR_POST = ("GET", "POST")
 PROBE = ("GET", "HEAD")
 DELETE = ("DELETE",)
 
+Access = Literal["open", "serving", "admin"]
+"""open: probes and scrapers carry no key. serving: what clients do for themselves. admin: what changes the server for
+everybody."""
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+
 
 class Route(NamedTuple):
-    """handler: gets ``request: Request`` if it declares it, and the path's parameters by name."""
+    """handler: gets ``request: Request`` if it declares it, and the path's parameters by name. media: the content type
+    of its body, if it takes one. GET of a route that takes POST as well is for old clients, and needs a key."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]
     methods: tuple[str, ...]
+    access: Access = "serving"
+    media: str = JSON
+
+    def changes_state(self, method: str) -> bool:
+        return method not in PROBE or "POST" in self.methods
+
+
+class RouteTable:
+    """Finds the route of a request before the framework does, for checks that come first."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._exact: dict[tuple[str, str], Route] = {}
+        self._patterns = []
+        for route in routes:
+            for method in route.methods:
+                self._exact[route.path, method] = route
+            if "{" in route.path:
+                self._patterns.append((compile_path(route.path)[0], route))
+
+    def find(self, path: str, method: str) -> Route | None:
+        """None where the framework will answer 404 or 405."""
+        if found := self._exact.get((path, method)):
+            return found
+        matching = (route for pattern, route in self._patterns if method in route.methods and pattern.match(path))
+        return next(matching, None)

@@ -6,6 +6,8 @@ one field.
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -17,36 +19,45 @@ from ..server_args import ServerArgs
 from ..version import baton_version
 from .cache_routes import CacheRoutes
 from .generation_routes import GenerationRoutes
+from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
 from .information_routes import InformationRoutes
 from .item_trie_routes import ItemTrieRoutes
+from .keys import Keys
 from .openai_routes import OpenAIRoutes
 from .profile_routes import ProfileRoutes
+from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes
-from .transport import ApiKeyCheck, answer_error
+from .wire.bodies import Bodies, ClientLeft
+from .wire.transport import answer_error, client_gone
+
+logger = logging.getLogger(__name__)
 
 
-def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness) -> FastAPI:
+def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness, keys: Keys) -> FastAPI:
     """The ASGI application of one server."""
+    bodies = Bodies(args.server.max_body_bytes)
     subjects = (
-        GenerationRoutes(manager, args),
-        OpenAIRoutes(manager, args),
+        GenerationRoutes(manager, args, bodies),
+        OpenAIRoutes(manager, args, bodies),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, args),
-        TokenizerRoutes(manager, args),
-        ItemTrieRoutes(manager, args),
-        CacheRoutes(manager),
-        ProfileRoutes(manager, args),
+        TokenizerRoutes(manager, args, bodies),
+        ItemTrieRoutes(manager, bodies),
+        CacheRoutes(manager, bodies),
+        ProfileRoutes(manager, bodies),
     )
     app = FastAPI(title="Baton", version=baton_version(), docs_url=None, redoc_url=None, openapi_url=None)
-    for subject in subjects:
-        for route in subject.routes():
-            app.add_api_route(route.path, route.handler, methods=list(route.methods), response_model=None)
+    routes = [route for subject in subjects for route in subject.routes()]
+    for route in routes:
+        app.add_api_route(route.path, route.handler, methods=list(route.methods), response_model=None)
     app.add_exception_handler(RequestRefused, _on_refused)
+    app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
-    if args.server.api_key:
-        app.add_middleware(ApiKeyCheck, api_key=args.server.api_key)
+    app.add_middleware(Guards, routes=RouteTable(routes), server=args.server, keys=keys)
+    probes = [route.path for route in routes if route.access == "open"]
+    app.add_middleware(ErrorCount, count=manager.metrics.call_refused, probes=probes)
     if origin := args.server.cors_origin:
         # Added last, so it is outermost: a browser may then read refusals too.
         app.add_middleware(
@@ -59,6 +70,11 @@ def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness)
 async def _on_refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRefused)
     return answer_error(error)
+
+
+async def _on_client_left(request: Request, _: Exception) -> Response:
+    logger.debug("%s %s was abandoned by its client", request.method, request.url.path)
+    return client_gone()
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

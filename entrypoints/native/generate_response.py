@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from ...runtime.answer import Answer, Output, TokenLogprob
@@ -13,10 +13,16 @@ from ..fields.output_details import beam_scores, stage_details
 from ..fields.prompts import PromptBatch
 
 
-async def whole_response(answer: Answer, batch: PromptBatch) -> dict | list[dict]:
-    """The response to a request that does not stream. Raises RequestRefused."""
-    outputs = [dressed(output) for output in await answer.outputs()]
-    return outputs if batch.is_list else outputs[0]
+def whole_response(outputs: list[Output], batch: PromptBatch) -> dict | list[dict]:
+    """The response to a request that does not stream, from all its outputs."""
+    return list(dressed_in_turn(outputs)) if batch.is_list else dressed(outputs[0])
+
+
+def dressed_in_turn(outputs: list[Output]) -> Iterator[dict]:
+    """The objects of a list's outputs. Each output is dropped when its object is made: with logprobs both are large."""
+    outputs.reverse()
+    while outputs:
+        yield dressed(outputs.pop())
 
 
 async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool) -> AsyncGenerator[dict, None]:

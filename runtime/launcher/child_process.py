@@ -1,6 +1,8 @@
 """The frame of every child of a server: it reads its config, ends with its parent and reports why it failed.
 
-server_processes.py starts a child as ``python -m <module> CONFIG.json``. Its main function is one line:
+server_processes.py starts a child as ``python -m <module> RUN_DIR …``, before any of these exists. Its standard input
+is its lifeline: the launcher writes the config there, one line of JSON, and closes it to end the child. The kernel
+closes it when the launcher dies, however that happens. The main function of a child is one line:
 
     if __name__ == "__main__":
         sys.exit(run_child("worker", WorkerProcess, lambda process, stop: run_worker(process.config, ...)))
@@ -8,7 +10,6 @@ server_processes.py starts a child as ``python -m <module> CONFIG.json``. Its ma
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -18,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -35,20 +35,22 @@ logger = logging.getLogger(__name__)
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a child write the stack of each of its threads to stderr."""
 
-_PARENT_CHECK_S = 1.0
-_ORPHAN_GRACE_S = 5.0
+_GRACE_S = 5.0
+"""A child that hangs must not outlive its server by more than this."""
 
+_MAX_REASON_BYTES = 4096
+"""A pipe takes this much at once, even if nobody reads it."""
 
 _OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError)
 """Errors that the operator has to fix: the message is enough, and a stack trace would hide it."""
 
 
 class ChildProcess(msgspec.Struct, kw_only=True, frozen=True):
-    """The config of every child. ``failure_file``: if the child fails, it writes one line there to say why."""
+    """The config of every child. ``failure_fd``: if the child fails, it writes one line there to say why."""
 
     endpoints: Endpoints
     parent_pid: int
-    failure_file: str
+    failure_fd: int
     log_level: str = "info"
 
 
@@ -64,34 +66,43 @@ ChildT = TypeVar("ChildT", bound=ChildProcess)
 
 
 def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threading.Event], None]) -> int:
-    """Read the config named on the command line and call ``run(config, stop)``; returns the exit status.
+    """Read the config from standard input and call ``run(config, stop)``; returns the exit status.
 
-    ``stop`` is set by SIGTERM and by the death of the parent; ``run`` returns soon after. SIGINT is left to the parent:
-    a terminal sends it to the whole group.
+    ``stop`` is set when the launcher closes the lifeline, or dies; ``run`` returns soon after. Signals are the
+    launcher's: service managers and terminals send them to everybody, and a child that obeyed would end the requests
+    that the launcher lets finish.
     """
-    child = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=config_type)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line:  # the launcher died before it could say what is wanted
+        _remove_run_dir()
+        return 1
+    child = msgspec.json.decode(line, type=config_type)
     stop = threading.Event()
+    os.set_inheritable(child.failure_fd, False)
     setproctitle.setproctitle(f"baton::{role}")
     configure_logging(role, child.log_level)
-    faulthandler.enable()
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    _end_with_parent(child.parent_pid, stop)
+    dump_stacks_on_signal()
+    threading.Thread(target=_watch_lifeline, args=(stop, child.parent_pid), name="lifeline", daemon=True).start()
     try:
         run(child, stop)
     except _OPERATOR_ERRORS as error:
-        _leave_reason(child.failure_file, str(error))
+        _leave_reason(child.failure_fd, str(error))
         return 1
     except Exception as error:
         logger.exception("%s failed", role)
-        _leave_reason(child.failure_file, f"{type(error).__name__}: {error}")
+        _leave_reason(child.failure_fd, f"{type(error).__name__}: {error}")
         return 1
     finally:
-        if os.getppid() != child.parent_pid:
-            # The parent was killed and could not clean up.
-            shutil.rmtree(Path(child.failure_file).parent, ignore_errors=True)
+        _clean_up_after(child.parent_pid)
     return 0
+
+
+def dump_stacks_on_signal() -> None:
+    """Write the stack of every thread to stderr on `DUMP_SIGNAL`, and after a crash."""
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
 def configure_logging(role: str, level: str) -> None:
@@ -101,21 +112,26 @@ def configure_logging(role: str, level: str) -> None:
     )
 
 
-def _leave_reason(failure_file: str, reason: str) -> None:
-    Path(failure_file).write_text(" ".join(reason.split()), encoding="utf-8")
+def _leave_reason(failure_fd: int, reason: str) -> None:
+    os.write(failure_fd, " ".join(reason.split()).encode("utf-8", "replace")[:_MAX_REASON_BYTES])
 
 
-def _end_with_parent(parent_pid: int, stop: threading.Event) -> None:
-    """Set ``stop`` when the parent dies: by the kernel's signal, and by polling the parent's id where there is none."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+def _watch_lifeline(stop: threading.Event, parent_pid: int) -> None:
+    # Not by sys.stdin: its lock would be held at the interpreter's end.
+    while os.read(0, 1024):
+        pass
+    stop.set()
+    time.sleep(_GRACE_S)
+    _clean_up_after(parent_pid)
+    os._exit(1)
 
-    def watch() -> None:
-        while os.getppid() == parent_pid:
-            time.sleep(_PARENT_CHECK_S)
-        stop.set()
-        time.sleep(_ORPHAN_GRACE_S)  # a child that hangs must not outlive its server
-        os._exit(1)
 
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+def _clean_up_after(parent_pid: int) -> None:
+    """Remove the run directory if the launcher was killed and could not. Every child does: one of them is the last."""
+    if os.getppid() != parent_pid:
+        _remove_run_dir()
+
+
+def _remove_run_dir() -> None:
+    for candidate in sys.argv[1:]:
+        shutil.rmtree(candidate, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Starts a server's child processes, reports when and why one ends, and stops them. Leaves nothing behind.
 
-Plain subprocesses, not multiprocessing: a child gets its config as a JSON file and everything else as messages; nothing
-is pickled or forked. A server's files (configs, sockets, failure reasons) live in one directory, mode 0700, that is
-removed when it stops.
+Plain subprocesses, not multiprocessing: a child gets its config as a line of JSON and everything else as messages;
+nothing is pickled or forked. The sockets live in a directory, mode 0700, that is removed as soon as everybody is
+connected: what is not there cannot be left behind.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from ..channels import Endpoints, make_run_dir
+from ..channels import Endpoints, make_run_dir, run_dir_candidates
 from ..config import WorkerConfig
-from .child_process import DUMP_SIGNAL, ChildProcess, DetokenizerProcess, WorkerProcess
+from .child_process import DUMP_SIGNAL, DetokenizerProcess, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +45,11 @@ class ChildExit:
 
 @dataclass(slots=True)
 class _Child:
+    """failure_fd: the read end of a pipe; the child writes there why it failed."""
+
     role: str
     process: asyncio.subprocess.Process
-    failure_file: Path
+    failure_fd: int
 
 
 class ServerProcesses:
@@ -64,22 +65,34 @@ class ServerProcesses:
         *,
         worker_command: Sequence[str] = WORKER_MODULE,
     ) -> None:
-        self.run_dir = make_run_dir()
-        self.endpoints = Endpoints.for_processes(self.run_dir)
+        self._run_dirs = run_dir_candidates()
         self._config = config
         self._tokenizer_path = tokenizer_path
         self._worker_command = worker_command
         self._children: list[_Child] = []
 
-    async def start(self) -> None:
-        """Start both; returns at once. The worker says by a `WorkerReady` message when it can serve."""
-        common = {"endpoints": self.endpoints, "parent_pid": os.getpid(), "log_level": self._config.log_level}
-        detokenizer = DetokenizerProcess(
-            **common, failure_file=str(self._failure_file("detokenizer")), tokenizer_path=self._tokenizer_path
+    async def start(self) -> Endpoints:
+        """Start both and return where they talk, at once. The worker says by a `WorkerReady` message when it can serve.
+
+        The directory is made after the children: they remove it if this process is killed.
+        """
+        detokenizer_fd = await self._spawn("detokenizer", DETOKENIZER_MODULE)
+        worker_fd = await self._spawn("worker", self._worker_command)
+        endpoints = Endpoints.for_processes(make_run_dir(self._run_dirs))
+        common = {"endpoints": endpoints, "parent_pid": os.getpid(), "log_level": self._config.log_level}
+        configs = (
+            DetokenizerProcess(**common, failure_fd=detokenizer_fd, tokenizer_path=self._tokenizer_path),
+            WorkerProcess(**common, failure_fd=worker_fd, config=self._config),
         )
-        worker = WorkerProcess(**common, failure_file=str(self._failure_file("worker")), config=self._config)
-        await self._spawn("detokenizer", DETOKENIZER_MODULE, detokenizer)
-        await self._spawn("worker", self._worker_command, worker)
+        for child, config in zip(self._children, configs, strict=True):
+            _stdin(child.process).write(msgspec.json.encode(config) + b"\n")
+        return endpoints
+
+    def all_connected(self) -> None:
+        """Remove the directory of the sockets: connections outlive their names. To be called once a message has gone
+        through all processes."""
+        for candidate in self._run_dirs:
+            shutil.rmtree(candidate, ignore_errors=True)
 
     async def first_exit(self) -> ChildExit:
         """Wait until a child ends, whatever its exit status: none ever should."""
@@ -99,11 +112,10 @@ class ServerProcesses:
         await asyncio.sleep(_DUMP_S)
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """End all children: SIGTERM, then SIGKILL after ``grace_s`` seconds; then remove the directory."""
+        """End all children: close their lifelines, then SIGKILL after ``grace_s`` seconds; remove the directory."""
         alive = [child.process for child in self._children if child.process.returncode is None]
         for process in alive:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            _stdin(process).close()
         if alive:
             waits = asyncio.gather(*(process.wait() for process in alive))
             try:
@@ -113,25 +125,42 @@ class ServerProcesses:
                     with contextlib.suppress(ProcessLookupError):
                         process.kill()
                 await asyncio.gather(*(process.wait() for process in alive))
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        for child in self._children:
+            os.close(child.failure_fd)
+        self._children.clear()
+        self.all_connected()
 
-    async def _spawn(self, role: str, command: Sequence[str], config: ChildProcess) -> None:
-        path = self.run_dir / f"{role}.json"
-        path.write_bytes(msgspec.json.encode(config))
-        # -P: a folder in the user's directory must not shadow a dependency of the same name.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", *command, str(path), stdin=asyncio.subprocess.DEVNULL
-        )
-        self._children.append(_Child(role, process, self._failure_file(role)))
+    async def _spawn(self, role: str, command: Sequence[str]) -> int:
+        """Return the number that the child's end of the failure pipe has in the child."""
+        failure_fd, childs_end = os.pipe()
+        os.set_blocking(failure_fd, False)
+        try:
+            # -P: a folder in the user's directory must not shadow a dependency of the same name.
+            # A session of its own: a signal to the launcher's process group must not end a child that still loads.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", *command, *map(str, self._run_dirs),
+                stdin=asyncio.subprocess.PIPE, pass_fds=(childs_end,), start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            os.close(failure_fd)
+            raise
+        finally:
+            os.close(childs_end)
+        self._children.append(_Child(role, process, failure_fd))
         logger.debug("started the %s, process %d", role, process.pid)
+        return childs_end
 
-    def _failure_file(self, role: str) -> Path:
-        return self.run_dir / f"{role}.failure"
+
+def _stdin(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
+    assert process.stdin is not None
+    return process.stdin
 
 
 def _describe(child: _Child) -> ChildExit:
-    with contextlib.suppress(OSError):
-        return ChildExit(child.role, child.failure_file.read_text(encoding="utf-8"))
+    # A process of the child's own may still hold the pipe, empty or not.
+    with contextlib.suppress(BlockingIOError):
+        if reason := os.read(child.failure_fd, 65536):
+            return ChildExit(child.role, reason.decode("utf-8", "replace"))
     status = child.process.returncode
     assert status is not None
     if status >= 0:

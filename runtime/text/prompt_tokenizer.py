@@ -1,18 +1,31 @@
-"""Turns prompts into token ids, long texts in a thread; even so, no continuation overtakes its parent."""
+"""Turns prompts into token ids, all but short texts in a thread, a piece at a time; even so, no continuation overtakes
+its parent. A text that can never fit the context is refused before it is tokenised, or as soon as that shows."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...scheduler.outcome import RequestRefused
 from ..prompt import Prompt
+from .slices import SLICE_CHARS, CannotBeCut, TooManyTokens, encode_slices
 from .tokenizer import Tokenizer
 
-_INLINE_CHARS = 20_000
+T = TypeVar("T")
+
+_INLINE_CHARS = 2_000
 """Longer texts are tokenised in a thread, so that the loop goes on serving the others (the tokenizer drops the GIL)."""
+
+MAX_TOKENS_OF_CALL = 2_000_000
+"""Of all texts of a call: ids take some 36 bytes each here."""
+
+_GENEROUS = 4
+"""A tokenizer may drop characters. No text fits that has more than so many times the characters of the longest token
+for each token of the context."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,6 +42,8 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        # One: the model needs the other cores, and who comes later waits for pieces, not for whole texts.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._in_progress: dict[str, asyncio.Future[None]] = {}
         """Rids whose prompts are being tokenised. A future is done when its caller has taken them over, or failed."""
 
@@ -37,16 +52,19 @@ class PromptTokenizer:
         return len(self._in_progress)
 
     @asynccontextmanager
-    async def tokenized(self, prompts: list[Prompt]) -> AsyncIterator[list[TokenizedPrompt]]:
+    async def tokenized(self, prompts: list[Prompt], max_tokens: int) -> AsyncIterator[list[TokenizedPrompt]]:
         """Yield the prompts' tokens, once the callers of all parents already in progress have taken theirs over. The
-        ``with`` body takes these over. Raises RequestRefused for text that is not Unicode."""
+        ``with`` body takes these over.
+
+        max_tokens: more cannot be served. Raises RequestRefused for text that is not Unicode, or too long.
+        """
         parents = {prompt.continuation.parent_rid for prompt in prompts if prompt.continuation is not None}
         before = [self._in_progress[rid] for rid in parents & self._in_progress.keys()]
         taken_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # A rid that two calls use belongs to the first; the second will be refused.
         mine = [p.rid for p in prompts if self._in_progress.setdefault(p.rid, taken_over) is taken_over]
         try:
-            tokens = await self._tokenize(prompts)
+            tokens = await self._tokenize(prompts, max_tokens)
             if before:
                 await asyncio.wait(before)
             yield tokens
@@ -55,22 +73,32 @@ class PromptTokenizer:
             for rid in mine:
                 self._in_progress.pop(rid, None)
 
-    async def encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates)."""
+    async def encode(
+        self, texts: list[str], max_tokens: int, *, add_special_tokens: bool = True, param: str = "text"
+    ) -> list[list[int]]:
+        """Token ids of each text. Raises RequestRefused, blaming ``param``, for text that UTF-8 cannot encode (lone
+        surrogates) and for a text of more than ``max_tokens`` tokens."""
         tokenizer = self._tokenizer
-        return await _encode(
+        return await self._encode(
             texts,
             lambda text: tokenizer.encode(text, add_special_tokens),
             lambda texts: tokenizer.encode_batch(texts, add_special_tokens),
-            param="text",
+            tokenizer.special_ids_around if add_special_tokens else ([], []),
+            max_tokens,
+            param,
         )
 
-    async def _tokenize(self, prompts: list[Prompt]) -> list[TokenizedPrompt]:
-        texts = iter(await self.encode([prompt.text for prompt in prompts if prompt.text is not None]))
+    def close(self) -> None:
+        """Not to be used any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _tokenize(self, prompts: list[Prompt], max_tokens: int) -> list[TokenizedPrompt]:
+        texts = iter(await self.encode([prompt.text for prompt in prompts if prompt.text is not None], max_tokens))
         suffixes = [prompt.continuation.suffix_text for prompt in prompts if prompt.continuation is not None]
         suffixes = [text for text in suffixes if text is not None]
         one, batch = self._tokenizer.encode_continuation, self._tokenizer.encode_continuation_batch
-        suffix_texts = iter(await _encode(suffixes, one, batch, param="continuation_suffix"))
+        around = self._tokenizer.special_ids_around_continuation
+        suffix_texts = iter(await self._encode(suffixes, one, batch, around, max_tokens, "continuation_suffix"))
         tokenized = []
         for prompt in prompts:
             ids = next(texts) if prompt.text is not None else prompt.input_ids
@@ -80,19 +108,90 @@ class PromptTokenizer:
             tokenized.append(TokenizedPrompt(ids, suffix_ids))
         return tokenized
 
+    async def _encode(
+        self,
+        texts: list[str],
+        encode: Callable[[str], list[int]],
+        encode_batch: Callable[[list[str]], list[list[int]]],
+        around: tuple[list[int], list[int]] | None,
+        max_tokens: int,
+        param: str,
+    ) -> list[list[int]]:
+        """around: the special tokens before and after each text; None where a text cannot be put together."""
+        most_chars = max_tokens * self._tokenizer.longest_token * _GENEROUS
+        for text in texts:
+            if len(text) > most_chars:
+                raise _too_long(f"has {len(text)} characters", max_tokens, param)
+        try:
+            if sum(map(len, texts)) <= _INLINE_CHARS:
+                return [encode(text) for text in texts]
+            found: list[list[int]] = []
+            total = 0
+            for group in _groups(texts):
+                if len(group[0]) <= SLICE_CHARS:
+                    found += await self._in_thread(lambda group=group: encode_batch(group))
+                elif (ids := await self._encode_long(group[0], around, max_tokens)) is not None:
+                    found.append(ids)
+                else:
+                    await self._refuse_many_tokens(group[0], max_tokens)
+                    found += await self._in_thread(lambda group=group: encode_batch(group))
+                if (total := total + sum(map(len, found[-len(group) :]))) > MAX_TOKENS_OF_CALL:
+                    raise RequestRefused(
+                        f"the texts have more than {MAX_TOKENS_OF_CALL} tokens together; send fewer at a time",
+                        param=param,
+                    )
+            return found
+        except TooManyTokens:
+            raise _too_long(f"has more than {max_tokens} tokens", max_tokens, param) from None
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestRefused(f"the text is not valid Unicode: {error}", param=param) from None
 
-async def _encode(
-    texts: list[str],
-    encode: Callable[[str], list[int]],
-    encode_batch: Callable[[list[str]], list[list[int]]],
-    *,
-    param: str,
-) -> list[list[int]]:
-    """Encode them one by one, or in a thread if they are long. Raises RequestRefused, blaming ``param``, for text that
-    is not Unicode."""
-    try:
-        if sum(map(len, texts)) > _INLINE_CHARS:
-            return await asyncio.to_thread(encode_batch, texts)
-        return [encode(text) for text in texts]
-    except (UnicodeEncodeError, TypeError) as error:
-        raise RequestRefused(f"the text is not valid Unicode: {error}", param=param) from None
+    async def _encode_long(
+        self, text: str, around: tuple[list[int], list[int]] | None, max_tokens: int
+    ) -> list[int] | None:
+        """The ids of a text that is longer than a piece; None where it cannot be cut. Every piece is a turn in the
+        thread. Raises TooManyTokens."""
+        if around is None:
+            return None
+        steps = encode_slices(text, max_tokens)
+        piece = next(steps)
+        try:
+            while True:
+                piece = steps.send(await self._in_thread(lambda piece=piece: self._tokenizer.encode_piece(piece)))
+        except StopIteration as end:
+            return [*around[0], *end.value, *around[1]]
+        except CannotBeCut:
+            return None
+
+    async def _refuse_many_tokens(self, text: str, max_tokens: int) -> None:
+        """Raises TooManyTokens for a text that has far too many, wherever it is cut."""
+        seen = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            piece = text[start : start + SLICE_CHARS]
+            seen += len((await self._in_thread(lambda piece=piece: self._tokenizer.encode_piece(piece))).ids)
+            if seen > 2 * max_tokens:
+                raise TooManyTokens
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _groups(texts: list[str]) -> list[list[str]]:
+    """Neighbours that make up one turn in the thread; a text that is longer than a piece stands alone."""
+    groups: list[list[str]] = []
+    size = SLICE_CHARS
+    for text in texts:
+        if size + len(text) > SLICE_CHARS:
+            groups.append([])
+            size = 0
+        groups[-1].append(text)
+        size += len(text)
+    return groups
+
+
+def _too_long(what: str, max_tokens: int, param: str) -> RequestRefused:
+    return RequestRefused(
+        f"the prompt {what}; the context holds {max_tokens} tokens, the output included. Shorten it",
+        code="context_length_exceeded",
+        param=param,
+    )

@@ -90,6 +90,24 @@ class Tokenizer:
         """Ids of ``text``; with the bos (and whatever else the model's post-processor adds) if asked."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_piece(self, piece: str) -> tokenizers.Encoding:
+        """Of a part of a text, with the place of each token: for `encode_slices`. Drops the GIL."""
+        return self._backend.encode_batch([piece], add_special_tokens=False)[0]
+
+    @functools.cached_property
+    def special_ids_around(self) -> tuple[list[int], list[int]] | None:
+        """What `encode` puts before and after the ids of a text; None where it does more than that."""
+        plain, whole = self.encode("x", False), self.encode("x")
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
+        return None
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """In characters of the vocabulary, of which a character of text takes one or more."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
     def encode_continuation(self, text: str) -> list[int]:
         """Ids of a text that goes on from another: no special tokens around it, and no space before it.
 
@@ -103,6 +121,11 @@ class Tokenizer:
             if ids[: len(anchor_ids)] == anchor_ids:
                 return ids[len(anchor_ids) :]
         return self.encode(text, False)
+
+    @property
+    def special_ids_around_continuation(self) -> tuple[list[int], list[int]] | None:
+        """`special_ids_around` for `encode_continuation`."""
+        return None if self._puts_space_first else ([], [])
 
     def encode_continuation_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if not self._puts_space_first:

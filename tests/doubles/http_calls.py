@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -30,5 +31,18 @@ def error_of(response: httpx.Response, status: int) -> dict:
     return body["error"]
 
 
+def raw_post(body: bytes, *headers: str) -> bytes:
+    """The bytes of a POST /generate, for tests that talk to the socket."""
+    lines = ["POST /generate HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
 def long(rid: str, **fields: Any) -> dict:
     return {"text": "abc", "rid": rid, "sampling_params": {"max_new_tokens": 4000}, **fields}
+
+
+def raw_answer(server: ServerUnderTest, sent: bytes) -> bytes:
+    """The first bytes that come back for ``sent``; empty if the connection was closed without an answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(sent)
+        return connection.recv(65536)

@@ -51,14 +51,15 @@ class Backend:
 
 
 @asynccontextmanager
-async def running(tokenizer: Tokenizer, *, ready: bool = True) -> AsyncIterator[Backend]:
+async def running(tokenizer: Tokenizer, *, ready: bool = True, context_length: int = 500) -> AsyncIterator[Backend]:
     endpoints = Endpoints.for_threads()
     manager = TokenizerManager(tokenizer=tokenizer, endpoints=endpoints, metrics=ServerMetrics("m"))
     backend = Backend(manager, endpoints)
     task = asyncio.create_task(manager.run())
     try:
         if ready:
-            await backend.send(WorkerReady(info=b'{"context_length": 500, "vocab_size": 257}'))
+            info = {"context_length": context_length, "vocab_size": 257}
+            await backend.send(WorkerReady(info=msgspec.json.encode(info)))
         yield backend
     finally:
         task.cancel()

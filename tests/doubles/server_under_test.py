@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,8 @@ class ServerUnderTest:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"server-{self.port}-{time.monotonic_ns()}.log"
-        self.tmp = folder / f"tmp-{self.port}-{time.monotonic_ns()}"
-        self.tmp.mkdir()
+        # Not in the test's folder, whose path is too long for a Unix socket: the server would go elsewhere.
+        self.tmp = Path(tempfile.mkdtemp(prefix="t"))
         what = ["-m", "baton.entrypoints.launch_server"] if behaviour is None else [str(DOUBLES / "fake_server.py")]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -61,6 +63,7 @@ class ServerUnderTest:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        shutil.rmtree(self.tmp, ignore_errors=True)
 
     @property
     def log(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from http_calls import raw_post
 from server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
@@ -323,7 +324,7 @@ def test_a_client_that_goes_away_aborts_its_search(server: ServerUnderTest, stre
     server.wait_until(lambda: server.running() == 0, "nothing runs")
     body = json.dumps({"text": TASK, "rid": name(), "stream": stream, "sampling_params": LONG}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(raw_post(body))
         server.wait_until(lambda: server.running() == 1, "the search runs")
     server.wait_until(lambda: server.running() == 0, "the search is aborted")
     server.wait_until(lambda: server.metric("kv_cache_private_tokens") == 0, "its beams are free")

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import resource
+import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +22,7 @@ import httpx
 import psutil
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from http_calls import raw_post
 from server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
@@ -98,6 +105,62 @@ def test_nothing_outlives_a_killed_launcher(start: Any) -> None:
     assert_all_gone(server, children)
 
 
+def folders(server: ServerUnderTest) -> list[Path]:
+    return list(server.tmp.iterdir())
+
+
+def test_nothing_can_be_left_behind_by_a_server_that_is_ready(start: Any) -> None:
+    server = start()
+    server.wait_until(lambda: folders(server), "the run directory is there")
+    server.wait_ready()
+    assert not folders(server), "it is needed only until everybody is connected"
+    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_launcher_killed_at_any_time_leaves_no_folder(start: Any, seed: int) -> None:
+    """From the moment the folder appears until well after it is gone."""
+    server = start()
+    while not folders(server) and server.process.poll() is None:
+        pass
+    time.sleep(random.Random(seed).random() * 1.5 * (seed > 0))  # the first at once
+    children = list(server.children().values())
+    server.process.kill()
+    server.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    server.wait_until(lambda: not folders(server), "the folder is removed")
+
+
+def test_a_signal_to_everybody_lets_open_requests_finish(start: Any) -> None:
+    """As service managers and terminals send it."""
+    server = start().wait_ready()
+    plain = Caller(server, text="abc", sampling_params={"max_new_tokens": 60})
+    server.wait_until(lambda: server.running() == 1, "the request runs")
+    for child in server.children().values():
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGINT)
+    server.process.send_signal(signal.SIGTERM)
+    assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
+    assert server.process.wait(10) == 0
+
+
+def test_children_have_process_groups_of_their_own(start: Any) -> None:
+    """A signal to the launcher's group comes before a child can ignore it, while it still imports."""
+    server = start()
+    server.wait_until(lambda: len(server.children()) == 2, "the children are there")
+    groups = {os.getpgid(child.pid) for child in server.children().values()}
+    assert len(groups) == 2 and os.getpgid(server.process.pid) not in groups
+
+
+def test_stacks_of_every_process_can_be_had(start: Any) -> None:
+    server = start().wait_ready()
+    for number, pid in enumerate((server.process.pid, *(child.pid for child in server.children().values())), 1):
+        os.kill(pid, signal.SIGUSR1)
+        server.wait_until(lambda count=number: server.log.count("Current thread") == count, "the stacks are written")
+    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+
+
 def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
     server = start(behaviour={"exit_after": 3})
     # The warm-up is step 1.
@@ -148,18 +211,42 @@ def test_sigterm_lets_open_requests_finish(start: Any) -> None:
     plain, streamed = Caller(server, **fields), Caller(server, stream=True, **fields)
     server.wait_until(lambda: server.running() == 2, "both requests run")
     server.process.send_signal(signal.SIGTERM)
-    server.wait_until(lambda: refuses_connections(server), "no new connection is taken")
+    server.wait_until(lambda: server.client.get("/health").status_code == 503, "it drains")
+    # On new connections, too, until the last request has its answer:
+    for path in ("/health", "/ready", "/health_generate"):
+        assert httpx.get(f"{server.url}{path}").status_code == 503
+    refused = httpx.post(f"{server.url}/generate", json={"text": "a"})
+    assert refused.json()["error"]["code"] == "shutting_down"
     assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
     assert streamed.answer().text.endswith("data: [DONE]\n\n")
     assert server.process.wait(10) == 0
     assert_all_gone(server, [])
 
 
-def refuses_connections(server: ServerUnderTest) -> bool:
+def test_uploads_end_quietly_in_a_drain(start: Any) -> None:
+    server = start("--log-level", "debug").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as upload:
+        upload.sendall(raw_post(b"x" * 1000)[:-500])
+        server.wait_until(lambda: server.client.get("/health").status_code == 200, "the head has been read")
+        server.process.send_signal(signal.SIGTERM)
+        answer = upload.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"shutting_down" in answer
+    assert server.process.wait(10) == 0
+    assert "Traceback" not in server.log and " ERROR " not in server.log
+
+
+def test_the_limit_of_open_files_is_raised(model: Path, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))
     try:
-        return httpx.get(f"{server.url}/health").status_code == 503
-    except httpx.ConnectError:
-        return True
+        server = ServerUnderTest(model, tmp_path, behaviour=SLOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    with server:
+        server.wait_ready()
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        soft = next(line for line in limits.splitlines() if "open files" in line).split()[3]
+        assert int(soft) == min(2048 + 1024, limit[1] if limit[1] > 0 else 2**31)
 
 
 def test_draining_has_a_deadline(start: Any) -> None:
@@ -252,3 +339,29 @@ def test_processes_have_titles(start: Any) -> None:
     titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(server.process.pid).children()}
     assert titles == {"baton::worker", "baton::detokenizer"}
     assert " ".join(psutil.Process(server.process.pid).cmdline()).strip() == "baton::http"
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_https(start: Any, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    server = start("--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
+    server.client = httpx.Client(
+        base_url=server.url.replace("http:", "https:"), verify=ssl.create_default_context(cafile=str(cert))
+    )
+    server.wait_ready()
+    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).json()["text"] == "a"
+    server.wait_until(lambda: f"on https://127.0.0.1:{server.port}" in server.log, "the log names the scheme")
+    # The key does not fit the certificate, and the wrong kind of file: one line each, before a child is started.
+    for files in ((cert, tmp_path / "none.pem"), (key, key), (cert, cert)):
+        broken = start("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))
+        assert broken.process.wait(20) == 1
+        assert broken.log.startswith("baton: --ssl-certfile ") and broken.log.count("\n") == 1

@@ -50,6 +50,8 @@ def test_every_field_is_a_flag_that_reaches_it() -> None:
             else:
                 make = other[str(field.type)]
                 argv = [flag] if make is None else [flag, make(field.default)]
+            if field.name == "ssl_keyfile":
+                argv += ["--ssl-certfile", "x"]
             changed = parse_command_line([*([] if field.name == "model_path" else MODEL), *argv])
             assert getattr(getattr(changed, part), field.name) != getattr(getattr(base, part), field.name), flag
             others = {p for p in ("model", "scheduler", "server") if getattr(changed, p) != getattr(base, p)}
@@ -112,7 +114,14 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--watchdog-timeout", "1"], "the worker reports once a second"),
         ([*MODEL, "--ready-timeout", "nan"], "--ready-timeout is nan"),
         ([*MODEL, "--drain-timeout", "-1"], "--drain-timeout is -1.0; use 0 or more"),
+        ([*MODEL, "--decode-interval", "0"], "--decode-interval is 0; use 1 or more"),
+        ([*MODEL, "--max-queued-requests", "-1"], "--max-queued-requests is -1; use 0 or more"),
+        ([*MODEL, "--request-timeout", "-1"], "--request-timeout is -1.0; use 0 or more"),
+        ([*MODEL, "--max-client-leased-ratio", "2"], "--max-client-leased-ratio is 2.0; use a share"),
+        ([*MODEL, "--max-prompts-per-request", "0"], "--max-prompts-per-request is 0; use 1 or more"),
         ([*MODEL, "--cuda-graph-max-bs", "-1"], "--cuda-graph-max-bs is -1; use 0 for no graphs"),
+        ([*MODEL, "--ssl-keyfile", "k.pem"], "--ssl-keyfile is given without --ssl-certfile"),
+        ([*MODEL, "--api-key", "k", "--api-key-file", "f"], "--api-key and --api-key-file are both given"),
         ([*MODEL, "--max-body-mb", "0"], "--max-body-mb is 0; use 1 or more"),
         ([*MODEL, "--item-trie", "items.npy"], "--item-trie is 'items.npy'; it takes NAME=FILE.npy"),
         ([*MODEL, "--item-trie", "a="], "--item-trie is 'a='; it takes NAME=FILE.npy"),

@@ -17,7 +17,15 @@ import uvloop
 import zmq
 
 from baton.runtime import messages
-from baton.runtime.channels import AsyncReceiver, ChannelError, Endpoints, Receiver, Sender, make_run_dir
+from baton.runtime.channels import (
+    AsyncReceiver,
+    ChannelError,
+    Endpoints,
+    Receiver,
+    Sender,
+    make_run_dir,
+    run_dir_candidates,
+)
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
@@ -33,7 +41,7 @@ class Word(msgspec.Struct, tag=True):
 
 @pytest.fixture(params=["threads", "unix sockets", "tcp"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    run_dir = make_run_dir()
+    run_dir = make_run_dir(run_dir_candidates())
     made = {
         "threads": Endpoints.for_threads,
         "unix sockets": lambda: Endpoints.for_processes(run_dir),
@@ -158,7 +166,7 @@ def test_an_address_is_bound_once() -> None:
 
 
 def test_run_dir_is_private() -> None:
-    folder = make_run_dir()
+    folder = make_run_dir(run_dir_candidates())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not list(folder.iterdir())
     folder.rmdir()
@@ -169,11 +177,19 @@ def test_run_dir_avoids_folders_where_a_socket_path_is_too_long(
 ) -> None:
     deep = tmp_path / ("x" * 110)
     deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    monkeypatch.setenv("TMPDIR", str(deep))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path.parent.parent.parent))
-    folder = make_run_dir()
+    folder = make_run_dir(run_dir_candidates())
     assert folder.parent != deep and not list(deep.iterdir())
     folder.rmdir()
+
+
+def test_tcp_instead_of_unix_sockets_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    deep = tmp_path / ("x" * 110)
+    deep.mkdir()
+    endpoints = Endpoints.for_processes(deep / "run")
+    assert all(address.startswith("tcp://127.0.0.1:") for address in msgspec.structs.astuple(endpoints))
+    assert "loopback TCP" in caplog.text and str(deep) in caplog.text
 
 
 def example(kind: type) -> msgspec.Struct:

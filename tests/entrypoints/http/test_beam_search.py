@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from http_calls import raw_post
 from server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
@@ -162,7 +163,7 @@ LONG = {"beam_width": 3, "n": 2, "max_new_tokens": 4000}
 def test_a_client_that_goes_away_aborts_its_search(server: ServerUnderTest, stream: bool) -> None:
     body = json.dumps({"text": "abc", "rid": "gone", "stream": stream, "sampling_params": LONG}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(raw_post(body))
         server.wait_until(lambda: server.running() == 1, "the search runs")
     server.wait_until(lambda: server.running() == 0, "the search is aborted", 5)
     assert server.client.post("/abort_request", json={"rid": "gone"}).status_code == 404

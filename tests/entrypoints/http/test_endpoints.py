@@ -54,7 +54,7 @@ def test_tokenize_and_detokenize(server: ServerUnderTest) -> None:
 def test_flush_cache(server: ServerUnderTest) -> None:
     server.wait_until(lambda: server.running() == 0, "nothing runs")
     assert server.client.post("/flush_cache").json()["success"] is True
-    assert server.client.get("/flush_cache").status_code == 200
+    assert error_of(server.client.post("/flush_cache", json={"timeout": 3}), 400)["code"] == "unknown_field"
     with server.client.stream("POST", "/generate", json=long("holds", stream=True)) as response:
         chunks = response.iter_bytes()  # kept: httpx closes the response with it
         next(chunks)
@@ -63,7 +63,7 @@ def test_flush_cache(server: ServerUnderTest) -> None:
 
 def test_profile(server: ServerUnderTest) -> None:
     assert server.client.post("/start_profile").json()["success"] is True
-    assert server.client.get("/stop_profile").status_code == 200
+    assert server.client.post("/stop_profile").status_code == 200
     post = server.client.post
     assert post("/start_profile", json={"activities": ["CPU", "GPU"], "num_steps": None}).status_code == 200
     refused = error_of(post("/start_profile", json={"output_dir": "/tmp"}), 400)
@@ -82,10 +82,13 @@ def test_metrics(server: ServerUnderTest) -> None:
     generate(server, 5, text="abc")
     list(events(server.generate(text="abc", stream=True, sampling_params={"max_new_tokens": 5})))
     error_of(server.generate(text=""), 400)
+    error_of(server.generate(text="a", stream=True, sampling_params={"temperature": -1}), 400)
+    server.client.get("/nope")
+    server.client.post("/health")  # probes are not counted
     after = values()
 
-    def grew(name: str, labels: str = "") -> float:
-        key = f'baton:{name}{{{labels}model_name="echo"}}'
+    def grew(name: str, labels: str = "", labels_after: str = "") -> float:
+        key = f'baton:{name}{{{labels}model_name="echo"{labels_after}}}'
         return after[key] - before.get(key, 0)
 
     assert grew("num_requests_total") == 2 and grew("prompt_tokens_total") == 6
@@ -94,8 +97,8 @@ def test_metrics(server: ServerUnderTest) -> None:
     assert grew("inter_token_latency_seconds_count") == 4
     assert grew("e2e_request_latency_seconds_count") == 2
     assert grew("request_success_total", 'finished_reason="length",') == 2
-    key = 'baton:num_errors_total{model_name="echo",status="400"}'
-    assert after[key] - before.get(key, 0) == 1
+    assert grew("num_errors_total", labels_after=',status="400"') == 2
+    assert grew("num_errors_total", labels_after=',status="404"') == 1
     assert after['baton:kv_cache_usage_perc{model_name="echo"}'] == 0.25, "evictable slots are not in use"
 
 

@@ -9,7 +9,7 @@ import socket
 
 import httpx
 import pytest
-from http_calls import error_of, events, generate, long
+from http_calls import error_of, events, generate, long, raw_post
 from server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
@@ -150,8 +150,7 @@ def test_a_live_rid_is_taken_a_finished_one_is_free(server: ServerUnderTest) -> 
 def test_a_client_that_goes_away_aborts_its_request(server: ServerUnderTest, stream: bool) -> None:
     body = json.dumps(long(f"gone-{stream}", stream=stream)).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
+        connection.sendall(raw_post(body))
         server.wait_until(lambda: server.running() == 1, "the request runs")
     server.wait_until(lambda: server.running() == 0, "the request is aborted", 5)
     assert server.client.post("/abort_request", json={"rid": f"gone-{stream}"}).status_code == 404
@@ -189,10 +188,7 @@ def test_a_slow_client_holds_up_nobody_and_gets_everything(server: ServerUnderTe
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", server.port))
-        slow.sendall(
-            f"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
+        slow.sendall(raw_post(body, "Connection: close"))
         server.wait_until(lambda: server.running() == 1, "the slow request runs")
         generate(server, text="quick")
         # All 4000 tokens are generated while nothing is read.

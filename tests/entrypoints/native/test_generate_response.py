@@ -138,7 +138,7 @@ def test_a_whole_response_is_a_list_where_the_prompts_are_one(text: Any, is_list
         answer = Answer(batch.prompts, 0.0, lambda answer: None)
         answer.feed(0, update("ab"), 1.0)
         answer.feed(0, update("c", LENGTH), 1.5)
-        response = await whole_response(answer, batch)
+        response = whole_response(await answer.outputs(), batch)
         (got,) = response if isinstance(response, list) else [response]
         assert isinstance(response, list) is is_list
         assert (got["text"], got["meta_info"]["e2e_latency"]) == ("abc", 1.5)
