@@ -147,7 +147,7 @@ class PrefillScheduler:
             copies=self._memory.copies.take(),
             next_ids=rows.ids,
         )
-        planned.serves_running = offered is not None and not any(r.beams is not None for r in running)
+        planned.serves_running = offered is not None and offered is not None
         for request, samples in zip(step.requests, planned.batch.samples.tolist()):
             if samples:
                 request.status = RequestStatus.RUNNING
