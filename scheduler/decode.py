@@ -120,7 +120,7 @@ def _next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.nda
     rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
     ids = np.empty(len(requests), dtype=np.int32)
     for i, request in enumerate(requests):
-        known = True
+        known = request.scheduled_len < len(request.token_ids)
         ids[i] = request.token_ids[request.scheduled_len] if known else -(rows[request.serial] + 1)
     return ids
 
