@@ -22,7 +22,8 @@ from .sampling_params import SamplingParams
 
 class ForwardMode(Enum):
     EXTEND = "extend"
-    """Several new tokens per request over a cached prefix: prefill, chunks, continuations."""
+    """Several new tokens per request over a cached prefix: prefill, chunks, continuations. Behind them may stand rows
+    of running requests with one new token each."""
     DECODE = "decode"
     """Exactly one new token per request."""
 
@@ -170,11 +171,6 @@ class ScheduleBatch:
     def seq_lens(self) -> np.ndarray:
         """int32 [bs]: length of each sequence once this step has run."""
         return self.prefix_lens + self.extend_lens
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """New tokens of an extend; 0 for a decode."""
-        return int(self.extend_lens.sum()) if self.is_extend else 0
 
     @property
     def is_extend(self) -> bool:

@@ -21,10 +21,19 @@ class PlannedStep:
     batch: ScheduleBatch
     requests: list[Request]
     """One for each row."""
+    num_prompts: int
+    """The first rows compute prompts, or a retracted request's known tokens; the others are running requests."""
+    serves_running: bool
+    """True if no running request is left out that a decode step would have given a token."""
     searches: list[Request] = field(default_factory=list)
     """One for each of batch.beams."""
     formed: float = 0.0
     """The scheduler's time."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """New tokens of the prompts."""
+        return int(self.batch.extend_lens[: self.num_prompts].sum())
 
 
 def plan_step(
@@ -36,18 +45,20 @@ def plan_step(
     step_id: int,
     row_updates: RowUpdates,
     copies: list[KVCopies],
-    input_ids: np.ndarray | None = None,
+    next_ids: np.ndarray = _NO_IDS,
 ) -> PlannedStep:
     """Plan a step that computes each request up to ``new_lens`` (int32 [bs]), and count that as scheduled.
 
-    ``slots`` as `KVMemory.extend` returned them; ``input_ids`` default to the known tokens of the requests. A search is
-    a row like any other while its prompt is computed.
+    ``slots`` as `KVMemory.extend` returned them. ``next_ids`` (int32 [n]): the last n requests run and compute this one
+    token each, the others their known tokens. A search is a row like any other while its prompt is computed.
     """
     bs = len(requests)
+    num_prompts = bs - len(next_ids)
     prefix_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
-    if input_ids is None:
-        spans = zip(requests, prefix_lens.tolist(), new_lens.tolist())
-        input_ids = np.concatenate([r.token_ids.view(old, new) for r, old, new in spans])
+    input_ids = next_ids
+    if num_prompts:
+        spans = zip(requests[:num_prompts], prefix_lens.tolist(), new_lens.tolist())
+        input_ids = np.concatenate([*(r.token_ids.view(old, new) for r, old, new in spans), next_ids])
     step = PlannedStep(
         ScheduleBatch(
             step_id=step_id,
@@ -68,6 +79,8 @@ def plan_step(
             copies=KVCopies.join(copies),
         ),
         requests,
+        num_prompts,
+        serves_running=num_prompts == 0,
     )
     _fill_rows(step, new_lens)
     return step

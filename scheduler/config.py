@@ -30,6 +30,9 @@ class SchedulerConfig:
     overlap_schedule: Literal["auto", "on", "off"] = flag(
         "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"
     )
+    enable_mixed_chunk: bool = flag(
+        False, "steps that compute prompts also compute a token for each running request; beam searches excepted"
+    )
     decode_interval: int = flag(8, "extend steps in a row, at most, while running requests wait for a token")
     max_queued_requests: int = flag(
         16384, "requests that may wait for admission; more are refused with 429. 0: no limit"

@@ -7,6 +7,8 @@ changes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch
@@ -20,8 +22,28 @@ class OutOfMemory(Exception):
     """The running requests do not fit; some must be retracted before a decode step can be formed."""
 
 
+@dataclass(slots=True, eq=False)
+class TokenRows:
+    """Rows for a step: one token for each of these requests. Their slots are allocated."""
+
+    requests: list[Request]
+    ids: np.ndarray
+    """int32 [n]: -(i + 1) stands for the token that row i of the step in flight samples."""
+    slots: np.ndarray
+    """int32 [n]"""
+
+    @property
+    def new_lens(self) -> np.ndarray:
+        """int32 [n]: how far the rows compute their requests."""
+        return np.array([request.held_kv.length for request in self.requests], dtype=np.int32)
+
+
+NO_ROWS = TokenRows([], np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+
+
 class DecodeScheduler:
-    """Forms decode batches. Owns ``running``: requests whose prompt is computed, in order of admission."""
+    """Forms decode batches, and the rows that a mixed step takes along. Owns ``running``: requests whose prompt is
+    computed, in order of admission."""
 
     def __init__(self, memory: KVMemory, beams: BeamMemory) -> None:
         self._memory = memory
@@ -33,7 +55,7 @@ class DecodeScheduler:
 
         previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
         """
-        requests = [r for r in self.running if r.beams is None and _wants_token(r)]
+        requests = self.wanting()
         searches = [r for r in self.running if r.beams is not None and not r.num_output_placeholders]
         if not requests and not searches:
             return None
@@ -42,25 +64,30 @@ class DecodeScheduler:
         slots = self._allocate(requests, searches, now)
         if slots is None:
             raise OutOfMemory
-        rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
-        input_ids = np.empty(len(requests), dtype=np.int32)
-        positions = [request.scheduled_len for request in requests]
-        for i, (request, position) in enumerate(zip(requests, positions)):
-            known = position < len(request.token_ids)
-            input_ids[i] = request.token_ids[position] if known else -(rows[request.serial] + 1)
+        rows = TokenRows(requests, _next_ids(requests, previous), slots[: len(requests)])
         step = plan_step(
             ForwardMode.DECODE,
             requests,
-            np.array(positions, dtype=np.int32) + 1,
-            slots[: len(requests)],
+            rows.new_lens,
+            rows.slots,
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
             copies=self._memory.copies.take(search.held_kv for search in searches),
-            input_ids=input_ids,
+            next_ids=rows.ids,
         )
         if searches:
             add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), slots[len(requests) :])
         return step
+
+    def wanting(self) -> list[Request]:
+        """The running requests, searches aside, that the next step could give a token."""
+        return [r for r in self.running if r.beams is None and _wants_token(r)]
+
+    def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
+        """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: nobody is
+        retracted for them. previous: as in `next_batch`."""
+        slots = self._allocate(wanting, [], now)
+        return TokenRows(wanting, _next_ids(wanting, previous), slots) if slots is not None else None
 
     def _allocate(self, requests: list[Request], searches: list[Request], now: float) -> np.ndarray | None:
         """Allocate one slot for each request, then one for each beam of the searches, which have been forked: int32
@@ -86,6 +113,16 @@ def _wants_token(request: Request) -> bool:
         return False
     num_known = len(request.token_ids) + request.num_output_placeholders
     return num_known - request.prompt_len < request.max_new_tokens
+
+
+def _next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.ndarray:
+    """int32 [n]: the token that comes next in each request, or what stands for it; see `TokenRows.ids`."""
+    rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
+    ids = np.empty(len(requests), dtype=np.int32)
+    for i, request in enumerate(requests):
+        known = request.scheduled_len < len(request.token_ids)
+        ids[i] = request.token_ids[request.scheduled_len] if known else -(rows[request.serial] + 1)
+    return ids
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -3,6 +3,9 @@
 A prompt longer than the step's token budget is computed in chunks; only one request at a time is in that state. A
 request enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`).
 The policy says who is tried first, who had better wait, and for whom a lease may break.
+
+A mixed step (--enable-mixed-chunk) also computes one token for each running request, so that prompts and decodes share
+one pass over the weights (after SGLang's mixed chunked prefill).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import numpy as np
 
 from .batch import ForwardMode
 from .batch_builder import PlannedStep, plan_step
+from .decode import NO_ROWS, DecodeScheduler
 from .memory.kv_memory import KVMemory
 from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
@@ -67,36 +71,53 @@ class PrefillScheduler:
     """Forms extend batches. Owns the one request whose prompt is partly computed (``prefilling``)."""
 
     def __init__(
-        self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, *, chunk_size: int, max_running: int
+        self,
+        memory: KVMemory,
+        policy: SchedulePolicy,
+        reserve: DecodeReserve,
+        *,
+        chunk_size: int,
+        max_running: int,
+        mixes: bool,
     ) -> None:
+        """mixes: running requests get a token in the same step, if they leave half of it to the prompts."""
         self._memory = memory
         self._policy = policy
         self._reserve = reserve
         self._chunk_size = chunk_size
         self._max_running = max_running
+        self._mixes = mixes
         self.prefilling: Request | None = None
 
     def next_batch(
-        self, waiting: WaitingQueue, running: list[Request], computing: list[Request], step_id: int, now: float
+        self, waiting: WaitingQueue, decode: DecodeScheduler, in_flight: list[PlannedStep], step_id: int, now: float
     ) -> PlannedStep | None:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
-        computes join ``running``. ``computing``: requests of an extend step in flight."""
-        step = ExtendStep(self._chunk_size)
+        computes join ``decode.running``."""
+        running = decode.running
+        wanting = decode.wanting() if self._mixes else []
+        mixes = self._mixes and 2 * len(wanting) <= self._chunk_size
+        step = ExtendStep(self._chunk_size - len(wanting) if mixes else self._chunk_size)
         if self.prefilling is not None and not self._add_chunk(self.prefilling, step, now):
             return None  # no memory for the next chunk: running requests must end or be retracted first
         if waiting:
+            computing = [r for other in in_flight for r in other.requests[: other.num_prompts]]
             self._admit(waiting, running, computing, step, now)
         if not step.requests:
             return None
+        offered = decode.offer(wanting, in_flight[-1].batch if in_flight else None, now) if mixes else None
+        rows = offered if offered is not None else NO_ROWS
         planned = plan_step(
             ForwardMode.EXTEND,
-            step.requests,
-            np.array(step.new_lens, dtype=np.int32),
-            np.concatenate(step.slots),
+            step.requests + rows.requests,
+            np.concatenate([np.array(step.new_lens, dtype=np.int32), rows.new_lens]),
+            np.concatenate([*step.slots, rows.slots]),
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
             copies=self._memory.copies.take(),
+            next_ids=rows.ids,
         )
+        planned.serves_running = offered is not None and not any(r.beams is not None for r in running)
         for request, samples in zip(step.requests, planned.batch.samples.tolist()):
             if samples:
                 request.status = RequestStatus.RUNNING

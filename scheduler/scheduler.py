@@ -67,6 +67,7 @@ class Scheduler:
             self._reserve,
             chunk_size=config.chunked_prefill_size,
             max_running=config.max_running_requests,
+            mixes=config.enable_mixed_chunk,
         )
         self._decode = DecodeScheduler(self._memory, self._beams)
         self._distrust = Distrust(self._memory, self._counters)
@@ -223,8 +224,7 @@ class Scheduler:
         self.leases.expire(now)
         step = None
         if not self._decode_is_due():
-            computing = [r for step in self._in_flight if step.batch.is_extend for r in step.requests]
-            step = self._prefill.next_batch(self._waiting, self._decode.running, computing, self._counters.steps, now)
+            step = self._prefill.next_batch(self._waiting, self._decode, self._in_flight, self._counters.steps, now)
         if step is not None:
             self._counters.count_admissions(step)
         elif self._decode.running:
@@ -235,12 +235,12 @@ class Scheduler:
         step.batch.closed, self._closed = self._closed, []
         self._counters.steps += 1
         self._in_flight.append(step)
-        self._extends_in_a_row = self._extends_in_a_row + 1 if step.batch.is_extend else 0
+        self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
         return step.batch
 
     def _decode_is_due(self) -> bool:
-        """True after a chunk of a long prompt, and after so many extends in a row: the running requests then get a
-        token, so that none stalls for long."""
+        """True after a chunk of a long prompt, and after so many extends in a row that left running requests out: they
+        then get a token, so that none stalls for long."""
         most = self._config.decode_interval if self._prefill.prefilling is None else 1
         return self._extends_in_a_row >= most and bool(self._decode.running)
 
@@ -271,10 +271,10 @@ class Scheduler:
         """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
         step = self._in_flight.pop(0)
         batch = step.batch
-        self._fill_time.step_done(batch.num_prompt_tokens, step.formed, now)
+        self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
         distrusted = self._distrust.take(step.requests, result.failed_rows, self._live)
         events = self._distrust.drop(distrusted, self._abort_each(distrusted.requests, now, self._distrust.MESSAGE))
-        lengths, samples, is_extend = batch.seq_lens.tolist(), batch.samples.tolist(), batch.is_extend
+        lengths, samples = batch.seq_lens.tolist(), batch.samples.tolist()
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:
                 continue  # it ended while this step was in flight, so its token is not wanted; or it is a beam
@@ -283,7 +283,7 @@ class Scheduler:
                 taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
                 event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
                 events += [event] if ending is None else self._end(event, now, ending.kept_tokens)
-            if is_extend and request.kv is not None:
+            if row < step.num_prompts and request.kv is not None:
                 self._memory.publish(request)
         for search, candidates in zip(step.searches, result.beams, strict=True):
             if search.finish is None:
@@ -291,7 +291,7 @@ class Scheduler:
                 events += self._end(RequestEvent(search, finish=reason), now) if reason is not None else []
         self._memory.allocator.release_quarantine(batch.step_id)
         self.leases.step_done(batch.step_id)
-        if not is_extend:
+        if len(batch) > step.num_prompts:
             self._reserve.decoded()
         return events
 

@@ -68,6 +68,8 @@ class Simulation:
         self.trie = ItemTrie.build(np.random.default_rng(seed).integers(0, VOCAB, (60, 3), dtype=np.int32))
         self.paths: set[str] = set()
         self.searches = 0
+        self.mixed = 0
+        """Steps that computed prompts and tokens of running requests."""
 
     def run(self, steps: int) -> None:
         rng, harness = self.rng, self.harness
@@ -97,6 +99,7 @@ class Simulation:
 
     def fault(self, batch: ScheduleBatch) -> Stage | None:
         """Steps that copy fail more often: others may have been promised what they copy."""
+        self.mixed += batch.is_extend and self.harness.scheduler._in_flight[-1].num_prompts < len(batch)
         stages: list[Stage] = ["updates", "copies", "compute", "finish"]
         rate = 5 * self.fault_rate if len(batch.copies) else self.fault_rate
         return self.rng.choice(stages) if self.rng.random() < rate else None

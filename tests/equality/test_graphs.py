@@ -41,13 +41,14 @@ def small_scale(monkeypatch):
         (False, {"page_size": 1, "chunked_prefill_size": 90}),
         (True, {"page_size": 16, "chunked_prefill_size": 33}),
         (False, {"page_size": 64, "chunked_prefill_size": 64, "max_running_requests": 9}),
+        (True, {"page_size": 16, "chunked_prefill_size": 64, "enable_mixed_chunk": True}),
         (True, {"page_size": 1, "max_total_tokens": 400, "max_running_requests": 20, "chunked_prefill_size": 90}),
     ],
     ids=str,
 )
 def test_graphs_say_what_plain_steps_say(overlap: bool, options: dict[str, Any]) -> None:
     items = some_items(SEED)
-    plain = LocalWorker(TOY, **options)
+    plain = LocalWorker(TOY, **{**options, "enable_mixed_chunk": False})
     worker = LocalWorker(TOY, overlap=overlap, backends=graph_backends(), model_options=GRAPHS, **options)
     assert worker.info["cuda_graphs"] and worker.info["attention_backend"] == "flashinfer"
     replays = count_replays(worker.step_runner._runner)
@@ -56,7 +57,9 @@ def test_graphs_say_what_plain_steps_say(overlap: bool, options: dict[str, Any])
     expected, found = plain.run(mixed_requests(SEED), items=items), worker.run(mixed_requests(SEED), items=items)
     assert_same_answers(mixed_requests(SEED), expected, found)
     kinds = {shape.kind for shape in replays}
-    assert {GraphKind.DECODE, GraphKind.EXTEND} <= kinds
+    assert GraphKind.EXTEND in kinds
+    if not options.get("enable_mixed_chunk"):  # there the searches end last, and so are in every decode step
+        assert GraphKind.DECODE in kinds
     if options.get("max_running_requests", 64) >= 64:
         assert GraphKind.SHARED in kinds
 

@@ -6,6 +6,7 @@ Whatever happens, every request ends exactly once, says what the model says with
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from simulation import SEED, simulate
@@ -28,6 +29,16 @@ def test_simulation_of_steps_that_fail(page_size: int, depth: int, offset: int) 
     policy = sorted(POLICIES)[offset % len(POLICIES)]
     simulation = simulate(SEED + 100 + offset, steps=150, page_size=page_size, depth=depth, policy=policy, faults=True)
     assert simulation.harness.failed
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_mixed_steps(page_size: int, depth: int, faults: bool) -> None:
+    policy = "lpm" if faults else "fcfs"
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "policy": policy, "faults": faults}
+    simulation = simulate(220, steps=200, enable_mixed_chunk=True, **options)
+    assert simulation.mixed > 10
 
 
 def test_simulation_takes_every_path() -> None:
@@ -62,4 +73,5 @@ def test_simulation_soak(offset: int) -> None:
         policy=rng.choice(sorted(POLICIES)),
         disable_radix_cache=rng.random() < 0.1,
         faults=rng.random() < 0.5,
+        enable_mixed_chunk=rng.random() < 0.3,
     )
