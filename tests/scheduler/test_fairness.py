@@ -150,6 +150,34 @@ class TestOvertaking:
         harness.run()
 
 
+class TestRoom:
+    def test_those_admitted_in_one_step_count_each_others_reserve(self) -> None:
+        """Each will want 0.7 × 60 tokens more: for both, prompts included, that is 164."""
+        harness = Harness(num_tokens=150)
+        harness.add("a", prompt_of(40, 1), 60)
+        harness.add("b", prompt_of(40, 2), 60)
+        harness.step()
+        assert request_of(harness, "a").kv is not None and request_of(harness, "b").kv is None
+        harness.run()
+        assert all(request_of(harness, rid).retractions == 0 for rid in "ab")
+
+    def test_pages_in_quarantine_are_waited_for_before_a_lease_breaks(self) -> None:
+        """Nothing runs but a step in flight; what it still writes comes back with it, and then there is room."""
+        prompt = prompt_of(40)
+        eos = (expected_output(prompt, 6)[3],)
+        harness = Harness(num_tokens=128, page_size=16, depth=2, eos=eos, leased_ratio=1.0, lease_protection=1e9)
+        harness.add("kept", prompt_of(20, 9), 1, retain_ttl=1e6, ignore_eos=True)
+        harness.run()
+        harness.add("ends", prompt, 60)
+        while harness.outcomes["ends", 0].finish is None:
+            harness.step()
+        assert harness.allocator.quarantined_tokens == 16
+        harness.add("large", prompt_of(90, 3), 2, ignore_eos=True)
+        harness.run()
+        assert harness.scheduler.stats().leases_broken == 0 and len(harness.scheduler.leases) == 1
+        assert harness.outcomes["large", 0].tokens == expected_output(prompt_of(90, 3), 2)
+
+
 class TestVictims:
     def test_the_oldest_is_not_retracted_though_its_prompt_is_half_computed(self) -> None:
         harness = Harness(num_tokens=196, chunk=16)
