@@ -1,38 +1,55 @@
-"""Does memory stay flat? A server on the toy model, many requests of every kind, resident memory of each process.
+"""Does anything grow, leak or starve? A server on the toy model, and every kind of client at once, for a long time.
 
-    python -m benchmarks.serving.soak [--requests 10000] [--concurrency 32]
+    python -m benchmarks.serving.soak --minutes 60 [--concurrency 32]
 
-Prompts share prefixes, some stream, some are cut off by the client, some continue an earlier one. Prints a table with
-one row per tenth of the run, and the growth from the first fifth (pools touched, records full) to the end; writes JSON.
+Clients stream, hand off, search with beams and tries, abort, read slowly, leave, send garbage, and send a token whose
+weights are NaN; the KV pool is far too small for them all (soak_clients.py). Beside them a probe asks for one token
+twice a second. Prints, for each tenth of the run, the memory of each process, open files, threads and the probe's
+latency; writes JSON. Ends with 1 if anything grows, leaks, or fails that should not.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 from tqdm import tqdm
 
-from benchmarks.common.measured import RESULTS
-from benchmarks.common.models import TOY_MODEL
+from benchmarks.common.measured import RESULTS, about_this_run
+from benchmarks.common.nan_model import write_nan_model
+from benchmarks.serving.soak_clients import BAD_TOKEN, TRIE_ITEMS, Soak, run_clients
+
+SAMPLE_S = 2.0
+WARM_UP = 0.3
+"""Share of the run before memory has to be flat: pools are touched and records fill up first."""
+MAX_GROWTH = 0.02
+SPARE_MIB = 4.0
+"""Growth that is let pass even where it is more than that share: a process of 60 MiB moves by as much."""
 
 
-def start_server(port: int, tokens: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "baton.entrypoints.launch_server", "--model-path", str(TOY_MODEL)]
-    flags = ["--port", str(port), "--max-total-tokens", str(tokens), "--log-level", "warning"]
-    server = subprocess.Popen([*command, *flags])
+def start_server(folder: Path, args: argparse.Namespace) -> subprocess.Popen:
+    np.save(folder / "items.npy", np.array(TRIE_ITEMS, dtype=np.int32))
+    command = [sys.executable, "-m", "baton.entrypoints.launch_server"]
+    command += ["--model-path", str(write_nan_model(folder, BAD_TOKEN)), "--port", str(args.port)]
+    command += ["--max-total-tokens", str(args.max_total_tokens), "--item-trie", f"items={folder / 'items.npy'}"]
+    server = subprocess.Popen([*command, "--log-level", "error", "--max-running-requests", "16"])
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200:
+            if httpx.get(f"http://127.0.0.1:{args.port}/ready", timeout=5).status_code == 200:
                 return server
         except httpx.TransportError:
             pass
@@ -41,95 +58,119 @@ def start_server(port: int, tokens: int) -> subprocess.Popen:
     raise SystemExit("the server did not become ready; its log is above")
 
 
-def resident_mib(server: subprocess.Popen) -> dict[str, float]:
-    """MiB by process."""
+def measure(server: subprocess.Popen) -> dict[str, float]:
+    """MiB of each process, and open files and threads of all."""
     root = psutil.Process(server.pid)
-    found = {"http": root.memory_info().rss}
-    for child in root.children(recursive=True):
-        name = "worker" if "baton.runtime.worker" in " ".join(child.cmdline()) or "worker" in child.name() else "detok"
-        found[name] = found.get(name, 0) + child.memory_info().rss
-    return {name: size / 2**20 for name, size in found.items()}
+    sample = {"fds": 0.0, "threads": 0.0}
+    for process in (root, *root.children(recursive=True)):
+        name = "http" if process == root else "worker" if "worker" in " ".join(process.cmdline()) else "detok"
+        sample[f"{name} MiB"] = sample.get(f"{name} MiB", 0.0) + process.memory_info().rss / 2**20
+        sample["fds"] += process.num_fds()
+        sample["threads"] += process.num_threads()
+    return sample
 
 
-def make_body(rng: random.Random, number: int) -> dict:
-    body: dict = {
-        "input_ids": [rng.randrange(3)] * rng.randrange(1, 60)
-        + [rng.randrange(1000) for _ in range(rng.randrange(40))],
-        "sampling_params": {"max_new_tokens": rng.randrange(1, 24), "temperature": rng.choice([0, 0.8]), "n": 1},
-        "rid": f"soak-{number}",
-        "stream": rng.random() < 0.3,
-    }
-    body["input_ids"] += [rng.randrange(1000) for _ in range(rng.randrange(1, 40))]
-    if rng.random() < 0.2:
-        body["retain_ttl"] = 1.0
-    if rng.random() < 0.1:
-        body["return_logprob"] = True
-    if rng.random() < 0.1:
-        body["sampling_params"]["stop"] = ["the", "```"]
-    if number > 50 and rng.random() < 0.2:
-        body["continuation_of"] = f"soak-{number - rng.randrange(20, 50)}"
-        body["continuation_ids"] = [rng.randrange(1000)]
-    return body
+async def probe(http: httpx.AsyncClient, samples: list[tuple[float, float]], until: asyncio.Event) -> None:
+    """Ask for one token, again and again. samples: (when, seconds)."""
+    for number in itertools.count():
+        if until.is_set():
+            return
+        began = time.monotonic()
+        body = {"rid": f"probe-{number}", "input_ids": [7, 7, number % 900], "sampling_params": {"max_new_tokens": 1}}
+        (await http.post("/generate", json=body)).raise_for_status()
+        samples.append((began, time.monotonic() - began))
+        await asyncio.sleep(0.5)
 
 
-async def send(client: httpx.AsyncClient, body: dict, cut_off: bool) -> int:
-    if not body["stream"]:
-        return (await client.post("/generate", json=body)).status_code
-    async with client.stream("POST", "/generate", json=body) as answer:
-        async for _ in answer.aiter_lines():
-            if cut_off:
-                break
-    return answer.status_code
+async def drive(server: subprocess.Popen, args: argparse.Namespace) -> tuple[Soak, list[dict], list, dict[str, float]]:
+    samples: list[dict[str, float]] = []
+    latencies: list[tuple[float, float]] = []
+    stop, began = asyncio.Event(), time.monotonic()
+    limits = httpx.Limits(max_connections=2 * args.concurrency + 8)
+    url = f"http://127.0.0.1:{args.port}"
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300) as http:
+        soak = Soak(url, http, random.Random(args.seed))
+        tasks = [asyncio.create_task(run_clients(soak, args.concurrency, stop))]
+        tasks.append(asyncio.create_task(probe(http, latencies, stop)))
+        with tqdm(total=round(args.minutes * 60), unit="s") as progress:
+            while (elapsed := time.monotonic() - began) < args.minutes * 60 and server.poll() is None:
+                samples.append({"at": elapsed, **await asyncio.to_thread(measure, server)})
+                progress.update(round(elapsed) - progress.n)
+                progress.set_postfix(sent=sum(soak.sent.values()), errors=sum(soak.errors.values()))
+                await asyncio.sleep(SAMPLE_S)
+        stop.set()
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(6)  # the leases of the last requests expire
+        metrics = read_metrics((await http.get("/metrics")).text)
+    return soak, samples, [(when - began, seconds) for when, seconds in latencies], metrics
 
 
-async def drive(port: int, server: subprocess.Popen, args: argparse.Namespace) -> tuple[list[dict], dict[int, int]]:
-    rng = random.Random(args.seed)
-    rows: list[dict] = []
-    statuses: dict[int, int] = {}
-    numbers = iter(range(args.requests))
-    progress = tqdm(total=args.requests, unit="request")
-    limits = httpx.Limits(max_connections=args.concurrency)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120) as client:
+def read_metrics(text: str) -> dict[str, float]:
+    wanted = ("leaked_tokens_total", "num_running_reqs", "num_queue_reqs", "leased_tokens", "num_retractions_total",
+              "leases_handed_off_total", "leases_broken_total", "num_nonfinite_total")  # fmt: skip
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ") if "{" not in line else (line.split("{")[0], "", line.rsplit(" ", 1)[1])
+        if name.removeprefix("baton:") in wanted:
+            found[name.removeprefix("baton:")] = float(value)
+    return found
 
-        async def worker() -> None:
-            for number in numbers:
-                status = await send(client, make_body(rng, number), cut_off=rng.random() < 0.2)
-                statuses[status] = statuses.get(status, 0) + 1
-                progress.update()
-                if progress.n % (args.requests // 10) == 0:
-                    rows.append({"requests": progress.n, **resident_mib(server)})
 
-        await asyncio.gather(*(worker() for _ in range(args.concurrency)))
-    progress.close()
-    return rows, statuses
+def findings(soak: Soak, samples: list[dict[str, float]], metrics: dict[str, float]) -> list[str]:
+    """Everything that is wrong, in words; empty if the run passes."""
+    found = [f"{count} × {what}" for what, count in soak.errors.most_common(20)]
+    for name in ("leaked_tokens_total", "num_running_reqs", "num_queue_reqs", "leased_tokens"):
+        if metrics.get(name, 1.0) != 0:
+            found.append(f"{name} is {metrics.get(name)} at the end, not 0")
+    later = [sample for sample in samples if sample["at"] > WARM_UP * samples[-1]["at"]]
+    third = max(1, len(later) // 3)
+    for name in samples[-1]:
+        if name == "at":
+            continue
+        early, late = (statistics.median(s[name] for s in part) for part in (later[:third], later[-third:]))
+        spare = SPARE_MIB if name.endswith("MiB") else 4
+        if late - early > max(MAX_GROWTH * early, spare):
+            found.append(f"{name} grew from {early:.1f} to {late:.1f} after the first {WARM_UP:.0%} of the run")
+    return found
+
+
+def print_table(samples: list[dict[str, float]], latencies: list[tuple[float, float]]) -> None:
+    names = [name for name in samples[0] if name != "at"]
+    print(f"{'minute':>8}" + "".join(f"{name:>12}" for name in names) + f"{'probe p50':>12}{'p99 ms':>10}")
+    end = samples[-1]["at"]
+    for tenth in range(10):
+        low, high = end * tenth / 10, end * (tenth + 1) / 10
+        part = [sample for sample in samples if low <= sample["at"] <= high]
+        took = sorted(seconds * 1e3 for when, seconds in latencies if low <= when < high) or [float("nan")]
+        cells = "".join(f"{statistics.median(s[name] for s in part):>12.1f}" for name in names) if part else ""
+        print(f"{high / 60:>8.1f}{cells}{took[len(took) // 2]:>12.0f}{took[int(len(took) * 0.99)]:>10.0f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--port", type=int, default=30999)
-    parser.add_argument("--max-total-tokens", type=int, default=16384)
+    parser.add_argument("--max-total-tokens", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
     args = parser.parse_args()
-    server = start_server(args.port, args.max_total_tokens)
-    start = time.monotonic()
-    try:
-        rows, statuses = asyncio.run(drive(args.port, server, args))
-        seconds = time.monotonic() - start
-    finally:
-        server.terminate()
-        server.wait(60)
-    names = [name for name in rows[0] if name != "requests"]
-    print(f"{'requests':>10}" + "".join(f"{name + ' MiB':>14}" for name in names))
-    for row in rows:
-        print(f"{row['requests']:>10}" + "".join(f"{row[name]:>14.1f}" for name in names))
-    growth = {name: rows[-1][name] - rows[1][name] for name in names}
-    print(f"{'growth':>10}" + "".join(f"{growth[name]:>14.1f}" for name in names))
-    print(f"{args.requests} requests in {seconds:.0f} s; answers by status: {dict(sorted(statuses.items()))}")
+    with tempfile.TemporaryDirectory() as folder:
+        server = start_server(Path(folder), args)
+        try:
+            soak, samples, latencies, metrics = asyncio.run(drive(server, args))
+        finally:
+            server.terminate()
+            server.wait(60)
+    print_table(samples, latencies)
+    print(f"sent: {dict(soak.sent)}")
+    print(f"at the end: {metrics}")
+    wrong = findings(soak, samples, metrics)
+    report: dict[str, Any] = {**about_this_run("cpu"), "minutes": args.minutes, "sent": soak.sent, "metrics": metrics}
     args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps({"rows": rows, "statuses": statuses, "seconds": seconds}, indent=1))
+    args.out.write_text(json.dumps({**report, "samples": samples, "probe": latencies, "wrong": wrong}, indent=1))
+    print("\n".join(["", "wrong:", *wrong]) if wrong else "nothing grew, leaked or failed")
+    raise SystemExit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

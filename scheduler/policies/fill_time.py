@@ -1,4 +1,4 @@
-"""T_fill: how long the whole pool would take to fill with newly computed KV.
+"""The fill time (T_fill): how long the whole pool would take to fill with newly computed KV.
 
 This is the break-even time of an idle lease: what it holds costs ``tokens × seconds per token`` to compute again, and
 the pool could have served others with those tokens for as long. So a lease that has been idle for longer costs more

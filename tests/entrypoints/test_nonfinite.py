@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from nan_model import write_nan_model
 from server_under_test import ServerUnderTest
+
+from benchmarks.common.nan_model import write_nan_model
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"
+from benchmarks.common.models import TOY_MODEL
 
 
 def write_nan_model(folder: Path, token_id: int) -> Path:
