@@ -89,7 +89,7 @@ async def drive(server: subprocess.Popen, args: argparse.Namespace) -> tuple[Soa
     limits = httpx.Limits(max_connections=2 * args.concurrency + 8)
     url = f"http://127.0.0.1:{args.port}"
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300) as http:
-        soak = Soak(url, http, random.Random(args.seed))
+        soak = Soak(http, random.Random(args.seed))
         tasks = [asyncio.create_task(run_clients(soak, args.concurrency, stop))]
         tasks.append(asyncio.create_task(probe(http, latencies, stop)))
         with tqdm(total=round(args.minutes * 60), unit="s") as progress:

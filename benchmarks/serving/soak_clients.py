@@ -25,7 +25,6 @@ TRIE_ITEMS = [[3, 5, 7], [3, 5, 9], [4, 8, 15], [16, 23, 42]]
 class Soak:
     """The state that the clients share."""
 
-    base_url: str
     http: httpx.AsyncClient
     rng: random.Random
     numbers: itertools.count = field(default_factory=itertools.count)

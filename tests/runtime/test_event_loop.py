@@ -75,13 +75,15 @@ class EchoRunner:
 class Rig:
     """An inbox that hands out what was put there, an outbox that keeps it; `run` ends when nothing is left to do."""
 
-    def __init__(self, *, overlap: bool) -> None:
+    def __init__(self, *, overlap: bool, **limits: Any) -> None:
+        """limits: other fields of SchedulerConfig."""
         config = SchedulerConfig(
             context_length=CONTEXT,
             max_total_tokens=TOKENS,
             max_running_requests=ROWS,
             max_leased_requests=2,
             chunked_prefill_size=32,
+            **limits,
         )
         pool, allocator = ReqToTokenPool(config.num_rows, CONTEXT), Allocator(TOKENS, 1, check=True)
         cache = RadixCache(pool, allocator, page_size=1)
@@ -94,6 +96,7 @@ class Rig:
         suffixes = ContinuationSuffixes(lambda: None, 8)  # type: ignore[arg-type, return-value]
         self.profiler = StepProfiler(torch.device("cpu"))
         self.now = 0.0
+        self.seconds_per_turn = 0.0
         self.loop = EventLoop(
             scheduler=self.scheduler,
             step_runner=self.step_runner,
@@ -111,6 +114,7 @@ class Rig:
         return self.now
 
     def poll(self, timeout: float) -> list[Any]:
+        self.now += self.seconds_per_turn
         if self.inbox:
             return self.inbox.popleft()
         if self.scheduler.is_idle:
@@ -245,6 +249,27 @@ def test_whatever_fails_everybody_gets_one_end(overlap: bool, seed: int, monkeyp
     assert sum(isinstance(message, ControlReply) for message in rig.sent) == 120
     assert rig.scheduler.is_idle and not rig.loop._outputs._pending and not rig.loop._in_flight
     assert rig.scheduler.stats().leaked_tokens == 0
+
+
+@LOOPS
+def test_what_takes_too_long_ends_with_408_and_the_others_go_on(overlap: bool) -> None:
+    rig = Rig(overlap=overlap, request_timeout=20.0)
+    rig.seconds_per_turn = 1.0
+    rig.inbox.append([ask("long", [1, 2, 3], 90), ask("short", [4, 5, 6], 9)])
+    rig.run()
+    error = rig.errors()["long"]
+    assert (error.status, error.code) == (408, "request_timeout") and "--request-timeout" in error.message
+    assert len(rig.errors()) == 1 and rig.finishes("long") == []
+    assert rig.said("short") == expected_output([4, 5, 6], 9)
+
+
+def test_a_full_queue_is_said_with_429() -> None:
+    rig = Rig(overlap=False, max_queued_requests=1)
+    rig.inbox.append([ask("first", [1, 2, 3]), ask("second", [4, 5, 6])])
+    rig.run()
+    error = rig.errors()["second"]
+    assert (error.status, error.code) == (429, "queue_full")
+    assert rig.finishes("first") == ["length"]
 
 
 @LOOPS
