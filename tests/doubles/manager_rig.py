@@ -22,6 +22,7 @@ from baton.runtime.prompt import Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.runtime.tokenizer_manager import TokenizerManager
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.token_buffer import pack_ids
 
 
@@ -78,3 +79,12 @@ def check(tokenizer: Tokenizer, body: Callable[[Backend], Coroutine[Any, Any, No
 
 def prompt(rid: str = "r", text: str = "ab", **fields: Any) -> Prompt:
     return make_prompt(rid=rid, group=fields.pop("group", rid), text=text, **fields)
+
+
+def child(rid: str = "c", parent: str = "p", **fields: Any) -> Prompt:
+    own = {
+        name: fields.pop(name)
+        for name in ("text", "input_ids", "suffix_ids", "retain_ttl", "sampling")
+        if name in fields
+    }
+    return make_prompt(rid=rid, group=rid, continuation=ContinuationSpec(parent, **fields), **own)

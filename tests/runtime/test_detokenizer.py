@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-import pytest
-from byte_tokenizer import EOS_ID, write_byte_tokenizer
+from byte_tokenizer import EOS_ID
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.detokenizer import Detokenizer, run_detokenizer
@@ -25,11 +24,6 @@ from baton.runtime.messages import (
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.token_buffer import pack_ids
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
 
 
 def feed(detokenizer: Detokenizer, *outputs: TokenOutput) -> list[str]:

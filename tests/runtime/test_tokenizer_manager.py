@@ -4,45 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from byte_tokenizer import write_byte_tokenizer
 from manager_rig import Backend, check, prompt
-from prompts import make_prompt
-from tokenizers.processors import TemplateProcessing
-from trained_tokenizers import CONFIG, byte_level, write_folder
 
-from baton.runtime.answer import Answer, Output, TokenLogprob
+from baton.runtime.answer import TokenLogprob
 from baton.runtime.messages import (
     AbortRequest,
-    ContinuationOutput,
     ControlReply,
     ControlRequest,
     LogprobChunk,
     ReleaseRequest,
     RequestError,
-    RetainedOutput,
-    TextOutput,
-    TextOutputs,
-    TokenOutput,
     WorkerStats,
 )
-from baton.runtime.prompt import ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, RequestRefused
-from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
 
 LENGTH = FinishReason("length")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
 
 
 def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
@@ -211,143 +194,6 @@ def test_wait_empty(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def child(rid: str = "c", parent: str = "p", **fields: Any) -> Prompt:
-    own = {
-        name: fields.pop(name)
-        for name in ("text", "input_ids", "suffix_ids", "retain_ttl", "sampling")
-        if name in fields
-    }
-    return make_prompt(rid=rid, group=rid, continuation=ContinuationSpec(parent, **fields), **own)
-
-
-def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer) -> None:
-    async def body(backend: Backend) -> None:
-        prompts = [
-            child("a", suffix_text="é<eos>", index=3, at="now", keep_parent=True, retain_ttl=7.0),
-            child("b", suffix_ids=[1, 2], text="ab"),
-            child("c", input_ids=[5]),
-            prompt("d"),
-        ]
-        call = await backend.manager.open(prompts, stream=True)
-        got = [message for message in backend.received() if isinstance(message, RequestSpec)]
-        # Special tokens that the text spells out are taken; none is added.
-        assert [unpack_ids(m.input_ids).tolist() for m in got] == [[195, 169, 256], [1, 2], [], [97, 98]]
-        assert [m.continuation for m in got] == [
-            ContinuationSpec(parent_rid="p", index=3, at="now", keep_parent=True, suffix_text="é<eos>"),
-            ContinuationSpec(parent_rid="p", fallback_ids=pack_ids([97, 98])),
-            ContinuationSpec(parent_rid="p", fallback_ids=pack_ids([5])),
-            None,
-        ]
-        assert [m.retain_ttl for m in got] == [7.0, None, None, None]
-        for rid in "abcd":
-            await backend.output(rid, "x", LENGTH)
-        call.close()
-
-    check(tokenizer, body)
-
-
-def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
-    trained = byte_level()
-    trained.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    adding = Tokenizer.load(write_folder(tmp_path, trained, CONFIG))
-
-    async def body(backend: Backend) -> None:
-        call = await backend.manager.open([child(suffix_text="fox", text="fox")], stream=False)
-        (message,) = backend.received()
-        assert isinstance(message, RequestSpec) and message.continuation is not None
-        plain = adding.encode("fox", add_special_tokens=False)
-        assert unpack_ids(message.input_ids).tolist() == plain
-        assert message.continuation.fallback_ids == pack_ids([1, *plain])
-        await backend.output("c", "x", LENGTH)
-        call.close()
-
-    check(adding, body)
-
-
-def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tokenizer) -> None:
-    async def body(backend: Backend) -> None:
-        manager = backend.manager
-        backend.manager._availability.open(ModelLimits(context_length=10**7, vocab_size=257))
-        calls = await asyncio.gather(
-            manager.open([prompt("p", "word " * 200_000)], stream=False),
-            manager.open([child("c", "p")], stream=False),
-            manager.open([child("g", "c", suffix_text="x" * 30_000)], stream=False),
-            manager.open([prompt("other")], stream=False),
-        )
-        rids = [message.rid for message in backend.received() if isinstance(message, RequestSpec)]
-        assert sorted(rids) == ["c", "g", "other", "p"]
-        assert rids.index("p") < rids.index("c") < rids.index("g")
-        assert rids[0] == "other", "nobody else waits"
-        assert manager._prompt_tokenizer.num_in_progress == 0
-        for rid in rids:
-            await backend.output(rid, "x", LENGTH)
-        for call in calls:
-            call.close()
-
-    check(tokenizer, body)
-
-
-def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) -> None:
-    async def body(backend: Backend) -> None:
-        manager = backend.manager
-        refused, opened = await asyncio.gather(
-            manager.open([prompt("p", "word " * 200_000)], stream=False),
-            manager.open([child("c", "p")], stream=False),
-            return_exceptions=True,
-        )
-        assert isinstance(refused, RequestRefused) and not isinstance(opened, BaseException)
-        assert [m.rid for m in backend.received() if isinstance(m, RequestSpec)] == ["c"]
-        await backend.send(RequestError(rid="c", status=404, message="no such request", param="continuation_of"))
-        with pytest.raises(RequestRefused) as caught:
-            await opened.outputs()
-        assert (caught.value.status, caught.value.param) == (404, "continuation_of")
-        assert manager._prompt_tokenizer.num_in_progress == 0
-
-    check(tokenizer, body)
-
-
-def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: Tokenizer) -> None:
-    async def body(backend: Backend) -> None:
-        cases = [
-            (prompt("r"), "text"),
-            (child("r", suffix_text="x"), "continuation_suffix"),
-            (child("r", suffix_ids=[1]), "continuation_ids"),
-            (make_prompt(rid="r", input_ids=[1]), "input_ids"),
-        ]
-        for asked, param in cases:
-            call = await backend.manager.open([asked], stream=True)
-            await backend.send(RequestError(rid="r", status=400, message="too long", param="input_ids"))
-            with pytest.raises(RequestRefused) as caught:
-                await anext(call.updates())
-            assert caught.value.param == param
-
-    check(tokenizer, body)
-
-
-def test_what_was_inherited_and_what_is_retained_comes_with_the_end(tokenizer: Tokenizer) -> None:
-    inherited = ContinuationOutput(path="handoff", inherited_tokens=9, recomputed_tokens=1, trimmed_tokens=0)
-
-    async def ended(backend: Backend, retained: RetainedOutput | None) -> Output:
-        with await backend.manager.open([child(retain_ttl=5.0)], stream=False) as call:
-            await backend.output("c", "x", LENGTH, prompt_tokens=10, continuation=inherited, retained=retained)
-            return (await call.outputs())[0]
-
-    async def body(backend: Backend) -> None:
-        kept, full = RetainedOutput(tokens=10, ttl=4.5), RetainedOutput(refused="full")
-        output = await ended(backend, kept)
-        assert (output.continuation, output.retained) == (inherited, kept)
-        assert (await ended(backend, full)).retained == full
-        # Leased only for a child that waits: nobody asked.
-        assert (await ended(backend, RetainedOutput(tokens=10, ttl=0.0))).retained is None
-        assert (await ended(backend, None)).retained is None
-
-        registry = backend.manager.metrics.registry
-        counted = registry.get_sample_value("baton:prompt_tokens_total", {"model_name": "m"})
-        assert counted == 40, "the parent's tokens count as prompt tokens too"
-
-    check(tokenizer, body)
-
-
 def test_release(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         async def reply(payload: bytes) -> None:
@@ -394,90 +240,6 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
         assert caught.value.status == 504
 
     check(tokenizer, body)
-
-
-def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
-    async def body(backend: Backend) -> None:
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0.001)
-                ticks += 1
-
-        ticking = asyncio.create_task(tick())
-        text = "word " * 200_000
-        ids = await backend.manager.tokenize([text])
-        assert len(ids[0]) == 1_000_000
-        assert ticks > 5
-        ticks = 0
-        with pytest.raises(RequestRefused, match="max_new_tokens is 128"):
-            await backend.manager.open([child("c", suffix_text=text)], stream=False)
-        assert ticks > 5
-        ticking.cancel()
-
-    check(tokenizer, body, context_length=1_000_050)
-
-
-def test_the_logprobs_of_each_prompt_are_a_turn_of_their_own(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    feed = Answer.feed
-    monkeypatch.setattr(Answer, "feed", lambda *given: seen.append("fed") or feed(*given))
-
-    async def body(backend: Backend) -> None:
-        async def others() -> None:
-            while True:
-                seen.append("turn")
-                await asyncio.sleep(0)
-
-        with await backend.manager.open([prompt("a"), prompt("b")], stream=False) as call:
-            counting = asyncio.create_task(others())
-            chunk = LogprobChunk(ids=pack_ids([97]), values=bytes(4))
-            items = [
-                TextOutput(output=TokenOutput(rid=rid, new_ids=b"", finish=LENGTH, input_logprobs=chunk), text="")
-                for rid in "ab"
-            ]
-            await backend.send(TextOutputs(items=items))
-            await call.outputs()
-            counting.cancel()
-        first = seen.index("fed")
-        assert seen.index("turn", first) < seen.index("fed", first + 1)
-
-    check(tokenizer, body)
-
-
-def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[str] = []
-    encode_piece = Tokenizer.encode_piece
-    monkeypatch.setattr(Tokenizer, "encode_piece", lambda self, text: pieces.append(text) or encode_piece(self, text))
-    monkeypatch.setattr(Tokenizer, "encode_batch", None)
-
-    async def body(backend: Backend) -> None:
-        for opened in ([prompt("p", "x" * 3_000_000)], [child("g", "c", suffix_text="x" * 3_000_000)]):
-            with pytest.raises(RequestRefused, match="has 3000000 characters") as caught:
-                await backend.manager.open(opened, stream=False)
-            assert caught.value.code == "context_length_exceeded"
-        assert not pieces
-        # This one could fit by its length, and is given up as soon as it shows that it does not.
-        with pytest.raises(RequestRefused, match="more than 100000 tokens"):
-            await backend.manager.open([prompt("p", "xy " * 600_000)], stream=False)
-        assert 2 <= len(pieces) <= 8
-
-    check(tokenizer, body, context_length=100_000)
-
-
-def test_the_tokens_of_a_call_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.text.prompt_tokenizer.MAX_TOKENS_OF_CALL", 20_000)
-
-    async def body(backend: Backend) -> None:
-        assert [len(ids) for ids in await backend.manager.tokenize(["x" * 5_000] * 4)] == [5_000] * 4
-        with pytest.raises(RequestRefused, match="more than 20000 tokens together"):
-            await backend.manager.tokenize(["x" * 5_000] * 5)
-
-    check(tokenizer, body, context_length=100_000)
 
 
 def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from byte_tokenizer import write_byte_tokenizer
 from manager_rig import Backend, check, prompt
 
 from baton.runtime.messages import AbortRequest, BeamOutput, TextOutput, TextOutputs, TokenOutput
@@ -14,11 +13,6 @@ from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
 
 LENGTH = FinishReason("length")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
 
 
 def search_end(rid: str, texts: list[str], shortfall: str | None = None) -> TextOutputs:
