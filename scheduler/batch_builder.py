@@ -33,7 +33,7 @@ class PlannedStep:
     @property
     def num_prompt_tokens(self) -> int:
         """New tokens of the prompts."""
-        return int(self.batch.extend_lens[: self.num_prompts].sum())
+        return int(self.batch.extend_lens[: self.num_prompts].sum()) if self.num_prompts else 0
 
 
 def plan_step(

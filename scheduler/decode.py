@@ -31,14 +31,11 @@ class TokenRows:
     """int32 [n]: -(i + 1) stands for the token that row i of the step in flight samples."""
     slots: np.ndarray
     """int32 [n]"""
-
-    @property
-    def new_lens(self) -> np.ndarray:
-        """int32 [n]: how far the rows compute their requests."""
-        return np.array([request.held_kv.length for request in self.requests], dtype=np.int32)
+    new_lens: np.ndarray
+    """int32 [n]: how far the rows compute their requests."""
 
 
-NO_ROWS = TokenRows([], np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+NO_ROWS = TokenRows([], *(np.empty(0, dtype=np.int32) for _ in range(3)))
 
 
 class DecodeScheduler:
@@ -61,10 +58,10 @@ class DecodeScheduler:
             return None
         if not all(self._beams.fork(search, now) for search in searches):
             raise OutOfMemory
-        slots = self._allocate(requests, searches, now)
-        if slots is None:
+        allocated = self._allocate(requests, searches, previous, now)
+        if allocated is None:
             raise OutOfMemory
-        rows = TokenRows(requests, _next_ids(requests, previous), slots[: len(requests)])
+        rows, beam_slots = allocated
         step = plan_step(
             ForwardMode.DECODE,
             requests,
@@ -76,7 +73,7 @@ class DecodeScheduler:
             next_ids=rows.ids,
         )
         if searches:
-            add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), slots[len(requests) :])
+            add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), beam_slots)
         return step
 
     def wanting(self) -> list[Request]:
@@ -86,12 +83,14 @@ class DecodeScheduler:
     def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
         """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: nobody is
         retracted for them. previous: as in `next_batch`."""
-        slots = self._allocate(wanting, [], now)
-        return TokenRows(wanting, _next_ids(wanting, previous), slots) if slots is not None else None
+        allocated = self._allocate(wanting, [], previous, now)
+        return allocated[0] if allocated is not None else None
 
-    def _allocate(self, requests: list[Request], searches: list[Request], now: float) -> np.ndarray | None:
-        """Allocate one slot for each request, then one for each beam of the searches, which have been forked: int32
-        [rows]. None, and nothing allocated, if there is no memory."""
+    def _allocate(
+        self, requests: list[Request], searches: list[Request], previous: ScheduleBatch | None, now: float
+    ) -> tuple[TokenRows, np.ndarray] | None:
+        """Allocate one slot for each request, and one for each beam of the searches, which have been forked: the
+        requests' rows, and the beams' slots (int32 [beams]). None, and nothing allocated, if there is no memory."""
         rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
         lengths = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
         for search in searches:
@@ -100,11 +99,12 @@ class DecodeScheduler:
         slots = self._memory.extend_rows(_joined(rows), _joined(lengths), now)
         if slots is None:
             return None
-        for request, length in zip(requests, lengths[0].tolist()):
-            request.held_kv.length = length + 1
+        ids, new_lens = _next_ids(requests, previous), lengths[0] + np.int32(1)
+        for request, length in zip(requests, new_lens.tolist()):
+            request.held_kv.length = length
         for search in searches:
             search.held_beams.length += 1
-        return slots
+        return TokenRows(requests, ids, slots[: len(requests)], new_lens), slots[len(requests) :]
 
 
 def _wants_token(request: Request) -> bool:
@@ -118,11 +118,11 @@ def _wants_token(request: Request) -> bool:
 def _next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.ndarray:
     """int32 [n]: the token that comes next in each request, or what stands for it; see `TokenRows.ids`."""
     rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
-    ids = np.empty(len(requests), dtype=np.int32)
-    for i, request in enumerate(requests):
-        known = request.scheduled_len < len(request.token_ids)
-        ids[i] = request.token_ids[request.scheduled_len] if known else -(rows[request.serial] + 1)
-    return ids
+    ids = []
+    for request in requests:
+        position, known = request.scheduled_len, request.token_ids
+        ids.append(known[position] if position < len(known) else -(rows[request.serial] + 1))
+    return np.array(ids, dtype=np.int32)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -41,8 +41,10 @@ class Endings:
 
     def ends_within_token(self, requests: list[Request], result: StepResult) -> list[tuple[Request, StopMatch]]:
         """The requests (one for each row of a step) that ``result`` will end within a token, each with its match."""
-        tokens_of = result.rows() if result.stop_matches else []
         matches = result.stop_matches.items()
+        if not matches:
+            return []
+        tokens_of = result.rows()
         return [(requests[row], m) for row, m in matches if self.cuts_token(requests[row], tokens_of[row], m)]
 
     def cuts_token(self, request: Request, token_ids: list[int], match: StopMatch) -> bool:

@@ -70,12 +70,12 @@ class Scheduler:
             mixes=config.enable_mixed_chunk,
         )
         self._decode = DecodeScheduler(self._memory, self._beams)
-        self._distrust = Distrust(self._memory, self._counters)
         self._endings = Endings(eos_token_ids)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
+        self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
@@ -272,8 +272,7 @@ class Scheduler:
         step = self._in_flight.pop(0)
         batch = step.batch
         self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
-        distrusted = self._distrust.take(step.requests, result.failed_rows, self._live)
-        events = self._distrust.drop(distrusted, self._abort_each(distrusted.requests, now, self._distrust.MESSAGE))
+        events = self._distrust.end(step.requests, result.failed_rows, now) if result.failed_rows else []
         lengths, samples = batch.seq_lens.tolist(), batch.samples.tolist()
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:

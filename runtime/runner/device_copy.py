@@ -8,7 +8,6 @@ brings its results back. Nothing else in a step may copy, or read a device value
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,26 +57,17 @@ def _unpack(words: torch.Tensor, array: np.ndarray) -> torch.Tensor:
 class HostCopy:
     """Tensors on their way to the host."""
 
-    def __init__(self, packed: torch.Tensor, likes: list[tuple[np.dtype, torch.Size]], copied: torch.cuda.Event | None):
-        self._packed = packed
-        self._likes = likes
+    def __init__(self, tensors: list[torch.Tensor], copied: torch.cuda.Event | None) -> None:
+        """tensors: where they will be on the host, in pinned memory once ``copied``; None: there they are."""
+        self._tensors = tensors
         self._copied = copied
 
     def wait(self) -> list[np.ndarray]:
         """Wait for the copy and return the tensors as arrays."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        host, start, arrays = self._packed.numpy(), 0, []
-        if self._copied is not None:
-            host = host.copy()  # frees the pinned memory at once, however long the caller keeps an array
-        for dtype, shape in self._likes:
-            stop = start + math.prod(shape) * dtype.itemsize // 4
-            arrays.append(host[start:stop].view(dtype).reshape(shape))
-            start = stop
-        return arrays
-
-
-_NUMPY = {torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64), torch.float32: np.dtype(np.float32)}
+        if self._copied is None:
+            return [tensor.numpy() for tensor in self._tensors]
+        self._copied.synchronize()
+        return [tensor.numpy().copy() for tensor in self._tensors]  # frees the pinned memory, whoever keeps an array
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> HostCopy:
@@ -86,13 +76,23 @@ def to_host(tensors: Sequence[torch.Tensor]) -> HostCopy:
 
     Do not write to the tensors before `HostCopy.wait` has returned; on a CPU, not even after that.
     """
-    likes = [(_NUMPY[t.dtype], t.shape) for t in tensors]
-    parts = [t.reshape(-1).view(torch.int32) for t in tensors]
-    packed = torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(0, dtype=torch.int32)
-    if packed.device.type != "cuda":
-        return HostCopy(packed, likes, None)
+    if not tensors or tensors[0].device.type != "cuda":
+        return HostCopy(list(tensors), None)
+    packed = pack(tensors)
     host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
     host.copy_(packed, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
-    return HostCopy(host, likes, copied)
+    return HostCopy(unpack(host, tensors), copied)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """int32 [words]: int32, int64 and float32 tensors of one device, one behind the other."""
+    return torch.cat([tensor.reshape(-1).view(torch.int32) for tensor in tensors])
+
+
+def unpack(packed: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that `pack` was given, as views of what it made of them; ``likes`` tell types and shapes. int64
+    tensors come first, so that they are aligned."""
+    parts = packed.split([like.numel() * like.element_size() // 4 for like in likes])
+    return [part.view(like.dtype).view(like.shape) for part, like in zip(parts, likes)]

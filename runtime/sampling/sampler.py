@@ -125,10 +125,10 @@ class Sampler:
         """
         plan = self._plan_for(sequences)
         adjusted = self._adjust(logits, plan, positions, allowed, pending)
-        ids = self._choose(adjusted, plan, positions)
-        if plan.greedy_rows is None and adjusted is logits:  # they are the highest already; a NaN counts as higher
-            return Sampled(ids, logits.gather(1, ids.unsqueeze(1)).squeeze(1))
-        return Sampled(ids, logits.amax(dim=-1))
+        if plan.greedy_rows is None and adjusted is logits:
+            peaks, ids = logits.max(dim=-1)  # of equals the first, as argmax; a NaN counts as higher
+            return Sampled(ids, peaks)
+        return Sampled(self._choose(adjusted, plan, positions), logits.amax(dim=-1))
 
     def _choose(self, logits: torch.Tensor, plan: _Plan, positions: np.ndarray) -> torch.Tensor:
         """Token ids int64 [n] from adjusted logits."""

@@ -3,16 +3,17 @@
 A NaN or an infinity in the K or V of one token spoils every token that attends to it. So requests that share a spoiled
 prefix all fail, and would fail for ever while it is cached. Nobody can tell which of a request's tokens it was: all go.
 
-    take    before the requests end: what they hold behind the tree counts as never committed, so that closing them
-            publishes nothing
-    drop    after it: the prefixes that they used leave the tree with all that hangs on them (`RadixCache.drop_path`);
-            leases on those break. Running requests that share them go on, and fail by themselves if they must.
+    before the requests end   what they hold behind the tree counts as never committed, so that closing them publishes
+                              nothing
+    after it                  the prefixes that they used leave the tree with all that hangs on them
+                              (`RadixCache.drop_path`); leases on those break. Running requests that share them go on,
+                              and fail by themselves if they must.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...radix.lease import Lease
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
-class Distrusted:
+class _Distrusted:
     """Requests that end together, and what they used."""
 
     requests: list[Request]
@@ -35,9 +36,6 @@ class Distrusted:
     """The last nodes of their cached prefixes."""
     copied: list[Lease]
     """Leases that they copied their first tokens from."""
-
-
-_NOTHING = Distrusted([], [], [])
 
 
 class Distrust:
@@ -48,20 +46,41 @@ class Distrust:
         "cached of it is dropped. Send it again; if it fails again, the weights or the dtype do not suit it"
     )
 
-    def __init__(self, memory: KVMemory, counters: SchedulerCounters) -> None:
+    def __init__(
+        self,
+        memory: KVMemory,
+        counters: SchedulerCounters,
+        live: LiveRequests,
+        abort: Callable[[list[Request], float, str], list[RequestEvent]],
+    ) -> None:
+        """abort: ends requests at a time, with a message."""
         self._memory = memory
         self._counters = counters
+        self._live = live
+        self._abort = abort
 
-    def take(self, requests: Sequence[Request], failed_rows: Sequence[int], live: LiveRequests) -> Distrusted:
-        """Note what the requests in these rows of a step use, and have none of it published when they end. Their
-        siblings end with them; those that have ended already are passed over.
+    def end(self, requests: Sequence[Request], failed_rows: Sequence[int], now: float) -> list[RequestEvent]:
+        """End the requests in these rows of a step, and their siblings; their clients get a 500. Those that have ended
+        already are passed over.
 
         requests: one for each row.
         """
-        if not failed_rows:
-            return _NOTHING
+        distrusted = self._take(requests, failed_rows)
+        if not distrusted.requests:
+            return []
+        events = self._abort(distrusted.requests, now, self.MESSAGE)
+        self._drop(distrusted)
+        rids = {request.rid for request in distrusted.requests}
+        for event in events:
+            if event.request.rid in rids:
+                event.refusal = RequestRefused(self.MESSAGE, status=500, code="logits_not_finite")
+        logger.warning("the logits of %d requests are not finite: %s", len(rids), ", ".join(sorted(rids))[:200])
+        return events
+
+    def _take(self, requests: Sequence[Request], failed_rows: Sequence[int]) -> _Distrusted:
+        """Note what the requests use, and have none of it published when they end."""
         rids = dict.fromkeys(requests[row].rid for row in failed_rows if requests[row].finish is None)
-        found = Distrusted([request for rid in rids for request in live.of(rid)], [], [])
+        found = _Distrusted([request for rid in rids for request in self._live.of(rid)], [], [])
         for request in found.requests:
             if request.kv is not None and request.kv.node is not None:
                 found.paths.append(request.kv.node)
@@ -71,10 +90,8 @@ class Distrust:
         self._counters.nonfinite_requests += len(rids)
         return found
 
-    def drop(self, distrusted: Distrusted, events: list[RequestEvent]) -> list[RequestEvent]:
-        """Drop it, now that the requests have ended with these events; their clients get a 500."""
-        if not distrusted.requests:
-            return events
+    def _drop(self, distrusted: _Distrusted) -> None:
+        """Drop what the requests used, now that they have ended."""
         leases, cache = self._memory.leases, self._memory.cache
         branches = {cache.tree.branch(node) for node in distrusted.paths} - {cache.tree.root}
         for lease in leases.live():
@@ -83,9 +100,3 @@ class Distrust:
                 leases.break_lease(lease)
         for node in distrusted.paths:
             cache.drop_path(node)
-        rids = {request.rid for request in distrusted.requests}
-        for event in events:
-            if event.request.rid in rids:
-                event.refusal = RequestRefused(self.MESSAGE, status=500, code="logits_not_finite")
-        logger.warning("the logits of %d requests are not finite: %s", len(rids), ", ".join(sorted(rids))[:200])
-        return events

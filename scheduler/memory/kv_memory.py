@@ -24,6 +24,10 @@ from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ..request import Request
 from .pending_copies import PendingCopies
 
+MAX_SLACK = 512
+"""Tokens, or 1/256 of the pool if that is less, that are evicted at least: so that a full pool does not evict for every
+few tokens anew."""
+
 
 class KVMemory:
     """Opens, extends and closes the KV of requests. Owns the book of pending copies."""
@@ -36,6 +40,7 @@ class KVMemory:
         self.cache = cache
         self.leases = leases
         self.copies = PendingCopies(req_to_token)
+        self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
 
     @property
     def page_size(self) -> int:
@@ -180,7 +185,7 @@ class KVMemory:
         """Evict until ``needed`` tokens are free, or nothing is left to evict."""
         short = needed - self.allocator.free_tokens
         if short > 0:
-            self.cache.evict(short)
+            self.cache.evict(max(short, self._least_eviction))
 
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 

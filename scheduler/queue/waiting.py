@@ -26,12 +26,17 @@ class WaitingQueue:
         return self._requests
 
     def add(self, requests: list[Request]) -> None:
-        if len(requests) * 16 < len(self._requests):
+        queue = self._requests
+        if not requests:
+            return
+        newest = not queue or queue[-1].serial < requests[0].serial
+        if not newest and len(requests) * 16 < len(queue):
             for request in requests:
-                insort(self._requests, request, key=_serial)
-        elif requests:
-            self._requests += requests
-            self._requests.sort(key=_serial)
+                insort(queue, request, key=_serial)
+            return
+        queue += requests
+        if not newest or len(requests) > 1:
+            queue.sort(key=_serial)
 
     def remove(self, request: Request) -> None:
         """Remove one that waits."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.runner.device_copy import to_host, upload
+from baton.runtime.runner.device_copy import pack, to_host, unpack, upload
 
 CPU = torch.device("cpu")
 
@@ -72,6 +72,15 @@ def test_tensors_come_to_the_host_as_they_were(device, count):
         expected = tensor.cpu().numpy()
         assert array.dtype == expected.dtype and array.shape == expected.shape
         assert np.array_equal(array, expected)
+
+
+def test_what_travels_packed_is_unpacked_as_it_was():
+    sent = tensors("cpu")
+    sent = [sent[0], sent[5], *sent[1:5]]  # those of 8 bytes first
+    packed = pack(sent)
+    assert packed.dtype == torch.int32 and packed.shape == (2 * 7 + 12 + 12 + 3,)
+    for tensor, expected in zip(unpack(packed, sent), sent, strict=True):
+        assert tensor.dtype == expected.dtype and torch.equal(tensor, expected)
 
 
 @pytest.mark.gpu
