@@ -54,14 +54,16 @@ class KVCopies:
 
     @classmethod
     def join(cls, parts: Sequence[KVCopies]) -> KVCopies:
-        nothing = np.empty(0, dtype=np.int32)
         if not parts:
-            return cls(nothing, nothing)
+            return NO_COPIES
         sources, targets = [part.source for part in parts], [part.target for part in parts]
-        return cls(np.concatenate([nothing, *sources]), np.concatenate([nothing, *targets]))
+        return cls(np.concatenate(sources), np.concatenate(targets))
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+NO_COPIES = KVCopies(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 @dataclass(slots=True, frozen=True)

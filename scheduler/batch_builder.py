@@ -11,7 +11,7 @@ from .batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch, SequenceInfo
 from .constraints.constraint import AllowedTokens
 from .request import Request
 
-_NO_IDS = np.empty(0, dtype=np.int32)
+NO_IDS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ def plan_step(
     step_id: int,
     row_updates: RowUpdates,
     copies: list[KVCopies],
-    next_ids: np.ndarray = _NO_IDS,
+    next_ids: np.ndarray = NO_IDS,
 ) -> PlannedStep:
     """Plan a step that computes each request up to ``new_lens`` (int32 [bs]), and count that as scheduled.
 
@@ -54,11 +54,11 @@ def plan_step(
     """
     bs = len(requests)
     num_prompts = bs - len(next_ids)
-    prefix_lens = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=bs)
+    prefix_lens = np.array([r.scheduled_len for r in requests], dtype=np.int32)
     input_ids = next_ids
     if num_prompts:
-        spans = zip(requests[:num_prompts], prefix_lens.tolist(), new_lens.tolist())
-        input_ids = np.concatenate([*(r.token_ids.view(old, new) for r, old, new in spans), next_ids])
+        prompts = [r.token_ids.view(r.scheduled_len, new) for r, new in zip(requests[:num_prompts], new_lens.tolist())]
+        input_ids = np.concatenate([*prompts, next_ids])
     step = PlannedStep(
         ScheduleBatch(
             step_id=step_id,
@@ -154,7 +154,7 @@ def _info(request: Request) -> SequenceInfo:
         seed=request.seed,
         logprobs=request.logprobs,
         eos_ends=request.constraint is None or request.constraint.eos_ends,
-        prompt_ids=request.token_ids.view(0, request.prompt_len).copy() if counts_prompt else _NO_IDS,
+        prompt_ids=request.token_ids.view(0, request.prompt_len).copy() if counts_prompt else NO_IDS,
     )
 
 

@@ -35,9 +35,6 @@ class TokenRows:
     """int32 [n]: how far the rows compute their requests."""
 
 
-NO_ROWS = TokenRows([], *(np.empty(0, dtype=np.int32) for _ in range(3)))
-
-
 class DecodeScheduler:
     """Forms decode batches, and the rows that a mixed step takes along. Owns ``running``: requests whose prompt is
     computed, in order of admission."""

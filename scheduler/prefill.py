@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from .batch import ForwardMode
-from .batch_builder import PlannedStep, plan_step
-from .decode import NO_ROWS, DecodeScheduler
+from .batch_builder import NO_IDS, PlannedStep, plan_step
+from .decode import DecodeScheduler, TokenRows
 from .memory.kv_memory import KVMemory
 from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
@@ -66,6 +66,12 @@ class ExtendStep:
         self.new_lens.append(new_len)
         self.slots.append(slots)
 
+    def add_decodes(self, rows: TokenRows) -> None:
+        """After the last prompt: one token for each of these running requests."""
+        self.requests += rows.requests
+        self.new_lens += rows.new_lens.tolist()
+        self.slots.append(rows.slots)
+
 
 class PrefillScheduler:
     """Forms extend batches. Owns the one request whose prompt is partly computed (``prefilling``)."""
@@ -106,19 +112,21 @@ class PrefillScheduler:
         if not step.requests:
             return None
         offered = decode.offer(wanting, in_flight[-1].batch if in_flight else None, now) if mixes else None
-        rows = offered if offered is not None else NO_ROWS
+        if offered is not None:
+            step.add_decodes(offered)
         planned = plan_step(
             ForwardMode.EXTEND,
-            step.requests + rows.requests,
-            np.concatenate([np.array(step.new_lens, dtype=np.int32), rows.new_lens]),
-            np.concatenate([*step.slots, rows.slots]),
+            step.requests,
+            np.array(step.new_lens, dtype=np.int32),
+            np.concatenate(step.slots),
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
             copies=self._memory.copies.take(),
-            next_ids=rows.ids,
+            next_ids=offered.ids if offered is not None else NO_IDS,
         )
-        planned.serves_running = offered is not None and not any(r.beams is not None for r in running)
-        for request, samples in zip(step.requests, planned.batch.samples.tolist()):
+        if offered is not None:
+            planned.serves_running = all(request.beams is None for request in running)
+        for request, samples in zip(step.requests[: planned.num_prompts], planned.batch.samples.tolist()):
             if samples:
                 request.status = RequestStatus.RUNNING
                 running.append(request)
@@ -138,12 +146,13 @@ class PrefillScheduler:
         deferred = 0
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: list[Request] = []
-        for request in self._policy.order(waiting.requests, now):
+        order, overdue = self._policy.order(waiting.requests, now), self._policy.overdue
+        for request in order:
             if deferred >= self._policy.max_deferred or step.budget <= 0:
                 break
             if rows + request.num_rows > self._max_running:
                 break
-            if request is not self._policy.overdue and self._better_later(request, shared):
+            if request is not overdue and self._better_later(request, shared):
                 deferred += 1
                 continue
             # Quarantined pages come back with the step in flight: wait for them, let nothing give way.

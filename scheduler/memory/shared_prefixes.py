@@ -20,16 +20,10 @@ class SharedPrefixes:
     def __init__(self, cache: RadixCache, min_tokens: int) -> None:
         """min_tokens: a shorter shared piece is not worth a step."""
         self._cache = cache
-        self._min_tokens = max(1, min_tokens)
-        self._window = -(-self._min_tokens // cache.page_size) * cache.page_size
-        """Tokens behind the cached prefix that must agree: whole pages, as only those can be found."""
-        self._by_head: dict[tuple[str, bytes], list[Request]] = {}
+        self._min_tokens = min_tokens
         self._added: list[Request] = []
-        """Those that `will_be_cached` has not sorted in yet; a step of one request never asks."""
-        self._by_window: dict[int, dict[tuple[str, bytes], list[Request]]] = {}
-        """By the position of the window. Sorted in up to ``_sorted`` of ``_all``, at that position."""
-        self._all: list[Request] = []
-        self._sorted: dict[int, int] = {}
+        self._index: _Index | None = None
+        """Of those that are in ``_added`` no more. It is made when somebody asks; a step of one request never does."""
 
     def add(self, request: Request) -> None:
         """Note a request that is being computed. One that has ended meanwhile will leave nothing to be found."""
@@ -38,12 +32,37 @@ class SharedPrefixes:
     def will_be_cached(self, request: Request) -> bool:
         """True if an added request computes at least min_tokens tokens, in whole pages, that ``request`` needs and that
         are not cached yet. Remembers how far it found the prompt in the tree (``request.prefix_node``)."""
-        limit = request.prefix_limit
+        if self._index is None:
+            if not self._added:
+                return False
+            self._index = _Index(self._cache, max(1, self._min_tokens))
         for other in self._added:
-            if other.kv is not None:
-                self._all.append(other)
-                self._by_head.setdefault(self._head(other), []).append(other)
+            self._index.add(other)
         self._added.clear()
+        return self._index.will_be_cached(request)
+
+
+class _Index:
+    """Finds added requests by pieces of their prompts."""
+
+    def __init__(self, cache: RadixCache, min_tokens: int) -> None:
+        self._cache = cache
+        self._min_tokens = min_tokens
+        self._window = -(-min_tokens // cache.page_size) * cache.page_size
+        """Tokens behind the cached prefix that must agree: whole pages, as only those can be found."""
+        self._by_head: dict[tuple[str, bytes], list[Request]] = {}
+        self._by_window: dict[int, dict[tuple[str, bytes], list[Request]]] = {}
+        """By the position of the window. Sorted in up to ``_sorted`` of ``_all``, at that position."""
+        self._all: list[Request] = []
+        self._sorted: dict[int, int] = {}
+
+    def add(self, request: Request) -> None:
+        if request.kv is not None:
+            self._all.append(request)
+            self._by_head.setdefault(self._head(request), []).append(request)
+
+    def will_be_cached(self, request: Request) -> bool:
+        limit = request.prefix_limit
         if limit < self._window or self._head(request) not in self._by_head:
             return False
         whole, cached, end = self._cache.find_prefix(

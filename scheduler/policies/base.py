@@ -39,8 +39,9 @@ class BasePolicy(ABC):
         little and free the lease. The oldest request comes first once it has been overtaken often enough."""
         if waiting and waiting[0] is not self._oldest:
             self._oldest, self._overtakes = waiting[0], 0
-        order = self._by_wish(waiting, now)
-        overdue = self.overdue
+        if len(waiting) == 1:
+            return waiting
+        order, overdue = self._by_wish(waiting, now), self.overdue
         if overdue is None or order[0] is overdue:
             return order
         return [overdue, *(request for request in order if request is not overdue)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from ..request import Request
 
@@ -44,10 +44,12 @@ class WaitingQueue:
         assert self._requests[place] is request
         del self._requests[place]
 
-    def remove_all(self, requests: Iterable[Request]) -> None:
+    def remove_all(self, requests: Collection[Request]) -> None:
         """Remove several that wait."""
-        gone = set(requests)
-        if gone:
+        if len(requests) == len(self._requests):
+            self._requests = []
+        elif requests:
+            gone = set(requests)
             self._requests = [request for request in self._requests if request not in gone]
 
 
