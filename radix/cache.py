@@ -22,6 +22,9 @@ from .node import ID_BYTES, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 
+LEAST_REST = 512
+"""Tokens, or 1/256 of the pool if that is less: a shorter rest of an evicted leaf is not worth a node of its own."""
+
 
 class StaleHandleError(RuntimeError):
     """A handle was used whose node is gone (evicted between match and lock), or a lock was given back twice."""
@@ -74,7 +77,7 @@ class RadixCache:
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.tree = RadixTree(page_size)
-        self.order = EvictionOrder()
+        self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
         """Only `evict` asks it."""
         self._tick = 0
@@ -94,8 +97,8 @@ class RadixCache:
         """
         if self.disabled:
             return MatchResult(0, 0, self.tree.root)
-        top = self.tree.reachable(after)
-        node = self.tree.match(top, namespace, _id_bytes(token_ids[top.prefix_len :]))
+        top = self.tree.root if after is None else self.tree.reachable(after)
+        node = self.tree.match(top, namespace, _id_bytes(token_ids, top.prefix_len))
         self._tick += 1
         node.last_access = self._tick
         return MatchResult(node.prefix_len, 0, node)
@@ -104,8 +107,8 @@ class RadixCache:
         self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None
     ) -> tuple[TreeNode, int, TreeNode]:
         """As `match_prefix`, but splits nothing and is no access: (last node matched whole, tokens, where they end)."""
-        top = self.tree.reachable(after)
-        node, whole, partial, part = self.tree.find(top, namespace, _id_bytes(token_ids[top.prefix_len :]))
+        top = self.tree.root if after is None else self.tree.reachable(after)
+        node, whole, partial, part = self.tree.find(top, namespace, _id_bytes(token_ids, top.prefix_len))
         return node, top.prefix_len + (whole + part) // ID_BYTES, partial if partial is not None and part else node
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
@@ -299,7 +302,7 @@ class RadixCache:
     # -- eviction ----------------------------------------------------------------------------------------------------
 
     def evict(self, num_tokens: int) -> int:
-        """Free at least ``num_tokens`` tokens, least recently used leaves first, and less than a page more.
+        """Free at least ``num_tokens`` tokens, least recently used leaves first; not many more, see `EvictionOrder`.
 
         Returns the tokens freed: less than asked if the rest is locked. Evicting 0 is always safe.
         """
@@ -353,11 +356,13 @@ class RadixCache:
     def _start_afresh(self) -> None:
         """Put a new tree in the old one's place, so that handles to the old root are dead too."""
         self.tree = RadixTree(self.page_size)
-        self.order = EvictionOrder()
+        self.order.clear()
         self.evictable_tokens = self.protected_tokens = 0
 
 
-def _id_bytes(token_ids: np.ndarray) -> bytes:
+def _id_bytes(token_ids: np.ndarray, start: int = 0) -> bytes:
+    if start:
+        token_ids = token_ids[start:]
     if token_ids.dtype != np.int32:
         raise TypeError(f"token ids must be int32, not {token_ids.dtype}")
     return token_ids.tobytes()

@@ -25,7 +25,9 @@ from .tree import RadixTree
 class EvictionOrder:
     """Owns the entries. Every unlocked leaf has one, with a time not later than its last_access."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_rest: int = 1) -> None:
+        """least_rest: if fewer tokens than these would be left of a leaf, all of it goes; at least a page."""
+        self._least_rest = least_rest
         self._queue: deque[tuple[int, int, TreeNode]] = deque()
         self._heap: list[tuple[int, int, TreeNode]] = []
 
@@ -78,9 +80,9 @@ class EvictionOrder:
             victim = self.pop()
             if victim is None:
                 break
-            kept_pages = (len(victim.value) - num_tokens) // tree.page_size
-            if kept_pages > 0:
-                tree.split(victim, kept_pages * tree.page_size)  # the object stays the lower part, which goes
+            rest = len(victim.value) - num_tokens
+            if rest >= self._least_rest:
+                tree.split(victim, rest // tree.page_size * tree.page_size)  # the object stays the lower part
             victims.append(victim)
             num_tokens -= len(victim.value)
             victim.on_device = False

@@ -167,9 +167,9 @@ class RadixTree:
         values.reverse()
         return values
 
-    def reachable(self, node: TreeNode | None) -> TreeNode:
+    def reachable(self, node: TreeNode) -> TreeNode:
         """The node if a match may begin there; else the root: it has left the tree, or its branch is hidden."""
-        if node is None or (top := self.branch(node)).parent is None:
+        if (top := self.branch(node)).parent is None:
             return self.root
         key = top.child_key
         return self.root if isinstance(key, tuple) and str(key[0]).startswith(_HIDDEN) else node

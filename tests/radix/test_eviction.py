@@ -118,6 +118,15 @@ def test_a_long_leaf_is_trimmed_from_its_end_in_whole_pages(page: int) -> None:
     assert rig.cache.evict(left + 10) == left + (16 if page == 16 else 10) and rig.cache.match_len("", ids) == 0
 
 
+def test_a_short_rest_of_a_leaf_goes_with_its_end() -> None:
+    rig = CacheRig(num_tokens=2_560)  # shorter than 10 tokens
+    ids = np.arange(100, dtype=np.int32)
+    rig.insert(ids)
+    assert rig.cache.evict(90) == 90 and rig.cache.match_len("", ids) == 10
+    assert rig.cache.evict(1) == 10 and rig.cache.total_nodes == 0
+    rig.verify()
+
+
 def test_what_is_locked_and_all_above_it_stays() -> None:
     rig = CacheRig()
     rig.insert(tokens(1, 2, 3, 4))

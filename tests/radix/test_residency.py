@@ -39,7 +39,7 @@ class RecordingResidency:
 
 def rig_with_stem_and_branches() -> tuple[CacheRig, RecordingResidency]:
     """A stem of 2 tokens with branches of 3 and 4 tokens, and a leaf of 5 beside it that was used last."""
-    rig = CacheRig()
+    rig = CacheRig(num_tokens=256)
     residency = rig.cache.residency = RecordingResidency(rig)
     rig.insert(tokens(1, 1, 2, 2, 2))
     rig.insert(tokens(1, 1, 3, 3, 3, 3))
