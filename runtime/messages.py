@@ -202,6 +202,7 @@ class WorkerStats(Message, frozen=True):
     steps: int = 0
     leaked_tokens: int = 0
     nonfinite_requests: int = 0
+    longest_gap: int = 0
 
 
 ToWorker = RequestSpec | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie

@@ -41,6 +41,7 @@ _WORKER_GAUGES = {
     "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),
     "leased_tokens": ("leased_tokens", "KV slots that leases keep for continuations."),
     "kv_cache_private_tokens": ("private_tokens", "KV slots that belong to one request."),
+    "longest_token_gap_steps": ("longest_gap", "Most steps from one token of a running request to its next, so far."),
 }
 
 

@@ -29,6 +29,9 @@ class PlannedStep:
     """One for each of batch.beams."""
     formed: float = 0.0
     """The scheduler's time."""
+    longest_gap: int = 0
+    """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
+    that was the step before."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -112,7 +115,16 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
             allowed.append((row, request.constraint_state.allowed()))
         request.scheduled_len = new
         request.num_output_placeholders += samples
+        if row >= step.num_prompts:
+            _note_gap(step, request)
+        request.last_step = batch.step_id
     batch.allowed = AllowedTokens.join(allowed)
+
+
+def _note_gap(step: PlannedStep, running: Request) -> None:
+    gap = step.batch.step_id - running.last_step
+    if gap > step.longest_gap:
+        step.longest_gap = gap
 
 
 def add_searches(step: PlannedStep, searches: list[Request], input_ids: np.ndarray, slots: np.ndarray) -> None:
@@ -128,6 +140,8 @@ def add_searches(step: PlannedStep, searches: list[Request], input_ids: np.ndarr
         step.requests += [search] * count
         num_wanted.append(beam_step.num_candidates)
         search.num_output_placeholders += 1
+        _note_gap(step, search)
+        search.last_step = batch.step_id
         start += count
 
     def each(values: list, dtype: type) -> np.ndarray:

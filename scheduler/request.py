@@ -87,6 +87,7 @@ class Request:
         "inheritance",
         "is_open",
         "kv",
+        "last_step",
         "logprob_next",
         "logprobs",
         "max_new_tokens",
@@ -122,8 +123,7 @@ class Request:
         default_retain_ttl: float = 0.0,
         max_retain_ttl: float = math.inf,
     ) -> None:
-        """own_ids: int32 [n], the request's own tokens; None for spec.token_ids. constraint: the object that the spec
-        names."""
+        """own_ids: int32 [n], the request's own tokens; None for spec.token_ids. constraint: what the spec names."""
         self.spec = spec
         self.rid = spec.rid
         self.index = index
@@ -143,6 +143,7 @@ class Request:
         """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprob_next = 0
         """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
+        self.last_step = 0  # the last one that computed tokens of it
         self.status = RequestStatus.PARKED
         self.inheritance: Inheritance | None = None
         """Set for a continuation once its parent's tokens are known."""

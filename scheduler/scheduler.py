@@ -233,7 +233,7 @@ class Scheduler:
             return None
         step.formed = now
         step.batch.closed, self._closed = self._closed, []
-        self._counters.steps += 1
+        self._counters.count_step(step)
         self._in_flight.append(step)
         self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
         return step.batch

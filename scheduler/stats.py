@@ -19,6 +19,11 @@ class SchedulerCounters:
     nonfinite_requests: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    longest_gap: int = 0
+
+    def count_step(self, step: PlannedStep) -> None:
+        self.steps += 1
+        self.longest_gap = max(self.longest_gap, step.longest_gap)
 
     def count_admissions(self, step: PlannedStep) -> None:
         """Note what the requests of an extend step found in the cache; each counts once."""
@@ -57,6 +62,8 @@ class SchedulerStats:
     leaked_tokens: int
     nonfinite_requests: int
     steps: int
+    longest_gap: int
+    """In steps: between two tokens of a running request, since start."""
 
 
 def take_stats(
@@ -84,4 +91,5 @@ def take_stats(
         leaked_tokens=counters.leaked_tokens,
         nonfinite_requests=counters.nonfinite_requests,
         steps=counters.steps,
+        longest_gap=counters.longest_gap,
     )

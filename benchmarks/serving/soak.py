@@ -36,6 +36,8 @@ SAMPLE_S = 2.0
 WARM_UP = 0.3
 """Share of the run before memory has to be flat: pools are touched and records fill up first."""
 MAX_GROWTH = 0.02
+MAX_GAP_STEPS = 10
+"""From one token of a running stream to its next."""
 SPARE_MIB = 4.0
 """Growth that is let pass even where it is more than that share: a process of 60 MiB moves by as much."""
 
@@ -106,8 +108,9 @@ async def drive(server: subprocess.Popen, args: argparse.Namespace) -> tuple[Soa
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    wanted = ("leaked_tokens_total", "num_running_reqs", "num_queue_reqs", "leased_tokens", "num_retractions_total",
-              "leases_handed_off_total", "leases_broken_total", "num_nonfinite_total")  # fmt: skip
+    wanted = ("leaked_tokens_total", "num_running_reqs", "num_queue_reqs", "leased_tokens", "longest_token_gap_steps",
+              "num_steps_total", "num_retractions_total", "leases_handed_off_total", "leases_broken_total",
+              "num_nonfinite_total")  # fmt: skip
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ") if "{" not in line else (line.split("{")[0], "", line.rsplit(" ", 1)[1])
@@ -122,6 +125,8 @@ def findings(soak: Soak, samples: list[dict[str, float]], metrics: dict[str, flo
     for name in ("leaked_tokens_total", "num_running_reqs", "num_queue_reqs", "leased_tokens"):
         if metrics.get(name, 1.0) != 0:
             found.append(f"{name} is {metrics.get(name)} at the end, not 0")
+    if not 1 <= (gap := metrics.get("longest_token_gap_steps", 0)) <= MAX_GAP_STEPS:
+        found.append(f"a running stream got no token for {gap:.0f} steps")
     later = [sample for sample in samples if sample["at"] > WARM_UP * samples[-1]["at"]]
     third = max(1, len(later) // 3)
     for name in samples[-1]:

@@ -82,6 +82,7 @@ class TestDecodeShare:
             gap = 0 if len(outcome.tokens) > before else gap + 1
             longest = max(longest, gap)
         assert longest <= interval + depth - 1 and number > 60
+        assert harness.scheduler.stats().longest_gap == longest + 1
         assert outcome.tokens == expected_output(prompt_of(20), 60)
 
     def test_a_long_prompt_takes_turns_with_them(self) -> None:
@@ -92,6 +93,23 @@ class TestDecodeShare:
         for _ in range(20):
             harness.step()
         assert len(harness.outcomes["running", 0].tokens) == 11
+
+    def test_only_steps_that_others_got_count_as_a_gap(self) -> None:
+        harness = Harness(num_tokens=110, rows=4)
+        for number in range(2):
+            harness.add(f"r{number}", prompt_of(10, number), 60)
+        harness.run()
+        assert harness.scheduler.stats().retractions > 0
+        assert harness.scheduler.stats().longest_gap <= 2, "a retracted request does not run"
+
+    def test_the_gap_of_a_search_counts(self) -> None:
+        harness = Harness(decode_interval=4)
+        harness.add("search", prompt_of(5), 20, beam_width=2)
+        harness.step()
+        for number in range(10):
+            harness.add(f"p{number}", prompt_of(64, number + 1), 1)
+        harness.run()
+        assert harness.scheduler.stats().longest_gap == 5
 
 
 class TestOvertaking:
