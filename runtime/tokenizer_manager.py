@@ -171,7 +171,7 @@ class TokenizerManager:
             if prompt.rid in rids:
                 raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
             rids.add(prompt.rid)
-        answer = Answer(prompts, started, self._abandon)
+        answer = Answer(prompts, started, self._abandon, self.tokenizer.token_text)
         first = 0
         for prompt, tokens in zip(prompts, tokenized, strict=True):
             n = prompt.sampling.n
@@ -212,17 +212,15 @@ class TokenizerManager:
         """Feed the open calls for as long as the server lives."""
         while True:
             for message in await self._receiver.receive():
-                await self._take(message)
+                self._take(message)
 
-    async def _take(self, message: ToManager) -> None:
+    def _take(self, message: ToManager) -> None:
         self._heard_at = time.monotonic()
         match message:
             case TextOutputs():
                 self._output_at = self._heard_at
                 for item in message.items:
                     self._take_output(item)
-                    if item.output.input_logprobs is not None:
-                        await asyncio.sleep(0)  # those of a long prompt take milliseconds; others get their turn
             case RequestError():
                 self._take_error(message)
             case WorkerStats():

@@ -9,7 +9,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..fields.reading import read_rid, refuse_unserved
 from ..native.generate import parse_generate
-from ..native.generate_response import dressed, dressed_in_turn, stream_events
+from ..native.generate_response import lazy_response, stream_events
 from ..server_args import ServerArgs
 from .keys import admin_key_required
 from .route import POST, Route
@@ -48,10 +48,7 @@ class GenerationRoutes:
             outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:
             return client_gone()
-        size = size_of(outputs)
-        if batch.is_list:
-            return await json_answer(lambda: dressed_in_turn(outputs), size, headers)
-        return await json_answer(lambda: dressed(outputs[0]), size, headers)
+        return await json_answer(lambda: lazy_response(outputs, batch), size_of(outputs), headers)
 
     async def abort_request(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
