@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from manager_rig import Backend, check, child, prompt
 from packed_logprobs import chunk
+from prompts import make_prompt
 
 from baton.runtime.answer import TokenLogprob
 from baton.runtime.text.tokenizer import Tokenizer
@@ -64,6 +65,26 @@ def test_logprobs_are_unpacked_by_their_reader(tokenizer: Tokenizer, monkeypatch
         assert next(rows).id == 98
 
     check(tokenizer, body)
+
+
+def test_the_ids_of_many_prompts_are_checked_in_turns(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        asked = [make_prompt(rid=f"p{number}", input_ids=[97] * 1_000) for number in range(500)]
+        with await backend.manager.open(asked, stream=False):
+            assert 8 <= turns <= 20
+        counting.cancel()
+
+    check(tokenizer, body, context_length=2_000)
 
 
 def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
