@@ -80,7 +80,7 @@ def test_garbage_is_invalid(body: bytes) -> None:
     [b'{"text": [' + b"{}," * 3_000_000 + b"{}]}", b'{"text": [' + b"[[]]," * 3_000_000 + b"[]]}",
      b'{"input_ids": [' + b"1," * 3_000_000 + b"1]}", b'{"text": [' + b'"",' * 3_000_000 + b'""]}',
      b'{"input_ids": [' + (b"[" + b"1," * 100_000 + b"1],") * 30 + b"[1]]}",
-     b'{"text": ["a",' + b"{}," * 3_000_000 + b"{}]}",
+     b'{"text": ["a",' + b"{}," * 300_000 + b"{}]}", b'{"text": ["a",' + b"[[]]," * 150_000 + b"[]]}",
      b"{" + b",".join(b'"%d":1' % number for number in range(1_500_000)) + b"}"],
 )  # fmt: skip
 def test_the_values_of_a_body_are_bounded(body: bytes) -> None:

@@ -74,7 +74,7 @@ def test_pieces_are_made_as_the_client_reads(stays: bool) -> None:
         assert "content-length" not in answer.headers
         await answer({"type": "http"}, receive, send)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 20))
     steps = [after - before for (before, _), (after, _) in pairwise(sent)]
     assert max(steps) < 20_000, "no more is made than is sent next"
     if stays:
