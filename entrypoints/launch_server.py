@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -199,6 +200,8 @@ class _Server:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
         logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
         self._processes.all_connected()
+        gc.collect()
+        gc.freeze()  # every module; a full collection would hold up everybody to find them alive once more
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._args.server.ssl_certfile else "http"

@@ -53,6 +53,10 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_until_ready(self) -> float:
         """Seconds it took. Raises DemoError when the server ends or the time is up."""
         start = time.monotonic()

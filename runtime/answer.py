@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -21,6 +21,8 @@ import msgspec
 from ..scheduler.outcome import FinishReason, RequestRefused
 from .messages import BeamOutput, ContinuationOutput, LogprobChunk, RetainedOutput, TextOutput
 from .prompt import Prompt
+
+_ID_BYTES = 4
 
 # Structs, not dataclasses: each streamed token makes one of each, and structs take a third of the time.
 
@@ -34,6 +36,56 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     id: int
     text: str | None = None
     top: list[TokenLogprob] | None = None
+
+
+class Logprobs(msgspec.Struct):
+    """Logprobs of consecutive tokens, packed as they came: an entry takes 8 bytes, and more than a hundred as an
+    object. A request may ask for millions. Iterating unpacks one token after the other.
+
+    token_text: the text of a token; None if none is wanted.
+    """
+
+    chunks: list[LogprobChunk] = []
+    token_text: Callable[[int], str] | None = None
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return sum(len(chunk.ids) for chunk in self.chunks) // _ID_BYTES
+
+    @property
+    def num_entries(self) -> int:
+        """Tokens and their top entries."""
+        return len(self) + sum(len(chunk.top_ids) for chunk in self.chunks) // _ID_BYTES
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        for chunk in self.chunks:
+            yield from self._unpacked(chunk)
+
+    def without_top(self) -> Logprobs:
+        return Logprobs([LogprobChunk(ids=chunk.ids, values=chunk.values) for chunk in self.chunks], self.token_text)
+
+    def extend(self, newer: Logprobs) -> None:
+        if newer.chunks:
+            self.chunks += newer.chunks
+            self.token_text = newer.token_text
+
+    def _unpacked(self, chunk: LogprobChunk) -> Iterator[TokenLogprob]:
+        tokens = self._entries(chunk.ids, chunk.values)
+        width = len(chunk.top_ids) // max(1, len(chunk.ids)) * _ID_BYTES
+        if not width:
+            yield from tokens
+            return
+        for at, token in zip(range(0, len(chunk.top_ids), width), tokens, strict=True):
+            top = None
+            if token.logprob is not None:
+                top = list(self._entries(chunk.top_ids[at : at + width], chunk.top_values[at : at + width]))
+            yield TokenLogprob(token.logprob, token.id, token.text, top)
+
+    def _entries(self, packed_ids: bytes, packed_values: bytes) -> Iterator[TokenLogprob]:
+        ids = _ids(packed_ids)
+        return map(
+            TokenLogprob, _floats(packed_values), ids, map(self.token_text, ids) if self.token_text else repeat(None)
+        )
 
 
 class Output(msgspec.Struct):
@@ -52,8 +104,8 @@ class Output(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    input_logprobs: list[TokenLogprob] = []
-    output_logprobs: list[TokenLogprob] = []
+    input_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
+    output_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     finish: FinishReason | None = None
     e2e_latency: float | None = None
     beam: BeamOutput | None = None
@@ -64,8 +116,8 @@ class Output(msgspec.Struct):
         """Merge the next update of the same output into this one."""
         self.text += newer.text
         self.token_ids += newer.token_ids
-        self.input_logprobs += newer.input_logprobs
-        self.output_logprobs += newer.output_logprobs
+        self.input_logprobs.extend(newer.input_logprobs)
+        self.output_logprobs.extend(newer.output_logprobs)
         self.prompt_tokens, self.cached_tokens = newer.prompt_tokens, newer.cached_tokens
         self.completion_tokens = newer.completion_tokens
         self.finish, self.e2e_latency, self.beam = newer.finish, newer.e2e_latency, newer.beam
@@ -79,13 +131,20 @@ class Answer:
     `close` must be called when the reader stops, whatever the reason (``with answer:``); it aborts what is unfinished.
     """
 
-    def __init__(self, prompts: list[Prompt], started: float, abandon: Callable[[Answer], None]) -> None:
-        """``started``: when the call arrived, on the clock of `feed`."""
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        started: float,
+        abandon: Callable[[Answer], None],
+        token_text: Callable[[int], str],
+    ) -> None:
+        """started: when the call arrived, on the clock of `feed`. token_text: for logprobs that are wanted with it."""
         self.prompts = prompts
         self._started = started
         self._samples = [(prompt, sample) for prompt in prompts for sample in range(prompt.sampling.n)]
         self._num_unfinished = len(self._samples)
         self._abandon = abandon
+        self._token_text = token_text
         self._unread: dict[int, Output] = {}
         self._changed = asyncio.Event()
         self._error: RequestRefused | None = None
@@ -103,7 +162,8 @@ class Answer:
     def feed(self, position: int, update: TextOutput, now: float) -> None:
         """An output has grown or ended."""
         prompt, sample = self._samples[position]
-        news = _output(prompt, position, sample, update)
+        token_text = self._token_text if prompt.return_text_in_logprobs else None
+        news = _output(prompt, position, sample, update, token_text)
         if news.finish is not None:
             news.e2e_latency = now - self._started
             self._num_unfinished -= 1
@@ -157,17 +217,18 @@ class Answer:
         self._changed.clear()
 
 
-def _output(prompt: Prompt, position: int, sample: int, update: TextOutput) -> Output:
-    output, with_text = update.output, prompt.return_text_in_logprobs
+def _output(
+    prompt: Prompt, position: int, sample: int, update: TextOutput, token_text: Callable[[int], str] | None
+) -> Output:
+    output = update.output
     news = Output(
         prompt, position, sample, update.text, _ids(output.new_ids),
         output.prompt_tokens, output.completion_tokens, output.cached_tokens,
     )  # fmt: skip
     if output.input_logprobs is not None:
-        news.input_logprobs = _token_logprobs(output.input_logprobs, update.input_logprob_texts if with_text else None)
+        news.input_logprobs = Logprobs([output.input_logprobs], token_text)
     if output.output_logprobs is not None:
-        texts = update.output_logprob_texts if with_text else None
-        news.output_logprobs = _token_logprobs(output.output_logprobs, texts)
+        news.output_logprobs = Logprobs([output.output_logprobs], token_text)
     if output.finish is not None:
         news.finish, news.beam, news.continuation = output.finish, output.beam, output.continuation
         retained = output.retained
@@ -175,19 +236,6 @@ def _output(prompt: Prompt, position: int, sample: int, update: TextOutput) -> O
         if retained is not None and (retained.refused is not None or retained.ttl > 0):
             news.retained = retained
     return news
-
-
-def _token_logprobs(chunk: LogprobChunk, texts: list[str] | None) -> list[TokenLogprob]:
-    """``texts``: those of all tokens, then those of all their top entries."""
-    ids, values, top_ids = _ids(chunk.ids), _floats(chunk.values), _ids(chunk.top_ids)
-    if not top_ids:
-        return list(map(TokenLogprob, values, ids, texts or repeat(None)))
-    width, num_tokens = len(top_ids) // len(ids), len(ids)
-    top = list(map(TokenLogprob, _floats(chunk.top_values), top_ids, texts[num_tokens:] if texts else repeat(None)))
-    return [
-        TokenLogprob(value, token_id, text, None if value is None else top[at : at + width])
-        for at, value, token_id, text in zip(range(0, len(top), width), values, ids, texts or repeat(None))
-    ]
 
 
 def _ids(data: bytes) -> list[int]:

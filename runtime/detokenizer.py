@@ -7,7 +7,6 @@ torch.
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import threading
@@ -19,7 +18,6 @@ from .launcher.child_process import DetokenizerProcess, run_child
 from .messages import (
     DetokenizeParams,
     FromWorker,
-    LogprobChunk,
     RequestError,
     TextOutput,
     TextOutputs,
@@ -33,7 +31,6 @@ from .text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
-_CACHED_TOKEN_TEXTS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -51,7 +48,6 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._samples: dict[tuple[str, int], _Sample] = {}
-        self._token_text = functools.lru_cache(_CACHED_TOKEN_TEXTS)(tokenizer.token_text)
 
     @property
     def num_open(self) -> int:
@@ -95,12 +91,7 @@ class Detokenizer:
             sample.unshown += ids
         if output.finish is not None:
             del self._samples[key]
-        return TextOutput(
-            output=output,
-            text=text,
-            input_logprob_texts=self._texts(output.input_logprobs),
-            output_logprob_texts=self._texts(output.output_logprobs),
-        )
+        return TextOutput(output=output, text=text)
 
     def _open(self, params: DetokenizeParams) -> _Sample:
         text = OutputText(
@@ -110,11 +101,6 @@ class Detokenizer:
             no_stop_trim=params.no_stop_trim,
         )
         return _Sample(text, params.stream)
-
-    def _texts(self, chunk: LogprobChunk | None) -> list[str]:
-        if chunk is None:
-            return []
-        return [self._token_text(i) for ids in (chunk.ids, chunk.top_ids) for i in unpack_ids(ids).tolist()]
 
 
 def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: threading.Event) -> None:

@@ -144,9 +144,6 @@ class TextOutput(Message, frozen=True):
 
     output: TokenOutput
     text: str = ""
-    input_logprob_texts: list[str] = []
-    """Texts of all tokens in output.input_logprobs, then of all their top entries; likewise below."""
-    output_logprob_texts: list[str] = []
 
 
 class TextOutputs(Message, frozen=True):

@@ -17,7 +17,7 @@ import msgspec
 
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
-from ..scheduler.token_buffer import pack_ids
+from ..scheduler.token_buffer import pack_ids, unpack_ids
 from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
 from .control_client import Availability, ControlClient
@@ -35,6 +35,8 @@ from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
 from .text.tokenizer import Tokenizer
+
+_IDS_OF_A_TURN = 50_000
 
 
 @dataclass(slots=True)
@@ -103,7 +105,8 @@ class TokenizerManager:
         started = time.monotonic()
         limits = self._availability.check()
         async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
-            return self._register(prompts, tokenized, stream, started)
+            specs = await _checked_specs(prompts, tokenized, limits, stream)
+            return self._register(prompts, specs, started)
 
     def abort(self, rid: str | None) -> list[str]:
         """End the request ``rid``, every prompt of the call ``rid``, or everything (None). Returns the open rids.
@@ -153,14 +156,11 @@ class TokenizerManager:
 
     # -- towards the worker ----------------------------------------------------------------------------------------
 
-    def _register(
-        self, prompts: list[Prompt], tokenized: list[TokenizedPrompt], stream: bool, started: float
-    ) -> Answer:
+    def _register(self, prompts: list[Prompt], specs: list[RequestSpec], started: float) -> Answer:
         # No await in here: between the checks and the registration nothing else may run.
-        limits = self._availability.check()
+        self._availability.check()
         rids = set()
-        for prompt, tokens in zip(prompts, tokenized, strict=True):
-            _check(prompt, tokens, limits)
+        for prompt in prompts:
             if prompt.rid in self._open:
                 raise RequestRefused(
                     f"a request with rid {prompt.rid!r} is still open; use another rid or wait for its end",
@@ -171,19 +171,17 @@ class TokenizerManager:
             if prompt.rid in rids:
                 raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
             rids.add(prompt.rid)
-        answer = Answer(prompts, started, self._abandon)
+        answer = Answer(prompts, started, self._abandon, self.tokenizer.token_text)
         first = 0
-        for prompt, tokens in zip(prompts, tokenized, strict=True):
+        for prompt, spec in zip(prompts, specs, strict=True):
             n = prompt.sampling.n
-            # A search knows its results only when it ends: there is nothing to stream before that.
-            streams = stream and prompt.sampling.beam_width is None
-            meter = RequestMeter(self.metrics, prompt, started=started, streams=streams)
+            meter = RequestMeter(self.metrics, prompt, started=started, streams=spec.stream)
             self._open[prompt.rid] = _OpenRequest(answer, prompt, first, unfinished=n, meter=meter)
             first += n
             self.metrics.num_requests.inc()
             if prompt.continuation is None:
-                self.metrics.prompt_tokens.inc(len(tokens.ids or ()))
-            self._sender.send(_message(prompt, tokens, streams))
+                self.metrics.prompt_tokens.inc(len(unpack_ids(spec.input_ids)))
+            self._sender.send(spec)
         self._emptied.clear()
         return answer
 
@@ -212,17 +210,15 @@ class TokenizerManager:
         """Feed the open calls for as long as the server lives."""
         while True:
             for message in await self._receiver.receive():
-                await self._take(message)
+                self._take(message)
 
-    async def _take(self, message: ToManager) -> None:
+    def _take(self, message: ToManager) -> None:
         self._heard_at = time.monotonic()
         match message:
             case TextOutputs():
                 self._output_at = self._heard_at
                 for item in message.items:
                     self._take_output(item)
-                    if item.output.input_logprobs is not None:
-                        await asyncio.sleep(0)  # those of a long prompt take milliseconds; others get their turn
             case RequestError():
                 self._take_error(message)
             case WorkerStats():
@@ -271,15 +267,27 @@ class TokenizerManager:
             self._emptied.set()
 
 
-def _check(prompt: Prompt, tokens: TokenizedPrompt, limits: ModelLimits) -> None:
-    """Refuse what the model cannot serve. Raises RequestRefused."""
-    if tokens.suffix_ids is None:
-        check_prompt(prompt, tokens.ids or [], limits)
-    else:
-        check_continuation(prompt, tokens.suffix_ids, limits)
+async def _checked_specs(
+    prompts: list[Prompt], tokenized: list[TokenizedPrompt], limits: ModelLimits, stream: bool
+) -> list[RequestSpec]:
+    """What the worker gets for each prompt. Checking and packing ids takes a millisecond for some ten thousand, so
+    others get their turn. Raises RequestRefused for what the model cannot serve."""
+    specs, ids_since_turn = [], 0
+    for prompt, tokens in zip(prompts, tokenized, strict=True):
+        if tokens.suffix_ids is None:
+            check_prompt(prompt, tokens.ids or [], limits)
+        else:
+            check_continuation(prompt, tokens.suffix_ids, limits)
+        # A search knows its results only when it ends: there is nothing to stream before that.
+        specs.append(_spec(prompt, tokens, stream and prompt.sampling.beam_width is None))
+        ids_since_turn += len(tokens.ids or ()) + len(tokens.suffix_ids or ())
+        if ids_since_turn >= _IDS_OF_A_TURN:
+            ids_since_turn = 0
+            await asyncio.sleep(0)
+    return specs
 
 
-def _message(prompt: Prompt, tokens: TokenizedPrompt, stream: bool) -> RequestSpec:
+def _spec(prompt: Prompt, tokens: TokenizedPrompt, stream: bool) -> RequestSpec:
     """The prompt's spec, completed with its tokens."""
     spec, own_ids = prompt.spec, tokens.ids
     continuation = spec.continuation

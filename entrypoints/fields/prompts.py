@@ -178,7 +178,8 @@ def _id_lists(ids: Any) -> PromptTokens:
         raise RequestRefused(f"input_ids is {shown(ids)}; it takes a list of token ids", param="input_ids")
     is_batch = bool(ids) and isinstance(ids[0], list)
     try:
-        id_lists = msgspec.convert(ids if is_batch else [ids], list[list[int]])
+        # One by one: in a thread, too, msgspec stops everybody while it works.
+        id_lists = [msgspec.convert(each, list[int]) for each in (ids if is_batch else [ids])]
     except msgspec.ValidationError:
         raise RequestRefused(
             "input_ids takes a list of whole numbers, or a list of such lists for a batch", param="input_ids"

@@ -9,11 +9,11 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..fields.reading import read_rid, refuse_unserved
 from ..native.generate import parse_generate
-from ..native.generate_response import dressed, dressed_in_turn, stream_events
+from ..native.generate_response import lazy_response, stream_events
 from ..server_args import ServerArgs
 from .keys import admin_key_required
 from .route import POST, Route
-from .wire.bodies import Bodies
+from .wire.bodies import Bodies, parsed
 from .wire.large_json import json_answer, size_of
 from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
@@ -33,11 +33,8 @@ class GenerationRoutes:
 
     async def generate(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
-            batch = parse_generate(
-                fields,
-                rid=request.headers.get("x-request-id"),
-                max_prompts=self._args.server.max_prompts_per_request,
-            )
+            rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
+            batch = await parsed(request, lambda: parse_generate(fields, rid=rid, max_prompts=most))
             answer = await self._manager.open(batch.prompts, stream=batch.stream)
         headers = request_id(batch.rid)
         if batch.stream:
@@ -48,10 +45,7 @@ class GenerationRoutes:
             outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:
             return client_gone()
-        size = size_of(outputs)
-        if batch.is_list:
-            return await json_answer(lambda: dressed_in_turn(outputs), size, headers)
-        return await json_answer(lambda: dressed(outputs[0]), size, headers)
+        return await json_answer(lambda: lazy_response(outputs, batch), size_of(outputs), headers)
 
     async def abort_request(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:

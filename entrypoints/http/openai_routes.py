@@ -13,7 +13,7 @@ from ..openai.completion_response import CompletionResponse
 from ..openai.completions import COMPLETION_NAMES, parse_completion
 from ..server_args import ServerArgs
 from .route import GET, POST, Route
-from .wire.bodies import Bodies
+from .wire.bodies import Bodies, parsed
 from .wire.large_json import json_answer, size_of
 from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
@@ -44,14 +44,11 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
-            parsed = parse_completion(
-                fields,
-                rid=request.headers.get("x-request-id"),
-                max_prompts=self._args.server.max_prompts_per_request,
-            )
-            check_model(parsed.model, self._args.served_model_name)
-            batch, headers = parsed.batch, request_id(parsed.batch.rid)
-            response = CompletionResponse(parsed, self._args.served_model_name, self._manager.tokenizer)
+            rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
+            call = await parsed(request, lambda: parse_completion(fields, rid=rid, max_prompts=most))
+            check_model(call.model, self._args.served_model_name)
+            batch, headers = call.batch, request_id(call.batch.rid)
+            response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():
                 answer = await self._manager.open(batch.prompts, stream=batch.stream)
         if batch.stream:

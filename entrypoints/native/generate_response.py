@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Any
 
 from ...runtime.answer import Answer, Output, TokenLogprob
@@ -15,14 +15,13 @@ from ..fields.prompts import PromptBatch
 
 def whole_response(outputs: list[Output], batch: PromptBatch) -> dict | list[dict]:
     """The response to a request that does not stream, from all its outputs."""
-    return list(dressed_in_turn(outputs)) if batch.is_list else dressed(outputs[0])
+    return [dressed(output) for output in outputs] if batch.is_list else dressed(outputs[0])
 
 
-def dressed_in_turn(outputs: list[Output]) -> Iterator[dict]:
-    """The objects of a list's outputs. Each output is dropped when its object is made: with logprobs both are large."""
-    outputs.reverse()
-    while outputs:
-        yield dressed(outputs.pop())
+def lazy_response(outputs: list[Output], batch: PromptBatch) -> dict | Iterator[dict]:
+    """The same with iterators in place of the lists that may be long."""
+    parts = (dressed(output, iter) for output in outputs)
+    return parts if batch.is_list else next(parts)
 
 
 async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool) -> AsyncGenerator[dict, None]:
@@ -38,8 +37,9 @@ async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool
         yield event
 
 
-def dressed(output: Output) -> dict[str, Any]:
-    """The dict for an output, or for the new part of one."""
+def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str, Any]:
+    """The dict for an output, or for the new part of one. rows: what is made of the rows of logprobs; ``iter`` makes
+    them as they are read."""
     prompt, finish = output.prompt, output.finish
     meta: dict[str, Any] = {
         "id": prompt.rid,
@@ -53,11 +53,11 @@ def dressed(output: Output) -> dict[str, Any]:
         meta["e2e_latency"] = output.e2e_latency
         meta |= beam_scores(output) | stage_details(output)
     if (logprobs := prompt.spec.logprobs) is not None:
-        meta["input_token_logprobs"] = _rows(output.input_logprobs)
-        meta["output_token_logprobs"] = _rows(output.output_logprobs)
+        meta["input_token_logprobs"] = rows(map(_row, output.input_logprobs.without_top()))
+        meta["output_token_logprobs"] = rows(map(_row, output.output_logprobs.without_top()))
         if logprobs.top_k:
-            meta["input_top_logprobs"] = _top_rows(output.input_logprobs)
-            meta["output_top_logprobs"] = _top_rows(output.output_logprobs)
+            meta["input_top_logprobs"] = rows(map(_top_rows, output.input_logprobs))
+            meta["output_top_logprobs"] = rows(map(_top_rows, output.output_logprobs))
     return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
 
@@ -86,13 +86,12 @@ class _OutputSoFar:
 _LOGPROBS = ("input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs")
 
 
-def _rows(tokens: list[TokenLogprob]) -> list[list]:
-    """[logprob, token id, text or None] for each token."""
-    return [[token.logprob, token.id, token.text] for token in tokens]
+def _row(token: TokenLogprob) -> list:
+    return [token.logprob, token.id, token.text]
 
 
-def _top_rows(tokens: list[TokenLogprob]) -> list[list[list] | None]:
-    return [None if token.top is None else _rows(token.top) for token in tokens]
+def _top_rows(token: TokenLogprob) -> list[list] | None:
+    return None if token.top is None else list(map(_row, token.top))
 
 
 def _finish_reason(finish: FinishReason, completion_tokens: int) -> dict[str, Any]:

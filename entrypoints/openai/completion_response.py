@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
 
 from ...runtime.answer import Output
 from ...runtime.prompt import Prompt
@@ -26,8 +27,9 @@ class CompletionResponse:
         ]
 
     def whole(self, outputs: list[Output]) -> dict:
-        """The response to a request that does not stream, from all its outputs."""
-        choices = [self._choices[output.position].add(output) for output in outputs]
+        """The response to a request that does not stream, from all its outputs; where lists may be long there are
+        iterators."""
+        choices = [self._choices[output.position].add(output, iter) for output in outputs]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     async def chunks(self, updates: AsyncIterator[Output]) -> AsyncIterator[dict]:
@@ -67,15 +69,15 @@ class _Choice:
             skip = prompt.sampling.skip_special_tokens
             self._logprobs = LogprobsBuilder(tokenizer.token_bytes, self._echo, skip_special_tokens=skip)
 
-    def add(self, output: Output) -> dict:
-        """OpenAI's choice object for what is new in the output."""
+    def add(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict:
+        """OpenAI's choice object for what is new in the output. rows: see `LogprobsBuilder.add`."""
         self.newest = output
         text, self._echo = self._echo + output.text, ""
         finish = output.finish
         choice = {
             "index": output.position,
             "text": text,
-            "logprobs": None if self._logprobs is None else self._logprobs.add(output),
+            "logprobs": None if self._logprobs is None else self._logprobs.add(output, rows),
             "finish_reason": None if finish is None else finish.type,
         }
         if finish is not None:

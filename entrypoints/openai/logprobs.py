@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
 
 from ...runtime.answer import Output, TokenLogprob
 from ...runtime.text.incremental_decode import IncrementalDecoder, decode_all
@@ -24,20 +27,20 @@ class LogprobsBuilder:
         self._decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
         self._position = len(echo)
 
-    def add(self, output: Output) -> dict | None:
-        """The logprobs object for the new tokens of ``output``; None if it has no new logprobs."""
-        tokens = [*output.input_logprobs, *output.output_logprobs]
-        if not tokens:
+    def add(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict | None:
+        """The logprobs object for the new tokens of ``output``; None if it has no new logprobs. rows: what is made of
+        the alternatives of all tokens; ``iter`` makes them as they are read."""
+        prompt, new = list(output.input_logprobs.without_top()), list(output.output_logprobs.without_top())
+        if not prompt and not new:
             return None
-        prompt_ids = [token.id for token in output.input_logprobs]
-        offsets = self._prompt_offsets(prompt_ids) if prompt_ids else []
-        for token in output.output_logprobs:
+        offsets = self._prompt_offsets([token.id for token in prompt]) if prompt else []
+        for token in new:
             offsets.append(self._position)
             self._position += len(self._decoder.push((token.id,)))
         return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_alternatives(token) for token in tokens],
+            "tokens": [token.text for token in prompt + new],
+            "token_logprobs": [token.logprob for token in prompt + new],
+            "top_logprobs": rows(map(_alternatives, chain(output.input_logprobs, output.output_logprobs))),
             "text_offset": offsets,
         }
 

@@ -76,6 +76,15 @@ def assert_all_gone(server: ServerUnderTest, children: list[psutil.Process]) -> 
     assert not list(server.tmp.iterdir()), "the run directory was left behind"
 
 
+def test_the_garbage_collector_does_not_visit_what_a_server_starts_with(start: Any) -> None:
+    """A full collection of all modules stops the loop for longer than an answer to /health takes."""
+    server = start().wait_ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+    frozen = [line.split()[0] for line in server.log.splitlines() if "garbage collector" in line]
+    assert len(frozen) == 1 and int(frozen[0]) > 50_000
+
+
 @pytest.mark.parametrize("victim", ["worker", "detokenizer"])
 def test_death_of_a_child_fails_open_requests_and_ends_the_server(start: Any, victim: str) -> None:
     server = start().wait_ready()

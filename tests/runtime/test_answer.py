@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import Any
 
 import pytest
+from packed_logprobs import chunk
 from prompts import make_prompt
 
 from baton.runtime.answer import Answer, Output, TokenLogprob
-from baton.runtime.messages import BeamOutput, LogprobChunk, TextOutput, TokenOutput
+from baton.runtime.messages import BeamOutput, TextOutput, TokenOutput
 from baton.runtime.prompt import Prompt
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
@@ -21,25 +21,13 @@ NAN, NONE_LEFT = float("nan"), float("-inf")
 
 
 def answer_to(*prompts: Prompt) -> Answer:
-    return Answer(list(prompts), started=10.0, abandon=lambda answer: None)
+    texts = {5: "five", 6: "six", 7: "seven", 97: "a", 98: "b"}
+    return Answer(list(prompts), started=10.0, abandon=lambda answer: None, token_text=texts.__getitem__)
 
 
 def update(text: str = "", finish: FinishReason | None = None, **fields: Any) -> TextOutput:
-    texts = {name: fields.pop(name) for name in ("input_logprob_texts", "output_logprob_texts") if name in fields}
     output = TokenOutput(rid="r", new_ids=pack_ids(list(text.encode())), finish=finish, **fields)
-    return TextOutput(output=output, text=text, **texts)
-
-
-def chunk(*tokens: tuple[int, float], top: list[tuple[int, float]] | None = None) -> LogprobChunk:
-    """``top``: of all tokens, one after the other."""
-    ids, values = zip(*tokens, strict=True)
-    top_ids, top_values = zip(*top, strict=True) if top else ((), ())
-    return LogprobChunk(
-        ids=pack_ids(ids),
-        values=struct.pack(f"<{len(values)}f", *values),
-        top_ids=pack_ids(top_ids),
-        top_values=struct.pack(f"<{len(top_values)}f", *top_values),
-    )
+    return TextOutput(output=output, text=text)
 
 
 async def updates_between(answer: Answer, feeds: list[list[tuple[int, TextOutput]]]) -> list[Output]:
@@ -144,9 +132,7 @@ def test_logprobs_with_and_without_text(with_text: bool) -> None:
             "a",
             LENGTH,
             input_logprobs=chunk((5, NAN), (6, -1.5), top=[(0, NAN), (0, NAN), (6, -1.5), (7, NONE_LEFT)]),
-            input_logprob_texts=["five", "six", "!", "!", "six", "seven"],
             output_logprobs=chunk((97, -0.5), top=[(97, -0.5), (98, -2.0)]),
-            output_logprob_texts=["a", "a", "b"],
         )
         answer.feed(0, item, now=11.0)
         (output,) = await answer.outputs()
@@ -154,13 +140,13 @@ def test_logprobs_with_and_without_text(with_text: bool) -> None:
         def text(shown: str) -> str | None:
             return shown if with_text else None
 
-        assert output.input_logprobs == [
+        assert list(output.input_logprobs) == [
             TokenLogprob(None, 5, text("five")),  # follows nothing: no alternatives either
             TokenLogprob(
                 -1.5, 6, text("six"), [TokenLogprob(-1.5, 6, text("six")), TokenLogprob(None, 7, text("seven"))]
             ),
         ]
-        assert output.output_logprobs == [
+        assert list(output.output_logprobs) == [
             TokenLogprob(-0.5, 97, text("a"), [TokenLogprob(-0.5, 97, text("a")), TokenLogprob(-2.0, 98, text("b"))])
         ]
 
@@ -172,7 +158,7 @@ def test_logprobs_without_alternatives() -> None:
         answer = answer_to(make_prompt(rid="r", return_logprob=True))
         answer.feed(0, update("a", LENGTH, output_logprobs=chunk((97, -0.5), (98, NONE_LEFT))), now=11.0)
         (output,) = await answer.outputs()
-        assert output.output_logprobs == [TokenLogprob(-0.5, 97), TokenLogprob(None, 98)]
+        assert list(output.output_logprobs) == [TokenLogprob(-0.5, 97), TokenLogprob(None, 98)]
 
     asyncio.run(run())
 

@@ -212,7 +212,7 @@ def example(kind: type) -> msgspec.Struct:
         "DeleteItemTrie": {"call_id": 1, "name": "t"},
         "ReleaseRequest": {"call_id": 1, "rid": "a"},
         "TokenOutputs": {"items": [output]},
-        "TextOutputs": {"items": [messages.TextOutput(output=output, text="é", output_logprob_texts=["a"])]},
+        "TextOutputs": {"items": [messages.TextOutput(output=output, text="é")]},
         "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},
         "ControlReply": {"call_id": 1, "ok": False, "payload": b"1"},
         "WorkerReady": {"info": b"{}"},

@@ -12,7 +12,6 @@ from baton.runtime.detokenizer import Detokenizer, run_detokenizer
 from baton.runtime.messages import (
     ControlReply,
     DetokenizeParams,
-    LogprobChunk,
     RequestError,
     TextOutputs,
     TokenOutput,
@@ -116,17 +115,6 @@ def test_text_that_fails_costs_only_its_own_request(tokenizer: Tokenizer) -> Non
     assert isinstance(texts, TextOutputs) and [item.text for item in texts.items] == ["x"]
     assert isinstance(error, RequestError) and (error.rid, error.status) == ("bad", 500)
     assert detokenizer.num_open == 0
-
-
-def test_logprob_texts_are_parallel_to_their_ids(tokenizer: Tokenizer) -> None:
-    chunk = LogprobChunk(
-        ids=pack_ids([97, 195]), values=b"\0" * 8, top_ids=pack_ids([98, EOS_ID]), top_values=b"\0" * 8
-    )
-    item = TokenOutput(rid="r", params=DetokenizeParams(), input_logprobs=chunk, finish=LENGTH)
-    (answer,) = Detokenizer(tokenizer).handle(TokenOutputs(items=[item]))
-    assert isinstance(answer, TextOutputs)
-    assert answer.items[0].input_logprob_texts == ["a", "\ufffd", "b", "<eos>"]
-    assert answer.items[0].output_logprob_texts == []
 
 
 def test_everything_else_passes_in_order(tokenizer: Tokenizer) -> None:

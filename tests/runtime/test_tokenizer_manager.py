@@ -76,10 +76,10 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
             (later,) = [output async for output in updates]
             assert (one.text, later.text) == ("é", "bc")
             assert (len(one.token_ids), len(later.token_ids)) == (2, 2)
-            assert one.input_logprobs == [TokenLogprob(None, 97)]
-            assert later.input_logprobs == []
-            assert one.output_logprobs == [TokenLogprob(-0.5, 97)]
-            assert later.output_logprobs == [TokenLogprob(-0.5, 97)] * 2
+            assert list(one.input_logprobs) == [TokenLogprob(None, 97)]
+            assert list(later.input_logprobs) == []
+            assert list(one.output_logprobs) == [TokenLogprob(-0.5, 97)]
+            assert list(later.output_logprobs) == [TokenLogprob(-0.5, 97)] * 2
 
     check(tokenizer, body)
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from manager_rig import Backend, check, child, prompt
+from packed_logprobs import chunk
+from prompts import make_prompt
 
-from baton.runtime.answer import Answer
-from baton.runtime.messages import (
-    LogprobChunk,
-    TextOutput,
-    TextOutputs,
-    TokenOutput,
-)
+from baton.runtime.answer import TokenLogprob
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, RequestRefused
-from baton.scheduler.token_buffer import pack_ids
 
 LENGTH = FinishReason("length")
 
@@ -45,33 +41,50 @@ def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
     check(tokenizer, body, context_length=1_000_050)
 
 
-def test_the_logprobs_of_each_prompt_are_a_turn_of_their_own(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    feed = Answer.feed
-    monkeypatch.setattr(Answer, "feed", lambda *given: seen.append("fed") or feed(*given))
+def test_logprobs_are_unpacked_by_their_reader(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of them are no work on the loop, and take no more memory than they did on their way."""
+    made: list[int] = []
+
+    def counted(logprob: float | None, token_id: int, *more: Any) -> TokenLogprob:
+        made.append(token_id)
+        return TokenLogprob(logprob, token_id, *more)
+
+    monkeypatch.setattr("baton.runtime.answer.TokenLogprob", counted)
 
     async def body(backend: Backend) -> None:
-        async def others() -> None:
-            while True:
-                seen.append("turn")
-                await asyncio.sleep(0)
-
-        with await backend.manager.open([prompt("a"), prompt("b")], stream=False) as call:
-            counting = asyncio.create_task(others())
-            chunk = LogprobChunk(ids=pack_ids([97]), values=bytes(4))
-            items = [
-                TextOutput(output=TokenOutput(rid=rid, new_ids=b"", finish=LENGTH, input_logprobs=chunk), text="")
-                for rid in "ab"
-            ]
-            await backend.send(TextOutputs(items=items))
-            await call.outputs()
-            counting.cancel()
-        first = seen.index("fed")
-        assert seen.index("turn", first) < seen.index("fed", first + 1)
+        asked = prompt("a", return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True)
+        with await backend.manager.open([asked], stream=False) as call:
+            came = chunk((97, -1.0), (98, -2.0), top=[(99, -0.5), (97, -1.0), (100, -0.5), (98, -2.0)])
+            await backend.output("a", "", LENGTH, input_logprobs=came)
+            (output,) = await call.outputs()
+        assert not made and len(output.input_logprobs) == 2 and output.input_logprobs.num_entries == 6
+        rows = iter(output.input_logprobs)
+        first = next(rows)
+        assert (first.text, [entry.text for entry in first.top or ()]) == ("a", ["c", "a"])
+        assert 100 not in made, "the top entries of a token are unpacked with it"
+        assert next(rows).id == 98
 
     check(tokenizer, body)
+
+
+def test_the_ids_of_many_prompts_are_checked_in_turns(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        asked = [make_prompt(rid=f"p{number}", input_ids=[97] * 1_000) for number in range(500)]
+        with await backend.manager.open(asked, stream=False):
+            assert 8 <= turns <= 20
+        counting.cancel()
+
+    check(tokenizer, body, context_length=2_000)
 
 
 def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -26,6 +26,9 @@ _WAIT_S = 30.0
 
 class ClientLeft(Exception):
     """The connection ended before the body was complete. Nobody is there to be answered."""
+
+
+T = TypeVar("T")
 
 
 class Bodies:
@@ -88,6 +91,14 @@ class Bodies:
             status=413,
             code="body_too_large",
         )
+
+
+async def parsed(request: Request, parse: Callable[[], T]) -> T:
+    """What ``parse`` makes of the body of this request: in a thread, unless it is small."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) <= SMALL:
+        return parse()
+    return await asyncio.to_thread(parse)
 
 
 class Room:

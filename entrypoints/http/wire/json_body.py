@@ -1,8 +1,8 @@
 """Decodes JSON bodies. Large ones piece by piece, with turns for everybody else in between, and within bounds: an
 object in memory is up to sixty times as large as in JSON, and the decoder holds the GIL while it works.
 
-A large piece is scanned for the characters that make values before anything is made of it. The counts are upper
-bounds, since texts hold those characters too: a text has about as many tokens.
+Nothing looks at more than a piece at once. Expressions find as many whole elements as a piece has, the decoder makes
+values of these and is the judge of what is JSON; only what is longer than a piece, or deep, is taken apart here.
 """
 
 from __future__ import annotations
@@ -15,28 +15,53 @@ import msgspec
 
 from ....scheduler.outcome import RequestRefused
 
-PIECE_BYTES = 256 * 1024
-"""A piece of up to this size is decoded at once, within some milliseconds."""
+PIECE_BYTES = 32 * 1024
+"""A piece of up to this size is decoded at once: within milliseconds, whatever it holds. An answer to others takes some
+turns of the loop, each of which may come after a piece."""
 
 MAX_VALUES = 2_000_000
-"""Of a body, but for its texts: token ids, lists, objects. A value takes up to a hundred bytes."""
+"""Of a large body: texts, token ids, names. A value takes up to a hundred bytes, beside its text."""
 
-_MAX_NAMES = MAX_VALUES // 2
-_MAX_TEXTS = MAX_VALUES
-_SPACE = b" \t\r\n"
+_LIST_WEIGHT = 8
+"""A list or an object counts as so many values: the garbage collector stops everybody while it visits them all."""
+
+_STEP_BYTES = 128
+"""A step of the walk takes as long as so many bytes."""
+
+_SPACE = rb"[ \t\r\n]*+"
+_INSIDE = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_TEXT = rb'"' + _INSIDE + rb'"'
+_DEPTH = 6
+"""Deeper elements are walked through."""
+
+
+def _nested(depth: int) -> bytes:
+    """Lists and objects in each other, seen as brackets and texts."""
+    inner = rb"|" + _nested(depth - 1) if depth > 1 else b""
+    return rb'[{\[](?:[^{}\[\]"]++|' + _TEXT + inner + rb")*+[}\]]"
+
+
+_WHOLE = rb"(?:" + _TEXT + rb'|[^{}\[\]",: \t\r\n]++|' + _nested(_DEPTH) + rb")"
+
+
+def _expression(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.DOTALL)
+
+
+_SPACES = _expression(_SPACE)
+_INSIDE_OF_TEXT = _expression(_INSIDE)
+_VALUE = _expression(_WHOLE)
+_ELEMENTS = _expression(rb"(?:" + _SPACE + _WHOLE + _SPACE + rb",)++")
+_MEMBERS = _expression(rb"(?:" + _SPACE + _TEXT + _SPACE + rb":" + _SPACE + _WHOLE + _SPACE + rb",)++")
+
 _ESCAPE_BYTES = len("\\u0041")
-_SECOND_OF_PAIR = re.compile(rb"\\u[dD][c-fC-F]")
-
-_Texts = list[str | None]
-_Numbers = list[int | float | None]
-_Raws = list[msgspec.Raw]
-_Fields = dict[str, msgspec.Raw]
+_SECOND_OF_PAIR = _expression(rb"\\u[dD][c-fC-F]")
 
 
 async def decode_object(body: bytearray) -> dict[str, Any]:
     """The object in ``body``, which is emptied. Raises RequestRefused (400)."""
     try:
-        decoded = msgspec.json.decode(body) if len(body) <= PIECE_BYTES else await _LargeBody().decode(body)
+        decoded = msgspec.json.decode(body) if len(body) <= PIECE_BYTES else await _LargeBody(body).decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestRefused(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(decoded, dict):
@@ -46,80 +71,114 @@ async def decode_object(body: bytearray) -> dict[str, Any]:
 
 
 class _LargeBody:
-    """Counts what has been made of one body."""
+    """Walks through one body, and counts what it has made of it. Methods raise RequestRefused, and what the decoder
+    raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+        self._at = 0
         self._values = 0
         self._bytes_since_turn = 0
 
-    async def decode(self, piece: bytearray | msgspec.Raw) -> Any:
-        """Raises RequestRefused, and what the decoder raises."""
-        data = memoryview(piece)
-        kind, inner = _kinds(data)
-        size = len(data)
-        if size > PIECE_BYTES and kind == b"{":
-            await self._count(piece, b":", _MAX_NAMES)
-            # Even looking for the fields would take long.
-            await self._count(piece, b"{", MAX_VALUES)
-            await self._count(piece, b"[", MAX_VALUES)
-            fields = msgspec.json.decode(piece, type=_Fields)
-            await asyncio.sleep(0)
-            return {name: await self.decode(value) for name, value in fields.items()}
-        if size > PIECE_BYTES and kind == b"[":
-            return await self._decode_list(piece, inner)
-        if size > PIECE_BYTES and kind == b'"':
-            return await self._decode_text(data)
-        if kind != b'"':
-            self._add(bytes(data).count(b",") + 1)
-        decoded = msgspec.json.decode(piece)
-        await self._take_turns(size)
-        return decoded
+    async def decode(self) -> Any:
+        value = await self._value()
+        await self._expect(b"")
+        return value
 
-    async def _decode_list(self, piece: bytearray | msgspec.Raw, inner: bytes) -> list:
-        try:
-            if inner == b'"':
-                await self._count(piece, b'"', 2 * _MAX_TEXTS)
-                return msgspec.json.decode(piece, type=_Texts)
-            count = await self._count(piece, b",", MAX_VALUES)
-            if inner in b"[{":
-                return [await self.decode(element) for element in msgspec.json.decode(piece, type=_Raws)]
-            self._add(count + 1)
-            return msgspec.json.decode(piece, type=_Numbers)
-        except msgspec.ValidationError:
-            raise RequestRefused(
-                "a long list holds values of several kinds; it takes texts, numbers, lists or objects"
-            ) from None
+    async def _value(self) -> Any:
+        await self._skip_spaces()
+        if found := self._match(_VALUE):
+            value = msgspec.json.decode(found)
+            await self._add(value)
+            return value
+        opening = await self._expect(b'"', b"[", b"{")
+        return await (self._text() if opening == b'"' else self._list() if opening == b"[" else self._object())
 
-    async def _decode_text(self, quoted: memoryview) -> str:
-        parts, start, end = [], 1, len(quoted) - 1
-        while start < end:
-            part = bytes(quoted[start : min(start + PIECE_BYTES + _ESCAPE_BYTES, end)])
-            until = len(part) if start + len(part) == end else _cut(part)
+    async def _list(self) -> list:
+        """Its opening bracket has been passed; likewise below."""
+        found: list = []
+        while True:
+            if group := self._match(_ELEMENTS):
+                elements = msgspec.json.decode(b"[" + group[:-1] + b"]", type=list)
+                await self._add(elements)
+                found += elements
+            found.append(await self._value())
+            if await self._expect(b"]", b",") == b"]":
+                return found
+
+    async def _object(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while True:
+            if group := self._match(_MEMBERS):
+                members = msgspec.json.decode(b"{" + group[:-1] + b"}", type=dict[str, Any])
+                await self._add(members)
+                found |= members
+            await self._expect(b'"')
+            name = await self._text()
+            await self._expect(b":")
+            found[name] = await self._value()
+            if await self._expect(b"}", b",") == b"}":
+                return found
+
+    async def _text(self) -> str:
+        parts = []
+        while True:
+            part = self._match(_INSIDE_OF_TEXT)
+            is_end = self._data[self._at : self._at + 1] == b'"'
+            until = len(part) if is_end else _cut(part)
             parts.append(msgspec.json.decode(b'"' + part[:until] + b'"', type=str))
-            start += until
-            await self._take_turns(PIECE_BYTES)
-        return "".join(parts)
+            self._at += until - len(part) + is_end
+            await self._add("")
+            if is_end:
+                return "".join(parts)
 
-    async def _count(self, piece: bytearray | msgspec.Raw, character: bytes, most: int) -> int:
-        """How often the character is there. Raises RequestRefused for more than ``most``."""
-        data, count = memoryview(piece), 0
-        for start in range(0, len(data), 4 * PIECE_BYTES):
-            count += bytes(data[start : start + 4 * PIECE_BYTES]).count(character)
-            if count > most:
-                raise _too_many()
-            await self._take_turns(PIECE_BYTES)
-        return count
+    def _match(self, expression: re.Pattern[bytes]) -> bytes:
+        """What it finds here, which is passed; empty if nothing. Never more than a piece."""
+        start = self._at
+        found = expression.match(self._data, start, start + PIECE_BYTES)
+        if found is None:
+            return b""
+        self._at = found.end()
+        self._bytes_since_turn += self._at - start
+        return bytes(self._data[start : self._at])
 
-    def _add(self, values: int) -> None:
-        self._values += values
+    async def _skip_spaces(self) -> None:
+        while self._match(_SPACES):
+            await self._take_turns()
+
+    async def _expect(self, *characters: bytes) -> bytes:
+        """The next character that is no space, which is passed; it must be one of these, of which b"" is the end."""
+        await self._skip_spaces()
+        here = bytes(self._data[self._at : self._at + 1])
+        if here not in characters:
+            what = repr(here.decode("latin-1")) if here else "end"
+            raise msgspec.DecodeError(f"unexpected {what} (byte {self._at})")
+        self._at += len(here)
+        return here
+
+    async def _add(self, made: Any) -> None:
+        """Count the values that a step has made."""
+        self._values += _weight(made)
         if self._values > MAX_VALUES:
-            raise _too_many()
+            raise RequestRefused(f"the body holds more than {MAX_VALUES} values; split the batch")
+        await self._take_turns()
 
-    async def _take_turns(self, size: int) -> None:
-        self._bytes_since_turn += size
+    async def _take_turns(self) -> None:
+        """After every step."""
+        self._bytes_since_turn += _STEP_BYTES
         if self._bytes_since_turn >= PIECE_BYTES:
             self._bytes_since_turn = 0
             await asyncio.sleep(0)
+
+
+def _weight(made: Any) -> int:
+    """How many values it counts as."""
+    if isinstance(made, dict):
+        return _LIST_WEIGHT + len(made) + sum(map(_weight, made.values()))
+    if isinstance(made, list):
+        nested = [value for value in made if isinstance(value, list | dict)]
+        return _LIST_WEIGHT + len(made) - len(nested) + sum(map(_weight, nested))
+    return 1
 
 
 def _cut(text: bytes) -> int:
@@ -148,13 +207,3 @@ def _begins_an_escape(text: bytes, at: int) -> bool:
     while before > 0 and text[before - 1] == 0x5C:
         before -= 1
     return (at - before) % 2 == 0
-
-
-def _kinds(data: memoryview) -> tuple[bytes, bytes]:
-    """The first character that is no space, and the next one; the latter says what a list holds."""
-    begin = bytes(data[:1024]).lstrip(_SPACE)
-    return begin[:1], begin[1:].lstrip(_SPACE)[:1]
-
-
-def _too_many() -> RequestRefused:
-    return RequestRefused(f"the body holds more than {MAX_VALUES} values; split the batch")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from packed_logprobs import packed
 from prompts import make_prompt
 
 from baton.entrypoints.native.generate import parse_generate
@@ -79,12 +80,12 @@ def test_details_of_the_end() -> None:
 def test_logprobs_are_lists_of_logprob_id_and_text() -> None:
     tokens = [
         TokenLogprob(None, 5, "five"),
-        TokenLogprob(-0.5, 6, None, [TokenLogprob(-0.5, 6), TokenLogprob(None, 7)]),
+        TokenLogprob(-0.5, 6, "six", [TokenLogprob(-0.5, 6, "six"), TokenLogprob(None, 7, "seven")]),
     ]
     asked = make_prompt(rid="r", return_logprob=True, top_logprobs_num=2)
-    meta = dressed(output(prompt=asked, input_logprobs=tokens))["meta_info"]
-    assert meta["input_token_logprobs"] == [[None, 5, "five"], [-0.5, 6, None]]
-    assert meta["input_top_logprobs"] == [None, [[-0.5, 6, None], [None, 7, None]]]
+    meta = dressed(output(prompt=asked, input_logprobs=packed(tokens)))["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, 5, "five"], [-0.5, 6, "six"]]
+    assert meta["input_top_logprobs"] == [None, [[-0.5, 6, "six"], [None, 7, "seven"]]]
     assert meta["output_token_logprobs"] == meta["output_top_logprobs"] == []
     without_top = dressed(output(prompt=make_prompt(rid="r", return_logprob=True)))["meta_info"]
     assert "output_token_logprobs" in without_top and "output_top_logprobs" not in without_top
@@ -102,7 +103,7 @@ def streamed(incremental: bool, **fields: Any) -> list[dict]:
 
     async def run() -> list[dict]:
         batch = parse_generate({"return_logprob": True, "rid": "r", **fields})
-        answer = Answer(batch.prompts, 0.0, lambda answer: None)
+        answer = Answer(batch.prompts, 0.0, lambda answer: None, chr)
         events = stream_events(answer, batch, incremental=incremental)
         got = []
         for letter, finish in (("a", None), ("b", None), ("c", LENGTH)):
@@ -135,7 +136,7 @@ def test_incremental_events_hold_what_is_new() -> None:
 def test_a_whole_response_is_a_list_where_the_prompts_are_one(text: Any, is_list: bool) -> None:
     async def run() -> None:
         batch = parse_generate({"text": text, "rid": "r"})
-        answer = Answer(batch.prompts, 0.0, lambda answer: None)
+        answer = Answer(batch.prompts, 0.0, lambda answer: None, chr)
         answer.feed(0, update("ab"), 1.0)
         answer.feed(0, update("c", LENGTH), 1.5)
         response = whole_response(await answer.outputs(), batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from packed_logprobs import packed
 from prompts import make_prompt
 
 from baton.entrypoints.openai.logprobs import LogprobsBuilder
@@ -26,7 +27,7 @@ def rows(*entries: tuple[float | None, int, str], top: list[TokenLogprob] | None
 def news(output: list[TokenLogprob], prompt: list[TokenLogprob] | None = None) -> Output:
     return Output(
         make_prompt(rid="r"), 0, 0, "", [], prompt_tokens=0, completion_tokens=0, cached_tokens=0,
-        input_logprobs=prompt or [], output_logprobs=output,
+        input_logprobs=packed(prompt or []), output_logprobs=packed(output),
     )  # fmt: skip
 
 
@@ -45,9 +46,9 @@ def test_output_tokens(token_bytes: TokenBytes) -> None:
 
 def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", skip_special_tokens=True)
-    top = rows((-0.1, 200, "\ufffd"), (-0.2, 201, "\ufffd"))
+    top = rows((-0.125, 200, "\ufffd"), (-0.25, 201, "\ufffd"))
     got = builder.add(news(rows((-3.0, 97, "a"), top=top)))
-    assert got is not None and got["top_logprobs"] == [{"\ufffd": -0.1, "a": -3.0}]
+    assert got is not None and got["top_logprobs"] == [{"\ufffd": -0.125, "a": -3.0}]
     assert list(got["top_logprobs"][0]) == ["\ufffd", "a"], "best first"
 
 

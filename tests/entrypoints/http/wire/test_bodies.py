@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from baton.entrypoints.http.wire import bodies
-from baton.entrypoints.http.wire.bodies import SMALL, Bodies, ClientLeft, Room
+from baton.entrypoints.http.wire.bodies import SMALL, Bodies, ClientLeft, Room, parsed
 from baton.scheduler.outcome import RequestRefused
 
 LARGEST = 4 * 2**20
@@ -47,6 +48,12 @@ def test_a_body_is_put_together() -> None:
                 pass
 
     run(body())
+
+
+@pytest.mark.parametrize(("length", "on_the_loop"), [(SMALL, True), (SMALL + 1, False), (None, False)])
+def test_only_small_bodies_are_parsed_on_the_loop(length: int | None, on_the_loop: bool) -> None:
+    thread = run(parsed(request(length=length), threading.current_thread))
+    assert (thread is threading.current_thread()) == on_the_loop
 
 
 @pytest.mark.parametrize("length", [LARGEST + 1, None])

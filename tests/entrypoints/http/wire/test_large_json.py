@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 from http_calls import generate
 from server_under_test import ServerUnderTest
+from starlette.types import Message
 
-from baton.entrypoints.http.wire.large_json import encode_pieces
+from baton.entrypoints.http.wire.large_json import encode_pieces, json_answer
 
 
 def random_content(rng: random.Random, depth: int) -> Any:
@@ -27,13 +30,59 @@ def random_content(rng: random.Random, depth: int) -> Any:
 @pytest.mark.parametrize("seed", range(60))
 def test_pieces_are_the_whole(seed: int) -> None:
     content = random_content(random.Random(seed), 4)
-    assert b"".join(encode_pieces(content)) == msgspec.json.encode(content), seed
+    whole = msgspec.json.encode(content)
+    assert b"".join(encode_pieces(content)) == whole, seed
+    assert b"".join(encode_pieces(with_iterators(content))) == whole, seed
+
+
+def with_iterators(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: with_iterators(value) for name, value in content.items()}
+    return iter(content) if isinstance(content, list) else content
 
 
 def test_no_piece_is_large() -> None:
-    rows = [[[-1.25, token, None] for token in range(20)] for _ in range(20_000)]
+    rows = [None, *([[-1.25, token, None] for token in range(20)] for _ in range(20_000))]
     pieces = list(encode_pieces([{"meta_info": {"output_top_logprobs": rows}}]))
     assert max(map(len, pieces)) < 200_000
+
+
+def test_a_small_answer_may_hold_iterators() -> None:
+    answer = asyncio.run(json_answer(lambda: {"rows": map(str, range(3))}, 3))
+    assert answer.body == b'{"rows":["0","1","2"]}' and answer.headers["content-length"] == "22"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_pieces_are_made_as_the_client_reads(stays: bool) -> None:
+    made, sent = [], []
+    rows = ([-1.25, made.append(number), number] for number in range(300_000))
+
+    async def run() -> None:
+        left = asyncio.Event()
+
+        async def receive() -> Message:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append((len(made), message))
+            if not stays and len(sent) == 3:
+                left.set()
+                await asyncio.Event().wait()
+
+        answer = await json_answer(lambda: {"rows": rows}, 1_000_000)
+        assert "content-length" not in answer.headers
+        await answer({"type": "http"}, receive, send)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    steps = [after - before for (before, _), (after, _) in pairwise(sent)]
+    assert max(steps) < 20_000, "no more is made than is sent next"
+    if stays:
+        body = b"".join(message.get("body", b"") for _, message in sent)
+        assert [row[2] for row in msgspec.json.decode(body)["rows"]] == list(range(300_000))
+        assert not sent[-1][1]["more_body"]
+    else:
+        assert len(made) < 60_000, "nobody reads the rest"
 
 
 @pytest.mark.process
