@@ -293,6 +293,38 @@ class TestMatch:
         assert rig.cache.match_len("", tokens(15)) == 12
         assert rig.cache.total_nodes == 1
 
+    def test_find_prefix_names_the_node_in_which_the_prefix_ends(self) -> None:
+        rig = CacheRig(page_size=4)
+        rig.insert(np.append(tokens(8), tokens(8, 100)))
+        rig.insert(tokens(16))
+        stem, leaf = (rig.cache.match_prefix("", tokens(length)).handle for length in (8, 16))
+        root = rig.cache.tree.root
+        for length, expected in {
+            3: (root, 0, root),
+            4: (root, 4, stem),
+            8: (stem, 8, stem),
+            11: (stem, 8, stem),
+            12: (stem, 12, leaf),
+            15: (stem, 12, leaf),
+            16: (leaf, 16, leaf),
+            20: (leaf, 16, leaf),
+        }.items():
+            found = rig.cache.find_prefix("", tokens(length))
+            assert found == expected and isinstance(found[1], int)
+        assert rig.cache.total_nodes == 3
+
+    def test_a_look_up_goes_on_after_what_is_known(self) -> None:
+        rig = CacheRig(page_size=4)
+        rig.insert(np.append(tokens(8), tokens(8, 100)))
+        rig.insert(tokens(16))
+        stem, leaf = (rig.cache.match_prefix("", tokens(length)).handle for length in (8, 16))
+        unseen = np.append(tokens(8, 500), tokens(6, 8))  # nobody looks at the first eight again
+        assert rig.cache.find_prefix("", unseen, after=stem) == (stem, 12, leaf)
+        match = rig.cache.match_prefix("", unseen, after=stem)
+        assert (match.device_len, match.host_len) == (12, 0) and leaf.parent is match.handle
+        assert rig.cache.match_prefix("", np.append(tokens(8), tokens(8, 8)), after=match.handle).handle is leaf
+        rig.verify()
+
     def test_unknown_namespaces_leave_no_trace(self) -> None:
         rig = CacheRig()
         for i in range(100):

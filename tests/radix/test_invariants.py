@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -35,11 +36,22 @@ def test_the_account_names_every_token() -> None:
 
 def test_the_dump_shows_the_tree() -> None:
     rig, _ = healthy()
-    text = dump(rig.cache)
-    assert len(text.splitlines()) == 4
-    assert "namespace=''" in text
-    assert "[0 1 2 3 …] tokens=8 lock_ref=1 children=2" in text
-    assert dump(rig.cache, max_nodes=2).splitlines()[-1] == "… 4 nodes in all"
+    rig.cache.match_prefix("salt", tokens(4))
+    assert re.sub(r" last_access=\d+", "", dump(rig.cache)).splitlines() == [
+        "node #0 [] tokens=0 lock_ref=2 children=1",
+        "  node #2 [0 1 2 3 …] tokens=8 lock_ref=1 children=2 namespace=''",
+        "    node #3 [100 101 102 103] tokens=4 lock_ref=0 children=0",
+        "    node #1 [8 9 10 11 …] tokens=12 lock_ref=1 children=0",
+    ]
+    rig.insert(tokens(8, 50), "salt")
+    assert "namespace='salt'" in dump(rig.cache).splitlines()[1]
+
+
+def test_the_dump_is_cut_off_where_it_would_be_long() -> None:
+    rig, _ = healthy()
+    assert len(dump(rig.cache, max_nodes=4).splitlines()) == 4
+    cut = dump(rig.cache, max_nodes=2).splitlines()
+    assert len(cut) == 3 and cut[-1] == "… 4 nodes in all"
 
 
 def steal_lock(rig: CacheRig, running: Running) -> None:

@@ -89,6 +89,23 @@ def test_a_share_of_the_tokens_binds_a_client_too() -> None:
     assert [lease.is_live for lease in greedy] == [False, True, True], "more than its share breaks nobody"
 
 
+def test_a_client_may_hold_just_its_share() -> None:
+    scene = Scene(max_tokens=100, max_client_tokens=20)
+    both = [scene.must_grant("a") for _ in range(2)]
+    assert all(lease.is_live for lease in both)
+
+
+def test_what_a_client_has_given_back_counts_no_more_and_the_rest_still_does() -> None:
+    scene = Scene(max_tokens=100, max_client_tokens=25)
+    small = scene.must_grant("a", np.arange(300, 304, dtype=np.int32))
+    large = scene.must_grant("a", np.arange(400, 416, dtype=np.int32))
+    scene.table.release(small)
+    scene.must_grant("a", np.arange(500, 509, dtype=np.int32))
+    assert large.is_live, "16 + 9 tokens"
+    scene.must_grant("a", np.arange(600, 601, dtype=np.int32))
+    assert not large.is_live, "one more is too many"
+
+
 def test_clients_without_a_name_have_no_limit_of_their_own() -> None:
     scene = Scene(max_leases=8, max_client_leases=1)
     assert len([scene.must_grant() for _ in range(8)]) == len(scene.table)
@@ -114,3 +131,17 @@ def test_a_lease_that_is_refused_after_others_gave_way_is_not_counted() -> None:
     broken = scene.must_grant(prompt=shared)
     assert scene.grant(prompt=np.append(shared, np.arange(800, 815, dtype=np.int32))) is None
     assert not broken.is_live and scene.table.leased_tokens == 10
+
+
+def test_what_a_clients_lease_is_worth_depends_on_the_time() -> None:
+    """Of its own leases a client gives up the one that is worth least now, not the one that was."""
+    rig = CacheRig(num_tokens=1024, rows=8)
+    budget = LeaseBudget(1, max_tokens=1024, max_leases=8, max_client_leases=2)
+    rising = {0: 1.0, 1: 0.0, 2: 9.0}
+    table = LeaseTable(rig.cache, budget, value=lambda lease, now: (lease.serial + rising[lease.serial] * now,))
+    made = []
+    for first in (0, 100, 200):
+        running = rig.start(np.arange(first, first + 10, dtype=np.int32))
+        assert rig.compute(running)
+        made.append(table.grant(running.kv, LeaseTerms(1e9, 3.0, "a")))
+    assert [lease is not None and lease.is_live for lease in made] == [True, False, True]

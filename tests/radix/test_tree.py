@@ -77,6 +77,25 @@ def test_find_reports_the_same_without_splitting() -> None:
     assert tree.total_nodes == 1
 
 
+def test_a_path_is_cut_where_asked_at_any_depth() -> None:
+    for length in range(8):
+        tree = RadixTree(1)
+        node = tree.root
+        for first in (0, 2, 5):
+            node = add(tree, node, ids(*range(first, {0: 2, 2: 5, 5: 7}[first])))
+        found = tree.cut_path(node, length)
+        assert path(tree, found) == list(range(1000, 1000 + length)) and found.prefix_len == length
+        assert path(tree, node) == list(range(1000, 1007))
+        assert tree.total_nodes == (3 if length in (0, 2, 5, 7) else 4)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_a_node_names_its_first_four_tokens(count: int) -> None:
+    node = add(RadixTree(1), RadixTree(1).root, ids(*range(count)))
+    head = {1: "[0]", 4: "[0 1 2 3]", 5: "[0 1 2 3 …]"}[count]
+    assert repr(node) == f"node #1 {head} tokens={count} lock_ref=0 children=0 last_access=0"
+
+
 @pytest.mark.parametrize("page", [2, 4, 16])
 def test_splits_fall_on_page_borders(page: int) -> None:
     tree = RadixTree(page)
