@@ -220,6 +220,18 @@ def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(done: int,
     assert rig.verify().quarantined == quarantined
 
 
+def test_before_any_step_is_done_the_first_may_be_in_flight() -> None:
+    rig = CacheRig()
+    leases = lease_table(rig)
+    running = rig.start(tokens(10))
+    assert rig.compute(running)
+    lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=0)
+    assert lease is not None
+    rig.running.clear()
+    leases.release(lease)
+    assert rig.verify().quarantined == 10
+
+
 @PAGES
 def test_leased_tokens_count_shared_pages_once_whatever_happens(page: int) -> None:
     rng = random.Random(page)

@@ -167,6 +167,18 @@ def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
     assert not keys and len(heap) == 0
 
 
+def test_a_clean_up_comes_after_sixteen_dead_entries_and_one_for_each_live() -> None:
+    keys: dict[int, float] = {}
+    heap = LazyHeap(keys.get)
+    sizes = []
+    for number in range(100):
+        serial = number if number < 10 else 0
+        keys[serial] = float(number)
+        heap.push(keys[serial], serial)
+        sizes.append(len(heap))
+    assert sizes[:70] == [*range(1, 17), *range(10, 37), *range(10, 37)] and SPARE_ENTRIES == 16
+
+
 def lose_its_node(rig: LeaseRig, lease: Lease) -> None:
     assert lease.kv is not None
     lease.kv.node = None

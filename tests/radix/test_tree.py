@@ -141,6 +141,15 @@ def test_a_split_part_is_locked_once_if_the_lower_part_is(locks: int) -> None:
     assert upper.lock_ref == (1 if locks else 0)
 
 
+def test_a_split_leaves_something_on_both_sides() -> None:
+    tree = RadixTree(1)
+    leaf = add(tree, tree.root, ids(1, 2, 3))
+    for node, count in ((leaf, 0), (leaf, 3), (tree.root, 0)):
+        with pytest.raises(AssertionError):
+            tree.split(node, count)
+    assert tree.total_nodes == 1
+
+
 def test_split_parts_do_not_keep_each_others_memory() -> None:
     tree = RadixTree(1)
     leaf = add(tree, tree.root, ids(*range(1000)))
