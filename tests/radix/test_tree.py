@@ -162,8 +162,11 @@ def test_a_removed_leaf_is_gone_and_knows_it() -> None:
     tree = RadixTree(1)
     a = add(tree, tree.root, ids(1, 2))
     b = add(tree, a, ids(3))
+    for node in (a, tree.root):
+        with pytest.raises(AssertionError):
+            tree.remove_leaves([node])
     tree.remove_leaves([b])
-    assert b.parent is None and a.device_children == 0
+    assert b.parent is None and not b.on_device and a.device_children == 0
     assert tree.total_nodes == 1
     assert tree.match(tree.root, "", ids(1, 2, 3)) is a
 
