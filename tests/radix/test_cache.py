@@ -6,7 +6,7 @@ from cache_rig import CacheRig
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import RadixCache, StaleHandleError
+from baton.radix.cache import KVSequence, RadixCache, StaleHandleError
 
 PAGES = [1, 4, 16]
 
@@ -46,8 +46,7 @@ class TestLife:
         assert account.evictable == whole(37, page)
         assert account.free == account.total - whole(37, page)
         assert rig.pool.num_free == rig.pool.num_rows
-        assert running.kv.node is None
-        assert running.kv.row == -1
+        assert running.kv == KVSequence("", row=-1, node=None, tree_len=0, length=0)
 
     def test_publishing_shares_what_is_computed_while_the_owner_goes_on(self, page: int) -> None:
         rig = CacheRig(page_size=page)

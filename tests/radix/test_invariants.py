@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,6 +165,16 @@ def torn_page(rig: CacheRig, running: Running) -> None:
     running.kv.node.value[:2] = running.kv.node.value[1::-1]
 
 
+def unaligned_page(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[:4] += 1
+
+
+def page_out_of_order(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[1:3] = running.kv.node.value[2:0:-1]
+
+
 def padding_page(rig: CacheRig, running: Running) -> None:
     assert running.kv.node is not None
     running.kv.node.value[:4] = np.arange(4)
@@ -200,6 +211,8 @@ def slot_twice_in_the_tree(rig: CacheRig, running: Running) -> None:
         (wrong_key, r"^node #1 .*not filed under its first page"),
         (misfiled_below_the_root, r"^node #2 .*not filed under its first page"),
         (torn_page, r"^node #1 .*no pages of the pool"),
+        (unaligned_page, "no pages of the pool"),
+        (page_out_of_order, "no pages of the pool"),
         (padding_page, "no pages of the pool"),
         (slot_twice_in_the_tree, "stands in the tree twice"),
     ],
@@ -316,3 +329,27 @@ def test_a_leak_and_a_surplus_are_told_apart() -> None:
     rig.cache.evictable_tokens += 20
     with pytest.raises(InvariantError, match="owned twice: 20 tokens"):
         conservation(rig.cache, rig.allocator, [running.kv]).check()
+
+
+def test_a_single_token_can_leak() -> None:
+    account = Account(free=9, evictable=1, protected=1, request_private=1, beam_private=1, quarantined=1, total=14)
+    account.check()
+    with pytest.raises(InvariantError, match="nobody owns 1 tokens"):
+        replace(account, total=15).check()
+
+
+def test_the_pages_of_beams_count_and_have_one_owner() -> None:
+    rig, running = healthy()
+    slots = rig.allocator.alloc_extend(tokens(1), tokens(13)[-1:], tokens(1))
+    assert slots is not None
+    pages = slots[::4] // 4
+    account = conservation(rig.cache, rig.allocator, [running.kv], [pages[:1], pages[1:]])
+    assert account.beam_private == 12 and account.leaked == 0
+    with pytest.raises(InvariantError, match="has 2 owners: beam search 0, beam search 1"):
+        conservation(rig.cache, rig.allocator, [running.kv], [pages, pages[2:]])
+
+
+def test_a_pool_may_leak_as_a_whole() -> None:
+    rig = CacheRig(num_tokens=16, page_size=4)
+    assert rig.allocator.alloc_extend(tokens(1), tokens(17)[-1:], tokens(1)) is not None
+    assert conservation(rig.cache, rig.allocator, []).leaked == 16
