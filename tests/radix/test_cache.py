@@ -6,7 +6,7 @@ from cache_rig import CacheRig
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, RadixCache, StaleHandleError
+from baton.radix.cache import KVSequence, MatchResult, RadixCache, StaleHandleError
 
 PAGES = [1, 4, 16]
 
@@ -159,7 +159,7 @@ class TestLife:
             assert account.quarantined == -(-45 // page) * page - whole(40, page)
             rig.allocator.release_quarantine(5)
             assert rig.verify().free == rig.allocator.total_tokens
-        assert rig.cache.match_prefix("", tokens(40)).device_len == 0
+        assert rig.cache.match_prefix("", tokens(40)) == MatchResult(0, 0, rig.cache.tree.root)
         assert rig.cache.match_len("", tokens(40)) == 0
 
 
@@ -321,8 +321,17 @@ class TestMatch:
         assert rig.cache.find_prefix("", unseen, after=stem) == (stem, 12, leaf)
         match = rig.cache.match_prefix("", unseen, after=stem)
         assert (match.device_len, match.host_len) == (12, 0) and leaf.parent is match.handle
-        assert rig.cache.match_prefix("", np.append(tokens(8), tokens(8, 8)), after=match.handle).handle is leaf
+        assert rig.cache.match_prefix("", tokens(16), after=match.handle).handle is leaf
         rig.verify()
+
+    def test_a_look_up_begins_at_the_root_after_what_is_evicted(self) -> None:
+        rig = CacheRig()
+        rig.insert(tokens(8))
+        leaf = rig.cache.match_prefix("", tokens(8)).handle
+        rig.cache.evict(8)
+        rig.insert(tokens(5))
+        assert rig.cache.match_prefix("", tokens(8), after=leaf).device_len == 5
+        assert rig.cache.find_prefix("", tokens(8), after=leaf)[1] == 5
 
     def test_unknown_namespaces_leave_no_trace(self) -> None:
         rig = CacheRig()
@@ -415,6 +424,9 @@ class TestMisuse:
         with pytest.raises(ValueError, match="10 tokens in the tree and slots for 20"):
             rig.cache.cache_unfinished_req(running.kv, tokens(count))
         rig.verify()
+
+    def test_a_cache_is_enabled_unless_told_otherwise(self) -> None:
+        assert not RadixCache(ReqToTokenPool(2, 8), Allocator(64), page_size=1).disabled
 
     def test_page_sizes_must_agree(self) -> None:
         with pytest.raises(ValueError, match="differs from the allocator's 16"):

@@ -53,6 +53,10 @@ def test_the_dump_is_cut_off_where_it_would_be_long() -> None:
     assert len(dump(rig.cache, max_nodes=4).splitlines()) == 4
     cut = dump(rig.cache, max_nodes=2).splitlines()
     assert len(cut) == 3 and cut[-1] == "… 4 nodes in all"
+    rig = CacheRig()
+    for first in range(250):
+        rig.insert(tokens(1, first))
+    assert len(dump(rig.cache).splitlines()) == 200 + 1
 
 
 def steal_lock(rig: CacheRig, running: Running) -> None:

@@ -201,6 +201,15 @@ def value_it_unseen(rig: LeaseRig, lease: Lease) -> None:
     rig.leases.values.push(lease.value, lease.serial)
 
 
+def lose_its_entry(rig: LeaseRig, lease: Lease) -> None:
+    del rig.leases.unvalued[lease.serial]
+    lease.value = (0.0,)
+
+
+def value_it_without_an_entry(rig: LeaseRig, lease: Lease) -> None:
+    lease.value = (0.0,)
+
+
 def file_it_twice(rig: LeaseRig, lease: Lease) -> None:
     rig.leases.unvalued[99] = lease
 
@@ -225,6 +234,8 @@ def fill_a_heap(rig: LeaseRig, lease: Lease) -> None:
         (lose_its_sequence, "live but holds nothing"),
         (lose_its_deadline, "never expire"),
         (lose_its_place, "never break"),
+        (lose_its_entry, "never break"),
+        (value_it_without_an_entry, "never break"),
         (value_it_unseen, "never break, or would be valued in vain"),
         (file_it_twice, "2 leases are to be valued, but only 1 are live"),
         (miscount_tokens, "hold 1 tokens, 2 are counted"),
