@@ -73,8 +73,8 @@ def prepare(layer: str) -> Path:
     return folder
 
 
-def run_layer(layer: str, target: str, again: bool) -> None:
-    """Test the mutants of a layer whose files begin with ``target``. again: survivors, too, as if they were new."""
+def run_layer(layer: str, targets: list[str], again: bool) -> None:
+    """Test the mutants of a layer whose files begin with any target. again: survivors, too, as if they were new."""
     os.chdir(prepare(layer))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     from messages import leave_out_messages
@@ -86,8 +86,8 @@ def run_layer(layer: str, target: str, again: bool) -> None:
     def those_wanted(*, mutant_names):
         # Names given to mutmut itself would be tested again each time, and a run that was ended could not go on.
         mutants, files = every(mutant_names=mutant_names)
-        prefix = f"src/baton/{target}"
-        wanted = [entry for entry in mutants if str(entry[0].path).startswith(prefix)]
+        prefixes = tuple(f"src/baton/{target}" for target in targets)
+        wanted = [entry for entry in mutants if str(entry[0].path).startswith(prefixes)]
         return [(file, name, None if again and code in (0, 33) else code) for file, name, code in wanted], files
 
     with mock.patch.object(mutmut, "collect_source_file_mutation_data", those_wanted):
@@ -116,18 +116,22 @@ def report(layer: str) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", nargs="?", default="", help="a layer, a folder or a file in one; all layers if none")
+    parser.add_argument(
+        "targets", nargs="*", default=LAYERS, help="layers, folders or files in them; all layers if none"
+    )
     parser.add_argument("--again", action="store_true", help="test survivors once more: the tests have changed")
     parser.add_argument("--report", action="store_true", help="run nothing, only show what is known")
     options = parser.parse_args()
-    layers = [layer for layer in LAYERS if layer == (options.target.split("/")[0] or layer)]
-    if not layers:
-        parser.error(f"{options.target!r} is in none of {', '.join(LAYERS)}")
+    if wrong := [target for target in options.targets if target.split("/")[0] not in LAYERS]:
+        parser.error(f"{wrong[0]!r} is in none of {', '.join(LAYERS)}")
+    targets = {layer: [t for t in options.targets if t.split("/")[0] == layer] for layer in LAYERS}
+    layers = [layer for layer in LAYERS if targets[layer]]
     if not options.report and len(layers) > 1:
         for layer in layers:  # mutmut keeps what it knows in globals: one process each
-            subprocess.run([sys.executable, __file__, layer, *(["--again"] if options.again else [])], check=True)
+            more = ["--again"] if options.again else []
+            subprocess.run([sys.executable, __file__, *targets[layer], *more], check=True)
     elif not options.report:
-        run_layer(layers[0], options.target, options.again)
+        run_layer(layers[0], targets[layers[0]], options.again)
     from scores import count_by_folder, score_table
 
     found = {file: statuses for layer in layers for file, statuses in report(layer).items()}
