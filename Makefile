@@ -14,7 +14,7 @@ OUT        ?= benchmarks/results
 # Two test processes on two cores: one thread each.
 test test-units test-processes test-equality: export OMP_NUM_THREADS = 1
 
-.PHONY: demo install test test-units test-processes test-equality check serve bench test-gpu bench-gpu clean
+.PHONY: demo install test test-units test-processes test-equality check mutants serve bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,12 @@ check: $(STAMP)         ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# Hours: one process, and it gives way to others. What was found out is kept in build/mutants; a later run goes on there.
+# Nothing is left to chance: hashes, hypothesis and the simulation have fixed seeds.
+mutants: $(STAMP)       ## mutation testing of the pure layers; make mutants ONLY=scheduler/memory ARGS=--again
+	$(BIN)/pip install -q -c constraints.txt -e '.[mutants]'
+	PYTHONHASHSEED=0 BATON_SIM_SEED=20 OMP_NUM_THREADS=1 nice $(BIN)/python tests/mutants/run.py $(ONLY) $(ARGS)
 
 serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)

@@ -157,7 +157,7 @@ class ReqToTokenPool:
         copies = self._take_copies()
         spans, blocks, points = self._spans, self._blocks, self._points
         self._spans, self._blocks, self._points = [], [], []
-        if len(points) == 1 and not spans and not blocks and not len(copies):  # a decode step
+        if len(points) == 1 and not spans and not blocks:  # a decode step
             rows, positions = points[0]
             return RowUpdates(rows, positions, np.ones_like(rows), self.rows[rows, positions], copies)
         parts = [np.array(spans, dtype=np.int32).reshape(-1, 3).T]

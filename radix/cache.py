@@ -109,7 +109,7 @@ class RadixCache:
         """As `match_prefix`, but splits nothing and is no access: (last node matched whole, tokens, where they end)."""
         top = self.tree.root if after is None else self.tree.reachable(after)
         node, whole, partial, part = self.tree.find(top, namespace, _id_bytes(token_ids, top.prefix_len))
-        return node, top.prefix_len + (whole + part) // ID_BYTES, partial if partial is not None and part else node
+        return node, top.prefix_len + (whole + part) // ID_BYTES, node if partial is None else partial
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
         """The tokens that `match_prefix` would find; this splits no node and does not count as an access."""

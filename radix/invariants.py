@@ -231,7 +231,7 @@ def _check_owners(owners: list[tuple[str, np.ndarray]], num_pages: int) -> None:
         return
     if everything.min() < 1 or everything.max() > num_pages:
         raise InvariantError(f"a page outside 1 … {num_pages} is owned: {everything.min()} … {everything.max()}")
-    counts = np.bincount(everything, minlength=num_pages + 1)
+    counts = np.bincount(everything)
     if counts.max() > 1:
         page = int(counts.argmax())
         who = [name for name, pages in owners if page in pages]

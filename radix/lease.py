@@ -164,9 +164,10 @@ class LeaseTable:
     def _lease(self, kv: KVSequence | None, terms: LeaseTerms) -> Lease:
         return Lease(kv, terms.deadline, self._next_serial, idle_since=terms.now, client=terms.client)
 
-    def _least_of(self, client: str, now: float) -> Lease | None:
+    def _least_of(self, client: str, now: float) -> Lease:
+        """client: one that has leases, as whoever is at its limit does."""
         leases = [self._leases[serial] for serial in self.budget.serials_of(client)]
-        return min(leases, key=lambda lease: self._value(lease, now), default=None)
+        return min(leases, key=lambda lease: self._value(lease, now))
 
     def step_done(self, step_id: int) -> None:
         """Note that all steps up to this one have been processed; they write nothing any more."""

@@ -50,7 +50,7 @@ class LeaseBudget:
 
     def exceeded_by(self, client: str, tokens: int) -> Limit | None:
         """The limit that one more lease would break, the client's first. tokens: what `hold` has returned for it."""
-        share = self._shares.get(client) if client else None
+        share = self._shares.get(client)  # those without a name have none
         if share is not None and (
             len(share.serials) >= self.max_client_leases or share.tokens + tokens > self.max_client_tokens
         ):

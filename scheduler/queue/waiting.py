@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from ..request import Request
 
@@ -16,9 +16,6 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
 
     @property
     def requests(self) -> list[Request]:

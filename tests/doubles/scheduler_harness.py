@@ -22,6 +22,7 @@ from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.memory.self_check import unaccounted_tokens
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request import Request, RequestEvent
 from baton.scheduler.request_spec import ContinuationSpec
@@ -213,7 +214,9 @@ class Harness:
         sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]
         searches = [r for r in self.scheduler.live_requests if r.beam_kv is not None]
         rows = BeamRows(self.pool, self.allocator)
-        conservation(self.cache, self.allocator, sequences, [rows.pages(r.held_beams) for r in searches]).check()
+        pages = [rows.pages(r.held_beams) for r in searches]
+        conservation(self.cache, self.allocator, sequences, pages).check()
+        assert unaccounted_tokens(self.cache, sequences, pages) == 0
         for search in searches:
             self._check_search(search)
         for request in self.scheduler.live_requests:

@@ -43,6 +43,17 @@ def test_all_tokens_can_be_had_once_and_page_0_never(page: int) -> None:
     assert allocator.free_tokens == 8 * page
 
 
+def test_the_smallest_and_the_largest_pool() -> None:
+    assert (Allocator(1).page_size, Allocator(1).free_tokens) == (1, 1)
+    assert Allocator(16, 16).free_tokens == 16
+    page = 2**20
+    largest = Allocator(2**31 - page, page)  # with the padding page: all numbers an int32 has, from 0 on
+    slots = largest.alloc_extend(int32(0), int32(1), int32(0))
+    assert slots is not None and slots.dtype == np.int32 and int(slots[0]) == 2**31 - page
+    with pytest.raises(ValueError, match="does not fit int32"):
+        Allocator(2**31, page)
+
+
 @pytest.mark.parametrize("page", PAGE_SIZES)
 def test_nothing_asked_gives_nothing(page: int) -> None:
     allocator = Allocator(8 * page, page, check=True)
@@ -103,6 +114,43 @@ def test_a_decode_step_equals_token_by_token(page: int, old_lens: list[int], see
     assert slots.dtype == np.int32
     assert slots.tolist() == slow_extend(stack[20 - needed :], page, old_lens, new_lens, last_slots)
     assert allocator.free_tokens == (20 - needed) * page
+
+
+@pytest.mark.parametrize("page", PAGE_SIZES)
+@pytest.mark.parametrize("count", [31, 32, 33, 100])
+def test_many_sequences_are_counted_as_few_are(page: int, count: int) -> None:
+    rng = random.Random(count)
+    allocator = Allocator(512 * page, page, check=True)
+    old_lens = [rng.randrange(3 * page) for _ in range(count)]
+    new_lens = [old + rng.randrange(3) for old in old_lens]
+    last_slots = [1000 * page + (old - 1) % page for old in old_lens]
+    arguments = int32(*old_lens), int32(*new_lens), int32(*last_slots)
+    stack = allocator.free_pages().tolist()
+    needed = allocator.tokens_needed(*arguments[:2])
+    assert needed == sum(-(-new // page) - -(-old // page) for old, new in zip(old_lens, new_lens)) * page
+    slots = allocator.alloc_extend(*arguments)
+    assert slots is not None
+    taken = stack[len(stack) - needed // page :]
+    assert slots.tolist() == slow_extend(taken, page, old_lens, new_lens, last_slots)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_pages_in_quarantine_are_int32_also_where_there_are_none(page: int) -> None:
+    allocator = Allocator(8 * page, page, check=True)
+    assert allocator.quarantined_pages().dtype == np.int32 and len(allocator.quarantined_pages()) == 0
+    slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
+    assert slots is not None
+    allocator.quarantine(slots, 1)
+    assert allocator.quarantined_pages().dtype == np.int32 and sorted(allocator.quarantined_pages()) == [7, 8]
+
+
+def test_one_call_that_frees_a_page_twice_is_an_error() -> None:
+    allocator = Allocator(8, check=True)
+    slots = allocator.alloc_extend(int32(0), int32(4), int32(0))
+    assert slots is not None
+    with pytest.raises(DoubleFreeError, match=rf"pages freed twice: \[{slots[1]}\] \(1 in all\)"):
+        allocator.free(slots[[1, 2, 1]])
+    assert allocator.free_tokens == 4
 
 
 def test_last_slots_are_ignored_at_page_borders() -> None:

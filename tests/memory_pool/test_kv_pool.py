@@ -49,6 +49,36 @@ def test_memory_that_nobody_uses_is_not_taken():
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_pool_may_be_a_single_page(page_size: int):
+    pool = make_pool(num_tokens=page_size, page_size=page_size)
+    assert (pool.num_tokens, pool.page_size, pool.num_slots) == (page_size, page_size, 2 * page_size)
+    assert (pool.dtype, pool.device) == (torch.float32, CPU)
+
+
+def test_everything_is_where_it_was_asked_for():
+    """The meta device has no memory, so that this runs anywhere."""
+    meta = torch.device("meta")
+    pool = MHAKVPool(
+        num_tokens=32, page_size=16, num_layers=2, num_kv_heads=2, head_dim=4, dtype=torch.bfloat16, device=meta
+    )
+    for tensor in (*pool.k, *pool.v):
+        assert (tensor.shape, tensor.dtype, tensor.device) == ((48, 2, 4), torch.bfloat16, meta)
+    assert pool.layers.k_pointers.device == pool.layers.v_pointers.device == meta
+
+
+def test_layers_of_pools_that_differ_in_number_are_not_copied():
+    pool = make_pool()
+    slot = torch.tensor([1])
+    with pytest.raises(ValueError, match="shorter"):
+        copy_kv(pool.layers, pool.layers.part(0, 1), slot, slot)
+
+
+def test_zeros_begin_at_a_cache_line_wherever_the_memory_does():
+    kept = [untouched_zeros((size,), torch.uint8, CPU) for size in (1, 5, 33, 100, 1000, 4001) for _ in range(5)]
+    assert all(zeros.data_ptr() % 64 == 0 and not zeros.any() for zeros in kept)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
 def test_untouched_zeros_are_tensors_like_others(dtype):
     zeros = untouched_zeros((5, 3, 7), dtype, CPU)
@@ -64,6 +94,8 @@ def test_bytes_per_token_and_the_log_line():
     assert pool.bytes_per_token == 128
     assert sum(tensor.nbytes for tensor in (*pool.k, *pool.v)) == 128 * pool.num_slots
     assert pool.describe() == "KV pool: 32 tokens × 128 bytes = 0.00 GiB"
+    pool.num_tokens = 3 * 2**22  # as if it were large
+    assert pool.describe() == "KV pool: 12582912 tokens × 128 bytes = 1.50 GiB"
 
 
 @pytest.mark.parametrize("num_tokens", [0, 8, 40])
@@ -117,6 +149,7 @@ def test_layers_name_where_they_begin():
     assert pool.layers.k_pointers.tolist() == [tensor.data_ptr() for tensor in pool.k]
     last = pool.layers.part(1, 1)
     assert last.v[0] is pool.v[1] and last.v_pointers.tolist() == [pool.v[1].data_ptr()]
+    assert last.k[0] is pool.k[1] and last.k_pointers.tolist() == [pool.k[1].data_ptr()]
 
 
 def test_layers_are_copied_between_pools():

@@ -22,6 +22,7 @@ def apply(updates: RowUpdates, mirror: np.ndarray) -> None:
     mirror.reshape(-1)[index] = updates.values
     copies = updates.copies
     before = mirror.copy()  # a device may read all sources first
+    assert copies.sources.dtype == copies.targets.dtype == copies.lengths.dtype == np.int32
     for source, target, length in zip(copies.sources.tolist(), copies.targets.tolist(), copies.lengths.tolist()):
         mirror[target, :length] = before[source, :length]
 

@@ -6,7 +6,7 @@ from cache_rig import CacheRig
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import RadixCache, StaleHandleError
+from baton.radix.cache import KVSequence, MatchResult, RadixCache, StaleHandleError
 
 PAGES = [1, 4, 16]
 
@@ -46,8 +46,7 @@ class TestLife:
         assert account.evictable == whole(37, page)
         assert account.free == account.total - whole(37, page)
         assert rig.pool.num_free == rig.pool.num_rows
-        assert running.kv.node is None
-        assert running.kv.row == -1
+        assert running.kv == KVSequence("", row=-1, node=None, tree_len=0, length=0)
 
     def test_publishing_shares_what_is_computed_while_the_owner_goes_on(self, page: int) -> None:
         rig = CacheRig(page_size=page)
@@ -160,7 +159,7 @@ class TestLife:
             assert account.quarantined == -(-45 // page) * page - whole(40, page)
             rig.allocator.release_quarantine(5)
             assert rig.verify().free == rig.allocator.total_tokens
-        assert rig.cache.match_prefix("", tokens(40)).device_len == 0
+        assert rig.cache.match_prefix("", tokens(40)) == MatchResult(0, 0, rig.cache.tree.root)
         assert rig.cache.match_len("", tokens(40)) == 0
 
 
@@ -293,6 +292,47 @@ class TestMatch:
         assert rig.cache.match_len("", tokens(15)) == 12
         assert rig.cache.total_nodes == 1
 
+    def test_find_prefix_names_the_node_in_which_the_prefix_ends(self) -> None:
+        rig = CacheRig(page_size=4)
+        rig.insert(np.append(tokens(8), tokens(8, 100)))
+        rig.insert(tokens(16))
+        stem, leaf = (rig.cache.match_prefix("", tokens(length)).handle for length in (8, 16))
+        root = rig.cache.tree.root
+        for length, expected in {
+            3: (root, 0, root),
+            4: (root, 4, stem),
+            8: (stem, 8, stem),
+            11: (stem, 8, stem),
+            12: (stem, 12, leaf),
+            15: (stem, 12, leaf),
+            16: (leaf, 16, leaf),
+            20: (leaf, 16, leaf),
+        }.items():
+            found = rig.cache.find_prefix("", tokens(length))
+            assert found == expected and isinstance(found[1], int)
+        assert rig.cache.total_nodes == 3
+
+    def test_a_look_up_goes_on_after_what_is_known(self) -> None:
+        rig = CacheRig(page_size=4)
+        rig.insert(np.append(tokens(8), tokens(8, 100)))
+        rig.insert(tokens(16))
+        stem, leaf = (rig.cache.match_prefix("", tokens(length)).handle for length in (8, 16))
+        unseen = np.append(tokens(8, 500), tokens(6, 8))  # nobody looks at the first eight again
+        assert rig.cache.find_prefix("", unseen, after=stem) == (stem, 12, leaf)
+        match = rig.cache.match_prefix("", unseen, after=stem)
+        assert (match.device_len, match.host_len) == (12, 0) and leaf.parent is match.handle
+        assert rig.cache.match_prefix("", tokens(16), after=match.handle).handle is leaf
+        rig.verify()
+
+    def test_a_look_up_begins_at_the_root_after_what_is_evicted(self) -> None:
+        rig = CacheRig()
+        rig.insert(tokens(8))
+        leaf = rig.cache.match_prefix("", tokens(8)).handle
+        rig.cache.evict(8)
+        rig.insert(tokens(5))
+        assert rig.cache.match_prefix("", tokens(8), after=leaf).device_len == 5
+        assert rig.cache.find_prefix("", tokens(8), after=leaf)[1] == 5
+
     def test_unknown_namespaces_leave_no_trace(self) -> None:
         rig = CacheRig()
         for i in range(100):
@@ -384,6 +424,9 @@ class TestMisuse:
         with pytest.raises(ValueError, match="10 tokens in the tree and slots for 20"):
             rig.cache.cache_unfinished_req(running.kv, tokens(count))
         rig.verify()
+
+    def test_a_cache_is_enabled_unless_told_otherwise(self) -> None:
+        assert not RadixCache(ReqToTokenPool(2, 8), Allocator(64), page_size=1).disabled
 
     def test_page_sizes_must_agree(self) -> None:
         with pytest.raises(ValueError, match="differs from the allocator's 16"):

@@ -70,6 +70,22 @@ def test_a_hidden_branch_can_be_dropped_again() -> None:
     assert rig.verify().free == rig.allocator.total_tokens
 
 
+@pytest.mark.parametrize("namespace", ["", "salt"])
+def test_no_look_up_goes_on_in_a_hidden_branch(namespace: str) -> None:
+    rig = CacheRig()
+    running = rig.start(tokens(1, 2, 3, 4), namespace)
+    assert rig.compute(running)
+    rig.publish(running)
+    node = running.kv.node
+    assert node is not None
+    ids = tokens(1, 2, 3, 4, 5)
+    assert rig.cache.find_prefix(namespace, ids, after=node)[1] == 4
+    rig.cache.drop_path(node)
+    root = rig.cache.tree.root
+    assert rig.cache.find_prefix(namespace, ids, after=node) == (root, 0, root)
+    assert rig.cache.match_prefix(namespace, ids, after=node).handle is root
+
+
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_drops_lose_nothing(seed: int, page: int) -> None:

@@ -143,6 +143,18 @@ def test_what_is_locked_and_all_above_it_stays() -> None:
     assert rig.cache.total_nodes == 0
 
 
+def test_a_parent_is_entered_only_once_it_is_an_unlocked_leaf() -> None:
+    rig = CacheRig()
+    rig.insert(tokens(1, 2, 3, 4))
+    rig.insert(tokens(1, 2, 3, 9))
+    stem = rig.cache.match_prefix("", tokens(1, 2, 3)).handle
+    assert rig.cache.evict(1) == 1 and not stem.in_order, "the other child is still there"
+    rig.cache.lock(stem)
+    assert rig.cache.evict(1) == 1 and not stem.in_order, "it is locked"
+    rig.cache.unlock(stem)
+    assert stem.in_order and rig.cache.evict(3) == 3
+
+
 @pytest.mark.parametrize("page", [1, 16, 64])
 def test_evicted_pages_are_whole(page: int) -> None:
     rig = CacheRig(num_tokens=64 * 8, page_size=page, context=256)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,11 +37,26 @@ def test_the_account_names_every_token() -> None:
 
 def test_the_dump_shows_the_tree() -> None:
     rig, _ = healthy()
-    text = dump(rig.cache)
-    assert len(text.splitlines()) == 4
-    assert "namespace=''" in text
-    assert "[0 1 2 3 …] tokens=8 lock_ref=1 children=2" in text
-    assert dump(rig.cache, max_nodes=2).splitlines()[-1] == "… 4 nodes in all"
+    rig.cache.match_prefix("salt", tokens(4))
+    assert re.sub(r" last_access=\d+", "", dump(rig.cache)).splitlines() == [
+        "node #0 [] tokens=0 lock_ref=2 children=1",
+        "  node #2 [0 1 2 3 …] tokens=8 lock_ref=1 children=2 namespace=''",
+        "    node #3 [100 101 102 103] tokens=4 lock_ref=0 children=0",
+        "    node #1 [8 9 10 11 …] tokens=12 lock_ref=1 children=0",
+    ]
+    rig.insert(tokens(8, 50), "salt")
+    assert "namespace='salt'" in dump(rig.cache).splitlines()[1]
+
+
+def test_the_dump_is_cut_off_where_it_would_be_long() -> None:
+    rig, _ = healthy()
+    assert len(dump(rig.cache, max_nodes=4).splitlines()) == 4
+    cut = dump(rig.cache, max_nodes=2).splitlines()
+    assert len(cut) == 3 and cut[-1] == "… 4 nodes in all"
+    rig = CacheRig()
+    for first in range(250):
+        rig.insert(tokens(1, first))
+    assert len(dump(rig.cache).splitlines()) == 200 + 1
 
 
 def steal_lock(rig: CacheRig, running: Running) -> None:
@@ -93,9 +110,73 @@ def wrong_key(rig: CacheRig, running: Running) -> None:
     running.kv.node.key = tokens(12, 50).tobytes()
 
 
+def root_with_a_parent(rig: CacheRig, running: Running) -> None:
+    rig.cache.tree.root.parent = running.kv.node
+
+
+def root_with_a_key(rig: CacheRig, running: Running) -> None:
+    rig.cache.tree.root.key = tokens(4).tobytes()
+
+
+def root_with_slots(rig: CacheRig, running: Running) -> None:
+    rig.cache.tree.root.value = tokens(4)
+
+
+def steal_a_lock_of_the_root(rig: CacheRig, running: Running) -> None:
+    rig.cache.tree.root.lock_ref += 1
+
+
+def part_of_a_page(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value = running.kv.node.value[:11]
+
+
+def no_tokens(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value = running.kv.node.value[:0]
+
+
+def wide_slots(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value = running.kv.node.value.astype(np.int64)
+
+
+def key_too_long(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.key += tokens(1).tobytes()
+
+
+def two_entries(rig: CacheRig, running: Running) -> None:
+    rig.cache.order._queue.append(rig.cache.order._queue[0])
+
+
+def no_entry_but_marked(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    assert running.kv.node.parent is not None
+    running.kv.node.parent.in_order = True
+
+
+def misfiled_below_the_root(rig: CacheRig, running: Running) -> None:
+    root = rig.cache.tree.root
+    ((key, stem),) = root.children.items()
+    del root.children[key]
+    stem.child_key = ("", tokens(4, 60).tobytes())
+    root.children[stem.child_key] = stem
+
+
 def torn_page(rig: CacheRig, running: Running) -> None:
     assert running.kv.node is not None
     running.kv.node.value[:2] = running.kv.node.value[1::-1]
+
+
+def unaligned_page(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[:4] += 1
+
+
+def page_out_of_order(rig: CacheRig, running: Running) -> None:
+    assert running.kv.node is not None
+    running.kv.node.value[1:3] = running.kv.node.value[2:0:-1]
 
 
 def padding_page(rig: CacheRig, running: Running) -> None:
@@ -111,18 +192,31 @@ def slot_twice_in_the_tree(rig: CacheRig, running: Running) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (steal_lock, "should have lock_ref"),
-        (lose_lock, "should have lock_ref"),
+        (root_with_a_parent, "^the root has a parent"),
+        (root_with_a_key, "^the root has tokens"),
+        (root_with_slots, "^the root has tokens"),
+        (steal_a_lock_of_the_root, r"^node #0 .*should have lock_ref 2"),
+        (steal_lock, r"^node #1 .*should have lock_ref 1"),
+        (lose_lock, r"^node #2 .*should have lock_ref 0"),
+        (part_of_a_page, r"^node #1 .*does not hold whole pages of 4 tokens"),
+        (no_tokens, r"^node #1 .*does not hold whole pages of 4 tokens"),
+        (wide_slots, r"^node #1 .*slots that are not int32"),
+        (key_too_long, r"^node #1 .*has 52 key bytes for 12 slots"),
+        (two_entries, "^a node has two entries in the eviction order"),
+        (no_entry_but_marked, r"^node #2 .*in_order is True, its entry differs"),
         (miscount_evictable, "evictable tokens, counted"),
         (miscount_protected, "protected tokens, counted"),
         (miscount_nodes, "total_nodes"),
-        (forget_a_leaf, "without an entry"),
-        (forget_the_order, "its entry differs"),
-        (entry_too_late, "evicted late"),
-        (wrong_parent, "its parent disagree"),
-        (wrong_prefix_len, "wrong prefix_len"),
-        (wrong_key, "first page"),
-        (torn_page, "no pages of the pool"),
+        (forget_a_leaf, r"^node #3 .*an unlocked leaf without an entry"),
+        (forget_the_order, r"^node #\d .*in_order is True, its entry differs"),
+        (entry_too_late, r"^node #\d .*would be evicted late: its entry says"),
+        (wrong_parent, r"^node #1 .*and its parent disagree"),
+        (wrong_prefix_len, r"^node #1 .*has a wrong prefix_len"),
+        (wrong_key, r"^node #1 .*not filed under its first page"),
+        (misfiled_below_the_root, r"^node #2 .*not filed under its first page"),
+        (torn_page, r"^node #1 .*no pages of the pool"),
+        (unaligned_page, "no pages of the pool"),
+        (page_out_of_order, "no pages of the pool"),
         (padding_page, "no pages of the pool"),
         (slot_twice_in_the_tree, "stands in the tree twice"),
     ],
@@ -141,7 +235,7 @@ def test_a_missing_lock_is_found_without_knowing_the_sequences() -> None:
     assert node is not None
     assert node.parent is not None
     node.parent.lock_ref = 0
-    with pytest.raises(InvariantError, match="has 1 locked children"):
+    with pytest.raises(InvariantError, match=r"^node #2 .*has 1 locked children"):
         check_tree(rig.cache)
 
 
@@ -175,6 +269,14 @@ def row_out_of_order(rig: CacheRig, running: Running) -> None:
     rig.pool.rows[running.kv.row, 20:22] = rig.pool.rows[running.kv.row, 21:19:-1]
 
 
+def row_between_pages(rig: CacheRig, running: Running) -> None:
+    rig.pool.rows[running.kv.row, 20:24] += 1
+
+
+def closed(rig: CacheRig, running: Running) -> None:
+    running.kv.node = None
+
+
 def row_outside_the_pool(rig: CacheRig, running: Running) -> None:
     rig.pool.rows[running.kv.row, 20:24] = np.arange(4) + 256 + 4
 
@@ -195,6 +297,8 @@ def broken_length(rig: CacheRig, running: Running) -> None:
         (row_names_a_page_of_the_tree, "has 2 owners: tree, row"),
         (row_differs_from_its_path, "row and tree disagree"),
         (row_out_of_order, "no whole pages in order"),
+        (row_between_pages, "no whole pages in order"),
+        (closed, "is closed or has"),
         (row_outside_the_pool, "outside 1 … 64"),
         (row_freed, "a row that is free"),
         (broken_length, "impossible lengths"),
@@ -229,3 +333,27 @@ def test_a_leak_and_a_surplus_are_told_apart() -> None:
     rig.cache.evictable_tokens += 20
     with pytest.raises(InvariantError, match="owned twice: 20 tokens"):
         conservation(rig.cache, rig.allocator, [running.kv]).check()
+
+
+def test_a_single_token_can_leak() -> None:
+    account = Account(free=9, evictable=1, protected=1, request_private=1, beam_private=1, quarantined=1, total=14)
+    account.check()
+    with pytest.raises(InvariantError, match="nobody owns 1 tokens"):
+        replace(account, total=15).check()
+
+
+def test_the_pages_of_beams_count_and_have_one_owner() -> None:
+    rig, running = healthy()
+    slots = rig.allocator.alloc_extend(tokens(1), tokens(13)[-1:], tokens(1))
+    assert slots is not None
+    pages = slots[::4] // 4
+    account = conservation(rig.cache, rig.allocator, [running.kv], [pages[:1], pages[1:]])
+    assert account.beam_private == 12 and account.leaked == 0
+    with pytest.raises(InvariantError, match="has 2 owners: beam search 0, beam search 1"):
+        conservation(rig.cache, rig.allocator, [running.kv], [pages, pages[2:]])
+
+
+def test_a_pool_may_leak_as_a_whole() -> None:
+    rig = CacheRig(num_tokens=16, page_size=4)
+    assert rig.allocator.alloc_extend(tokens(1), tokens(17)[-1:], tokens(1)) is not None
+    assert conservation(rig.cache, rig.allocator, []).leaked == 16

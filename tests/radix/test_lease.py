@@ -9,7 +9,8 @@ import pytest
 from cache_rig import CacheRig, Running
 from policy_scene import fcfs
 
-from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
+from baton.radix.invariants import check_leases
+from baton.radix.lease import Lease, LeaseCounts, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 
 lease_value = fcfs().lease_value
@@ -75,6 +76,14 @@ class TestStates:
         assert lease.state is LeaseState.EXPIRED and not leases.claim(lease, 36.0)
         assert rig.verify().request_private == 0
 
+    def test_a_deadline_that_is_now_can_still_be_claimed(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        leases = lease_table(rig)
+        lease, _ = lease_of(rig, leases, tokens(50), 10.0)
+        assert not leases.claim(lease, 10.1) and leases.claim(lease, 10.0)
+        leases.unclaim(lease, 12.0)
+        assert lease.deadline == 12.0 and lease.idle_since == 12.0
+
     @pytest.mark.parametrize("end", ["release", "break", "expire"])
     def test_every_end_gives_back_row_lock_and_tail(self, page: int, end: str) -> None:
         rig = CacheRig(page_size=page)
@@ -92,6 +101,14 @@ class TestStates:
         assert account.protected == account.request_private == 0
         assert account.evictable == 53 - 53 % page, "whole pages stay findable"
         assert leases.leased_tokens == 0
+        assert (
+            leases.counts
+            == {
+                "release": LeaseCounts(granted=1, released=1),
+                "break": LeaseCounts(granted=1, broken=1),
+                "expire": LeaseCounts(granted=1, expired=1),
+            }[end]
+        )
         with pytest.raises(ValueError, match="already"):
             leases.hand_off(lease)
 
@@ -141,6 +158,78 @@ def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
     third = rig.start(tokens(5, 900))
     assert rig.compute(third)
     assert leases.grant(third.kv, LeaseTerms(10.0, 0.0)) is None, "as many leases as there may be"
+
+
+def test_each_way_to_end_is_counted() -> None:
+    rig = CacheRig()
+    leases = lease_table(rig, max_leases=16)
+    for end, count in (("hand_off", 2), ("release", 3), ("break_lease", 4)):
+        for number in range(count):
+            getattr(leases, end)(lease_of(rig, leases, tokens(3, 100 * number), 10.0)[0])
+    assert leases.counts == LeaseCounts(granted=9, handed_off=2, released=3, broken=4)
+
+
+@pytest.mark.parametrize("end", ["break_all", "abandon"])
+def test_all_leases_end_at_once(end: str) -> None:
+    rig = CacheRig()
+    leases = lease_table(rig, max_leases=3)
+    for first in (0, 100):
+        lease_of(rig, leases, tokens(12, first), 10.0)
+    leases.break_one(0.0)
+    made = [lease_of(rig, leases, tokens(12, first), 10.0)[0] for first in (200, 300)]
+    assert leases.claim(made[0], 0.0)
+    rig.running.clear()
+    getattr(leases, end)()
+    assert all(lease.state is LeaseState.BROKEN and not lease.is_live for lease in made)
+    assert len(leases) == leases.leased_tokens == 0 and leases.counts == LeaseCounts(granted=4, broken=4)
+    if end == "abandon":
+        rig.cache.abandon()
+    check_leases(leases, rig.cache)
+    assert rig.verify().protected == 0
+    made = [lease_of(rig, leases, tokens(12, first), 10.0)[0] for first in (0, 100, 200)]
+    assert all(lease.is_live for lease in made), "the budget is free again"
+
+
+def test_an_orphan_goes_at_once_and_a_claimed_one_when_its_children_have_given_it_back() -> None:
+    rig = CacheRig()
+    leases = lease_table(rig)
+    unclaimed, claimed = (lease_of(rig, leases, tokens(10, first), 50.0)[0] for first in (0, 100))
+    assert leases.claim(claimed, 1.0)
+    for lease in (unclaimed, claimed):
+        leases.orphan(lease)
+    assert unclaimed.state is LeaseState.RELEASED and claimed.state is LeaseState.CLAIMED
+    leases.unclaim(claimed, 7.0)
+    assert leases.next_deadline() == 7.0 and leases.expire(7.0) == 1
+    leases.orphan(claimed)
+    assert claimed.state is LeaseState.EXPIRED, "what has ended stays as it is"
+
+
+@pytest.mark.parametrize(("done", "quarantined"), [(4, 5), (5, 0), (6, 0)])
+def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(done: int, quarantined: int) -> None:
+    rig = CacheRig()
+    leases = lease_table(rig)
+    running = rig.start(tokens(15))
+    assert rig.compute(running, 10)
+    rig.publish(running)
+    assert rig.extend(running, 15)
+    lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=5)
+    assert lease is not None
+    leases.step_done(done)
+    rig.running.clear()
+    leases.release(lease)
+    assert rig.verify().quarantined == quarantined
+
+
+def test_before_any_step_is_done_the_first_may_be_in_flight() -> None:
+    rig = CacheRig()
+    leases = lease_table(rig)
+    running = rig.start(tokens(10))
+    assert rig.compute(running)
+    lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=0)
+    assert lease is not None
+    rig.running.clear()
+    leases.release(lease)
+    assert rig.verify().quarantined == 10
 
 
 @PAGES
@@ -223,6 +312,17 @@ class TestCutsAndForks:
         rig.verify()
         rig.finish(other)
         rig.verify()
+
+    def test_slots_of_a_fork_are_int32(self, page: int) -> None:
+        rig = CacheRig(page_size=page)
+        running = rig.start(tokens(50))
+        assert rig.compute(running, 32)
+        rig.publish(running)
+        assert rig.compute(running, 33)  # one token of its own
+        row = rig.pool.alloc()
+        assert row is not None
+        forked = rig.cache.fork_sequence(running.kv, 33, row)
+        assert forked is not None and [slots.dtype for slots in forked[1:]] == [np.int32, np.int32]
 
     def test_fork_without_a_free_page_changes_nothing(self, page: int) -> None:
         rig = CacheRig(num_tokens=64, page_size=page)

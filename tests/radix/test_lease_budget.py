@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from cache_rig import CacheRig
 from policy_scene import fcfs
 
@@ -51,6 +52,7 @@ def test_the_longest_idle_gives_way_when_all_rows_are_taken() -> None:
 def test_as_many_give_way_as_the_tokens_take() -> None:
     scene = Scene(max_tokens=40)
     old = [scene.must_grant() for _ in range(4)]
+    assert all(lease.is_live for lease in old), "just as much as there may be"
     large = scene.must_grant(prompt=np.arange(500, 525, dtype=np.int32))
     assert [lease.is_live for lease in old] == [False, False, False, True] and large.is_live
     assert scene.table.leased_tokens == 35
@@ -61,6 +63,8 @@ def test_what_can_never_fit_breaks_nobody() -> None:
     kept = scene.must_grant()
     assert scene.grant(prompt=np.arange(500, 525, dtype=np.int32)) is None
     assert kept.is_live
+    assert scene.grant(prompt=np.arange(500, 520, dtype=np.int32)) is not None, "all there is fits"
+    assert not kept.is_live
 
 
 def test_claimed_leases_do_not_give_way() -> None:
@@ -89,8 +93,25 @@ def test_a_share_of_the_tokens_binds_a_client_too() -> None:
     assert [lease.is_live for lease in greedy] == [False, True, True], "more than its share breaks nobody"
 
 
+def test_a_client_may_hold_just_its_share() -> None:
+    scene = Scene(max_tokens=100, max_client_tokens=20)
+    both = [scene.must_grant("a") for _ in range(2)]
+    assert all(lease.is_live for lease in both)
+
+
+def test_what_a_client_has_given_back_counts_no_more_and_the_rest_still_does() -> None:
+    scene = Scene(max_tokens=100, max_client_tokens=25)
+    small = scene.must_grant("a", np.arange(300, 304, dtype=np.int32))
+    large = scene.must_grant("a", np.arange(400, 416, dtype=np.int32))
+    scene.table.release(small)
+    scene.must_grant("a", np.arange(500, 509, dtype=np.int32))
+    assert large.is_live, "16 + 9 tokens"
+    scene.must_grant("a", np.arange(600, 601, dtype=np.int32))
+    assert not large.is_live, "one more is too many"
+
+
 def test_clients_without_a_name_have_no_limit_of_their_own() -> None:
-    scene = Scene(max_leases=8, max_client_leases=1)
+    scene = Scene(max_leases=8, max_client_leases=1, max_client_tokens=5)
     assert len([scene.must_grant() for _ in range(8)]) == len(scene.table)
 
 
@@ -114,3 +135,43 @@ def test_a_lease_that_is_refused_after_others_gave_way_is_not_counted() -> None:
     broken = scene.must_grant(prompt=shared)
     assert scene.grant(prompt=np.append(shared, np.arange(800, 815, dtype=np.int32))) is None
     assert not broken.is_live and scene.table.leased_tokens == 10
+
+
+@pytest.mark.parametrize("client", ["", "a"])
+def test_what_a_lease_is_worth_depends_on_the_time(client: str) -> None:
+    """The one that is worth least now gives way, not the one that was."""
+    rig = CacheRig(num_tokens=1024, rows=8)
+    budget = LeaseBudget(1, max_tokens=1024, max_leases=8 if client else 2, max_client_leases=2)
+    rising = {0: 1.0, 1: 0.0, 2: 9.0}
+    table = LeaseTable(rig.cache, budget, value=lambda lease, now: (lease.serial + rising[lease.serial] * now,))
+    made = []
+    for first in (0, 100, 200):
+        running = rig.start(np.arange(first, first + 10, dtype=np.int32))
+        assert rig.compute(running)
+        made.append(table.grant(running.kv, LeaseTerms(1e9, 3.0, client)))
+    assert [lease is not None and lease.is_live for lease in made] == [True, False, True]
+
+
+def test_room_for_one_that_brings_nothing_is_there_up_to_the_limit() -> None:
+    scene = Scene(max_tokens=20, max_client_tokens=10)
+    both = [scene.must_grant("a"), scene.must_grant("b")]
+    assert scene.table.make_room(LeaseTerms(1e9, scene.now, "a")) and scene.table.make_room(LeaseTerms(1e9, scene.now))
+    assert all(lease.is_live for lease in both)
+
+
+def test_the_budget_says_whose_limit_would_be_broken() -> None:
+    budget = LeaseBudget(1, max_tokens=10, max_leases=3, max_client_tokens=6, max_client_leases=2)
+    budget.add("a", 0, 3)
+    budget.tokens = 10
+    assert [budget.exceeded_by("a", brought) for brought in (3, 4)] == [None, "client"]
+    assert budget.exceeded_by("", 99) is None, "what it brings is held already"
+    budget.tokens = 11
+    assert budget.exceeded_by("b", 0) == budget.exceeded_by("", 0) == budget.exceeded_by("a", 3) == "all"
+    budget.tokens = 0
+    budget.add("a", 1, 0)
+    assert budget.exceeded_by("a", 0) == "client" and budget.exceeded_by("b", 0) is None
+    budget.add("", 2, 0)
+    assert budget.exceeded_by("b", 0) == "all"
+    assert [budget.never_holds(client, 10) for client in ("", "a")] == [False, True] and budget.never_holds("", 11)
+    budget.clear()
+    assert (budget.tokens, budget.leases, budget.serials_of("a")) == (0, 0, [])

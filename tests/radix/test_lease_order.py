@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -166,14 +167,103 @@ def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
     assert not keys and len(heap) == 0
 
 
-def test_the_invariants_see_a_lease_that_the_table_has_lost() -> None:
+def test_a_clean_up_comes_after_sixteen_dead_entries_and_one_for_each_live() -> None:
+    keys: dict[int, float] = {}
+    heap = LazyHeap(keys.get)
+    sizes = []
+    for number in range(100):
+        serial = number if number < 10 else 0
+        keys[serial] = float(number)
+        heap.push(keys[serial], serial)
+        sizes.append(len(heap))
+    assert sizes[:70] == [*range(1, 17), *range(10, 37), *range(10, 37)] and SPARE_ENTRIES == 16
+
+
+def lose_its_node(rig: LeaseRig, lease: Lease) -> None:
+    assert lease.kv is not None
+    lease.kv.node = None
+
+
+def lose_its_sequence(rig: LeaseRig, lease: Lease) -> None:
+    lease.kv = None
+
+
+def lose_its_deadline(rig: LeaseRig, lease: Lease) -> None:
+    lease.deadline = 5.0
+
+
+def lose_its_place(rig: LeaseRig, lease: Lease) -> None:
+    del rig.leases.unvalued[lease.serial]
+
+
+def value_it_unseen(rig: LeaseRig, lease: Lease) -> None:
+    lease.value = (0.0,)
+    rig.leases.values.push(lease.value, lease.serial)
+
+
+def lose_its_entry(rig: LeaseRig, lease: Lease) -> None:
+    del rig.leases.unvalued[lease.serial]
+    lease.value = (0.0,)
+
+
+def value_it_without_an_entry(rig: LeaseRig, lease: Lease) -> None:
+    lease.value = (0.0,)
+
+
+def file_it_twice(rig: LeaseRig, lease: Lease) -> None:
+    rig.leases.unvalued[99] = lease
+
+
+def miscount_tokens(rig: LeaseRig, lease: Lease) -> None:
+    rig.leases.budget.tokens += 1
+
+
+def miscount_leases(rig: LeaseRig, lease: Lease) -> None:
+    rig.leases.budget.leases -= 1
+
+
+def fill_a_heap(rig: LeaseRig, lease: Lease) -> None:
+    heap = rig.leases.deadlines
+    heap._entries += [(-1.0, 0)] * (2 * rig.leases.budget.max_leases + SPARE_ENTRIES + 1 - len(heap))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_its_node, "live but holds nothing"),
+        (lose_its_sequence, "live but holds nothing"),
+        (lose_its_deadline, "never expire"),
+        (lose_its_place, "never break"),
+        (lose_its_entry, "never break"),
+        (value_it_without_an_entry, "never break"),
+        (value_it_unseen, "never break, or would be valued in vain"),
+        (file_it_twice, "2 leases are to be valued, but only 1 are live"),
+        (miscount_tokens, "hold 1 tokens, 2 are counted"),
+        (miscount_leases, "1 leases are live, 0 are counted"),
+        (fill_a_heap, "145 entries in a heap of at most 64 leases"),
+    ],
+)
+def test_the_invariants_see_a_damaged_table(damage: Callable[[LeaseRig, Lease], None], message: str) -> None:
     rig = LeaseRig()
     lease = rig.grant(10.0)
     check_leases(rig.leases, rig.rig.cache)
-    lease.deadline = 5.0
-    with pytest.raises(InvariantError, match="never expire"):
+    damage(rig, lease)
+    with pytest.raises(InvariantError, match=message):
         check_leases(rig.leases, rig.rig.cache)
-    lease.deadline = 10.0
-    del rig.leases.unvalued[lease.serial]
-    with pytest.raises(InvariantError, match="never break"):
-        check_leases(rig.leases, rig.rig.cache)
+
+
+def test_a_heap_may_be_as_full_as_it_ever_gets() -> None:
+    rig = LeaseRig()
+    fill_a_heap(rig, rig.grant(10.0))
+    rig.leases.deadlines._entries.pop()
+    check_leases(rig.leases, rig.rig.cache)
+
+
+def test_the_invariants_count_partial_pages_of_leases_whole() -> None:
+    rig = CacheRig(page_size=4)
+    leases = LeaseTable(rig.cache, LeaseBudget(4, max_tokens=1024, max_leases=4), value=lease_value)
+    running = rig.start(np.arange(10, dtype=np.int32))
+    assert rig.compute(running)
+    rig.publish(running)
+    assert leases.grant(running.kv, LeaseTerms(10.0, 0.0)) is not None and leases.leased_tokens == 12
+    check_leases(leases, rig.cache)

@@ -74,7 +74,27 @@ def test_find_reports_the_same_without_splitting() -> None:
     leaf = add(tree, tree.root, ids(1, 2, 3, 4))
     node, whole, partial, common = tree.find(tree.root, "", ids(1, 2, 3, 9))
     assert (node, whole, partial, common) == (tree.root, 0, leaf, 8)
+    assert tree.find(tree.root, "", ids(1, 2, 3, 4, 5, 6)) == (leaf, 16, None, 0)
     assert tree.total_nodes == 1
+
+
+def test_a_path_is_cut_where_asked_at_any_depth() -> None:
+    for length in range(8):
+        tree = RadixTree(1)
+        node = tree.root
+        for first in (0, 2, 5):
+            node = add(tree, node, ids(*range(first, {0: 2, 2: 5, 5: 7}[first])))
+        found = tree.cut_path(node, length)
+        assert path(tree, found) == list(range(1000, 1000 + length)) and found.prefix_len == length
+        assert path(tree, node) == list(range(1000, 1007))
+        assert tree.total_nodes == (3 if length in (0, 2, 5, 7) else 4)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_a_node_names_its_first_four_tokens(count: int) -> None:
+    node = add(RadixTree(1), RadixTree(1).root, ids(*range(count)))
+    head = {1: "[0]", 4: "[0 1 2 3]", 5: "[0 1 2 3 …]"}[count]
+    assert repr(node) == f"node #1 {head} tokens={count} lock_ref=0 children=0 last_access=0"
 
 
 @pytest.mark.parametrize("page", [2, 4, 16])
@@ -122,6 +142,15 @@ def test_a_split_part_is_locked_once_if_the_lower_part_is(locks: int) -> None:
     assert upper.lock_ref == (1 if locks else 0)
 
 
+def test_a_split_leaves_something_on_both_sides() -> None:
+    tree = RadixTree(1)
+    leaf = add(tree, tree.root, ids(1, 2, 3))
+    for node, count in ((leaf, 0), (leaf, 3), (tree.root, 0)):
+        with pytest.raises(AssertionError):
+            tree.split(node, count)
+    assert tree.total_nodes == 1
+
+
 def test_split_parts_do_not_keep_each_others_memory() -> None:
     tree = RadixTree(1)
     leaf = add(tree, tree.root, ids(*range(1000)))
@@ -134,8 +163,11 @@ def test_a_removed_leaf_is_gone_and_knows_it() -> None:
     tree = RadixTree(1)
     a = add(tree, tree.root, ids(1, 2))
     b = add(tree, a, ids(3))
+    for node in (a, tree.root):
+        with pytest.raises(AssertionError):
+            tree.remove_leaves([node])
     tree.remove_leaves([b])
-    assert b.parent is None and a.device_children == 0
+    assert b.parent is None and not b.on_device and a.device_children == 0
     assert tree.total_nodes == 1
     assert tree.match(tree.root, "", ids(1, 2, 3)) is a
 

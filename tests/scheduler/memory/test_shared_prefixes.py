@@ -137,6 +137,22 @@ def test_the_same_tail_behind_another_prefix_is_not_the_same_prompt(alike: bool)
 
 
 @PAGES
+def test_nobody_waits_for_one_that_has_ended(page_size: int) -> None:
+    scene = Scene(1, page_size)
+    params = SamplingParams(max_new_tokens=4, temperature=0.0)
+    prompt = prompt_of(200, 1)
+    first, second, third = (
+        scene.harness.scheduler.add(make_spec(f"r{number}", prompt, params), 0.0)[0] for number in range(3)
+    )
+    shared = SharedPrefixes(scene.harness.cache, MIN)
+    assert open_request(scene.harness, first)
+    shared.add(first)
+    assert shared.will_be_cached(second)
+    scene.harness.scheduler._memory.close(first, None)
+    assert not shared.will_be_cached(second) and not shared.will_be_cached(third)
+
+
+@PAGES
 def test_what_was_found_of_a_waiting_prompt_may_be_gone_when_it_is_admitted(page_size: int) -> None:
     """Evicted, or dropped: the look-up begins at the root again, and the output is right."""
     for how in ("evict", "drop", "nothing"):

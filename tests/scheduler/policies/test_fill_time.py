@@ -41,6 +41,15 @@ def test_what_was_measured_long_ago_fades() -> None:
     assert fill.seconds == pytest.approx(1000 * 0.1 / (WINDOW_TOKENS // 2), rel=0.01)
 
 
+def test_counts_are_halved_once_they_pass_the_window() -> None:
+    window, fill = WINDOW_TOKENS, FillTime(WINDOW_TOKENS)
+    fill.step_done(window, 0.0, 8.0)  # just full
+    fill.step_done(window // 2, 8.0, 9.0)
+    assert fill.seconds == pytest.approx(9.0 / 1.5)
+    fill.step_done(window // 4, 9.0, 9.5)  # the 9 s count half now
+    assert fill.seconds == pytest.approx((4.5 + 0.5) / (0.75 + 0.25))
+
+
 def test_a_flag_overrides_the_measurement() -> None:
     fill = FillTime(1000, fixed=3.0)
     fill.step_done(1_000_000, 0.0, 99.0)

@@ -1,0 +1,142 @@
+"""Mutation testing of radix/, scheduler/ and memory_pool/ with mutmut: ``make mutants``; see docs/mutants.md.
+
+A mutant is judged by the tests of its own layer that reach its function, quickest first. mutmut knows a module by its
+path, so it works in a folder where ``baton`` lies below ``src``: build/mutants/LAYER. What it found out is kept there
+and a later run goes on from it; a function that was changed is tested again.
+"""
+
+# pyright: reportMissingImports=false
+# mutmut is in an extra of its own.
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).parent.parent.parent
+WORK = ROOT / "build" / "mutants"
+LAYERS = ("radix", "memory_pool", "scheduler")
+COPIED = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
+MEMORY_LIMIT = 12 * 2**30
+"""Bytes of address space: a mutant that loops for ever may also grow for ever."""
+
+CONFIG = """\
+[mutmut]
+source_paths = src/baton/{layer}
+also_copy =
+{copies}
+pytest_add_cli_args_test_selection = tests/{layer}
+pytest_add_cli_args =
+    -m
+    not slow and not gpu and not process and not equality
+    -p
+    no:cacheprovider
+    --hypothesis-profile=ci
+    -o
+    timeout=20
+{deselected}
+timeout_multiplier = 2
+timeout_constant = 10
+use_git_change_detection = false
+"""
+
+_LEASE_ORDER = "tests/radix/test_lease_order.py::test_expiry_and_breaking_equal_a_look_at_all_leases"
+TOO_SLOW = (
+    "tests/radix/test_eviction.py::test_100_000_leaves_go_in_order",
+    "tests/radix/test_lease.py::test_leased_tokens_count_shared_pages_once_whatever_happens[1]",
+    "tests/radix/test_lease.py::test_leased_tokens_count_shared_pages_once_whatever_happens[4]",
+    *(f"{_LEASE_ORDER}[{seed}-" for seed in (1, 2, 3, 4)),
+    "tests/scheduler/test_ranks.py::test_two_schedulers_on_one_message_log[1-",
+    "tests/scheduler/test_scheduler.py::test_output_is_the_models[1-1-",
+    "tests/scheduler/test_simulation.py::test_simulation_of_steps_that_fail[0-",
+    *(f"tests/scheduler/test_simulation.py::test_simulation[{seed}-" for seed in (2, 3)),
+)
+"""Beginnings of test names. Each takes many times as long as the same test of other seeds or pages, which stays; every
+survivor would pay for them."""
+
+
+def prepare(layer: str) -> Path:
+    """The folder in which mutmut works on a layer, made if need be."""
+    folder = WORK / layer
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in {"src": ".typing", "tests": "tests", "pyproject.toml": "pyproject.toml"}.items():
+        link = folder / name
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath(ROOT / target, folder))
+    copies = "\n".join(f"    src/baton/{other}" for other in COPIED if other != layer)
+    deselected = "\n".join(f"    --deselect={test}" for test in TOO_SLOW if test.startswith(f"tests/{layer}/"))
+    (folder / "setup.cfg").write_text(CONFIG.format(layer=layer, copies=copies, deselected=deselected))
+    return folder
+
+
+def run_layer(layer: str, targets: list[str], again: bool) -> None:
+    """Test the mutants of a layer whose files begin with any target. again: survivors, too, as if they were new."""
+    os.chdir(prepare(layer))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    from messages import leave_out_messages
+    from mutmut import __main__ as mutmut
+
+    leave_out_messages()
+    every = mutmut.collect_source_file_mutation_data
+
+    def those_wanted(*, mutant_names):
+        # Names given to mutmut itself would be tested again each time, and a run that was ended could not go on.
+        mutants, files = every(mutant_names=mutant_names)
+        prefixes = tuple(f"src/baton/{target}" for target in targets)
+        wanted = [entry for entry in mutants if str(entry[0].path).startswith(prefixes)]
+        return [(file, name, None if again and code in (0, 33) else code) for file, name, code in wanted], files
+
+    with mock.patch.object(mutmut, "collect_source_file_mutation_data", those_wanted):
+        mutmut._run((), 1)
+
+
+def report(layer: str) -> dict[str, list[str]]:
+    """What is known of each file's mutants; the survivors' differences are written to survivors.txt."""
+    os.chdir(prepare(layer))
+    from mutmut.__main__ import collect_source_file_mutation_data
+    from mutmut.configuration import reset_config
+    from mutmut.mutation.diff_apply import get_diff_for_mutant
+    from mutmut.stats import status_by_exit_code
+
+    reset_config()
+    found: dict[str, list[str]] = {}
+    differences: list[str] = []
+    for file, name, code in collect_source_file_mutation_data(mutant_names=())[0]:
+        status = status_by_exit_code[code]
+        found.setdefault(str(file.path).removeprefix("src/baton/"), []).append(status)
+        if status not in ("killed", "timeout", "not checked"):
+            differences.append(f"# {name}: {status}\n{get_diff_for_mutant(name, path=file.path)}")
+    Path("survivors.txt").write_text("\n".join(differences))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "targets", nargs="*", default=LAYERS, help="layers, folders or files in them; all layers if none"
+    )
+    parser.add_argument("--again", action="store_true", help="test survivors once more: the tests have changed")
+    parser.add_argument("--report", action="store_true", help="run nothing, only show what is known")
+    options = parser.parse_args()
+    if wrong := [target for target in options.targets if target.split("/")[0] not in LAYERS]:
+        parser.error(f"{wrong[0]!r} is in none of {', '.join(LAYERS)}")
+    targets = {layer: [t for t in options.targets if t.split("/")[0] == layer] for layer in LAYERS}
+    layers = [layer for layer in LAYERS if targets[layer]]
+    if not options.report and len(layers) > 1:
+        for layer in layers:  # mutmut keeps what it knows in globals: one process each
+            more = ["--again"] if options.again else []
+            subprocess.run([sys.executable, __file__, *targets[layer], *more], check=True)
+    elif not options.report:
+        run_layer(layers[0], targets[layers[0]], options.again)
+    from scores import count_by_folder, score_table
+
+    found = {file: statuses for layer in layers for file, statuses in report(layer).items()}
+    print(f"\n{score_table(count_by_folder(found))}\n\nsurvivors: {WORK.relative_to(ROOT)}/*/survivors.txt")
+
+
+if __name__ == "__main__":
+    main()
