@@ -31,6 +31,22 @@ def test_stop_ids_are_bounded() -> None:
         SamplingParams(stop_token_ids=ids)
 
 
+def test_more_samples_than_the_queue_ever_holds_are_no_matter_of_waiting() -> None:
+    """429 would have the client come back for ever."""
+    harness = Harness(max_queued_requests=4, leases=2)
+    with pytest.raises(RequestRefused, match="n is 5, and the queue holds 4 requests") as refusal:
+        harness.add("r", prompt_of(5), n=5)
+    assert refusal.value.status == 400 and refusal.value.param == "n"
+    harness.add("r", prompt_of(5), n=4)
+    with pytest.raises(RequestRefused, match="4 requests wait already") as refusal:
+        harness.add("late", prompt_of(5))
+    assert refusal.value.status == 429
+    with pytest.raises(RequestRefused, match="n is 7, and the queue holds 6 requests") as refusal:
+        harness.continue_from("r", "child", [1], n=7)
+    assert refusal.value.status == 400
+    harness.run()
+
+
 def seeds(random_seed: int | None) -> list[int]:
     harness = Harness(random_seed=random_seed)
     sampling = SamplingParams(max_new_tokens=2)
