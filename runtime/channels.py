@@ -101,7 +101,16 @@ class Sender:
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; never blocks. It is dropped if the receiver has closed: its owner has ended, and the
         supervisor ends the rest."""
-        self._send(self._encoder.encode(message))
+        self.send_packed(self.packed(message))
+
+    def packed(self, message: msgspec.Struct) -> bytes:
+        """The message as `send_packed` takes it. Raises OverflowError or UnicodeEncodeError for values that fit no
+        message."""
+        return self._encoder.encode(message)
+
+    def send_packed(self, frame: bytes) -> None:
+        """As `send`, in two steps: this one cannot fail."""
+        self._send(frame)
 
     def wake(self) -> None:
         """End the receiver's poll now, with no message."""

@@ -171,9 +171,10 @@ class TokenizerManager:
             if prompt.rid in rids:
                 raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
             rids.add(prompt.rid)
+        frames = list(map(self._sender.packed, specs))  # all of them first: what cannot be packed leaves nothing open
         answer = Answer(prompts, started, self._abandon, self.tokenizer.token_text)
         first = 0
-        for prompt, spec in zip(prompts, specs, strict=True):
+        for prompt, spec, frame in zip(prompts, specs, frames, strict=True):
             n = prompt.sampling.n
             meter = RequestMeter(self.metrics, prompt, started=started, streams=spec.stream)
             self._open[prompt.rid] = _OpenRequest(answer, prompt, first, unfinished=n, meter=meter)
@@ -181,7 +182,7 @@ class TokenizerManager:
             self.metrics.num_requests.inc()
             if prompt.continuation is None:
                 self.metrics.prompt_tokens.inc(len(unpack_ids(spec.input_ids)))
-            self._sender.send(spec)
+            self._sender.send_packed(frame)
         self._emptied.clear()
         return answer
 

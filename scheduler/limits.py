@@ -114,14 +114,22 @@ def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: in
 
 
 def check_queue(spec: RequestSpec, queued: int, config: SchedulerConfig) -> None:
-    """Raises RequestRefused if the queue is full. Continuations may exceed its limit by the number of leases: whoever
-    comes back for a lease is not locked out by newcomers.
+    """Raises RequestRefused if the queue is full: 429, or 400 for more sequences than an empty queue holds.
+
+    Continuations may exceed its limit by the number of leases: whoever comes back for a lease is not locked out by
+    newcomers.
 
     queued: sequences that wait for admission or for their parent.
     """
     limit = config.max_queued_requests
     most = limit + (config.max_leased_requests if spec.continuation is not None else 0)
-    if limit and queued + spec.sampling.num_requests > most:
+    wanted = spec.sampling.num_requests
+    if limit and wanted > most:
+        raise RequestRefused(
+            f"n is {wanted}, and the queue holds {most} requests (--max-queued-requests); ask for {most} or less",
+            param="n",
+        )
+    if limit and queued + wanted > most:
         raise RequestRefused(
             f"{queued} requests wait already, and the queue holds {limit} (--max-queued-requests); try again later",
             status=429,

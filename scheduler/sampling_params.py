@@ -18,6 +18,15 @@ MAX_SEQUENCES = 512
 MAX_STOP_TOKEN_IDS = 1024
 """Each step looks them up, or bans them."""
 
+MAX_STOP_STRINGS = 256
+"""The text of each new token is searched for each of them."""
+
+MAX_STOP_CHARS = 16_384
+"""Of all stop strings together. They are sent along with each sequence."""
+
+MAX_LOGIT_BIAS = 1024
+"""Entries. They are gathered whenever the sequences that sample together change, a beam search's in each step."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. Raises ValueError naming the field, the value and the fix.
@@ -87,8 +96,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("n", f"use 1 to {MAX_SEQUENCES}")
         if self.stop and not all(self.stop):
             self._refuse("stop", "an empty stop string would end every output at once; drop it")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"stop has {len(self.stop)} strings; use at most {MAX_STOP_STRINGS}")
+        if self.stop and (length := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise ValueError(f"stop has {length} characters in all; use at most {MAX_STOP_CHARS}")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise ValueError(f"stop_token_ids has {len(self.stop_token_ids)} ids; use at most {MAX_STOP_TOKEN_IDS}")
+        if self.logit_bias and len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"logit_bias has {len(self.logit_bias)} entries; use at most {MAX_LOGIT_BIAS}")
         if self.logit_bias and not all(-100.0 <= value <= 100.0 for value in self.logit_bias.values()):
             self._refuse("logit_bias", "use values in [-100, 100]")
         if self.seed is not None and not 0 <= self.seed < 2**63:

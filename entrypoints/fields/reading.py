@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MAX_RID_CHARS = 512
 
+MAX_INT = 2**63 - 1
+"""Larger numbers do not fit the messages between the processes."""
+
 RESPONSE_ID_PREFIX = "cmpl-"
 """An OpenAI response id is this prefix and a rid; both name the same request."""
 
@@ -52,7 +55,9 @@ def refuse_unserved(
 
 
 def typed(value: Any, kind: type[T], name: str) -> T:
-    """The value, which must have exactly this JSON type; a whole number passes as a float."""
+    """The value, which must have exactly this JSON type; a whole number passes as a float. It must fit 64 bits."""
+    if type(value) is int and not -MAX_INT <= value <= MAX_INT and kind in _NUMBERS:
+        raise RequestRefused(f"{name} is {shown(value)}; use a number of less than 64 bits", param=name)
     if kind is float and type(value) is int:
         return kind(value)
     if type(value) is not kind:
@@ -60,6 +65,7 @@ def typed(value: Any, kind: type[T], name: str) -> T:
     return value
 
 
+_NUMBERS: tuple[type, ...] = (int, float)
 _A_KIND = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 

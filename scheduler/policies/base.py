@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...radix.lease import Lease, LeaseState
 from ..request import Request
 from .fill_time import FillTime
+
+
+@dataclass(slots=True, eq=False)
+class _Overtaken:
+    """A waiting request, and how many later ones have been admitted since it was first seen as the oldest."""
+
+    request: Request
+    times: int = 0
 
 
 class BasePolicy(ABC):
@@ -26,9 +35,9 @@ class BasePolicy(ABC):
         self._head: Request | None = None
         """The first waiting request without a lease; children have passed it ``_passes`` times."""
         self._passes = 0
-        self._oldest: Request | None = None
-        """The oldest waiting request; later ones have overtaken it ``_overtakes`` times."""
-        self._overtakes = 0
+        self._overtaken: list[_Overtaken] = []
+        """The oldest waiting request last. Before it stand those that were the oldest until an older one came back:
+        their counts go on."""
 
     @abstractmethod
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
@@ -37,8 +46,8 @@ class BasePolicy(ABC):
     def order(self, waiting: list[Request], now: float) -> list[Request]:
         """As ranked, but a higher priority comes first, and among equals children for which a lease waits: they cost
         little and free the lease. The oldest request comes first once it has been overtaken often enough."""
-        if waiting and waiting[0] is not self._oldest:
-            self._oldest, self._overtakes = waiting[0], 0
+        if waiting and not (self._overtaken and self._overtaken[-1].request is waiting[0]):
+            self._note_oldest(waiting[0])
         if len(waiting) == 1:
             return waiting
         order, overdue = self._by_wish(waiting, now), self.overdue
@@ -48,7 +57,15 @@ class BasePolicy(ABC):
 
     @property
     def overdue(self) -> Request | None:
-        return self._oldest if self._overtakes >= self.max_overtakes else None
+        oldest = self._overtaken[-1] if self._overtaken else None
+        return oldest.request if oldest is not None and oldest.times >= self.max_overtakes else None
+
+    def _note_oldest(self, oldest: Request) -> None:
+        noted = self._overtaken
+        while noted and noted[-1].request.serial < oldest.serial:
+            noted.pop()  # it waits no more
+        if not noted or noted[-1].request is not oldest:
+            noted.append(_Overtaken(oldest))
 
     def _by_wish(self, waiting: list[Request], now: float) -> list[Request]:
         ranked = self.rank(waiting, now)
@@ -69,8 +86,8 @@ class BasePolicy(ABC):
         """Count whom the request has passed."""
         if self._head is not None and request.inheritance is not None:
             self._passes += request.serial > self._head.serial
-        if self._oldest is not None:
-            self._overtakes += request.serial > self._oldest.serial
+        for noted in self._overtaken:
+            noted.times += request.serial > noted.request.serial
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
         """The newest of the lowest priority. Never the oldest of all while there is another: so somebody gets on."""

@@ -150,6 +150,19 @@ def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
+def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokenizer) -> None:
+    """A lone surrogate, from a program that uses the Engine: its rid would stay taken, and no drain would end."""
+
+    async def body(backend: Backend) -> None:
+        with pytest.raises(UnicodeEncodeError):
+            await backend.manager.open([prompt("a"), prompt("\ud800")], stream=False)
+        assert backend.manager.num_open == 0 and backend.received() == []
+        with await backend.manager.open([prompt("a")], stream=False):
+            await backend.output("a", "x", LENGTH)
+
+    check(tokenizer, body)
+
+
 def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         for work in (backend.manager.open([prompt()], stream=False), backend.manager.control.flush_cache()):

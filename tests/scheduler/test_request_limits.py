@@ -9,7 +9,13 @@ from specs import make_spec
 
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import LogprobOptions
-from baton.scheduler.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from baton.scheduler.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 
 
 @pytest.mark.parametrize("beam_width", [None, 4])
@@ -29,6 +35,40 @@ def test_stop_ids_are_bounded() -> None:
     SamplingParams(stop_token_ids=ids[1:])
     with pytest.raises(ValueError, match="stop_token_ids has 1025 ids; use at most 1024"):
         SamplingParams(stop_token_ids=ids)
+
+
+def test_stop_strings_are_bounded() -> None:
+    """One request with 300,000 of them stretched everybody's steps to more than a second."""
+    stop = tuple(f"@{number}" for number in range(MAX_STOP_STRINGS + 1))
+    SamplingParams(stop=stop[1:])
+    with pytest.raises(ValueError, match="stop has 257 strings; use at most 256"):
+        SamplingParams(stop=stop)
+    SamplingParams(stop=("a" * MAX_STOP_CHARS,))
+    with pytest.raises(ValueError, match="stop has 16385 characters in all; use at most 16384"):
+        SamplingParams(stop=("a" * MAX_STOP_CHARS, "b"))
+
+
+def test_logit_biases_are_bounded() -> None:
+    bias = dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0)
+    SamplingParams(logit_bias=bias)
+    with pytest.raises(ValueError, match="logit_bias has 1025 entries; use at most 1024"):
+        SamplingParams(logit_bias=bias | {MAX_LOGIT_BIAS: 1.0})
+
+
+def test_more_samples_than_the_queue_ever_holds_are_no_matter_of_waiting() -> None:
+    """429 would have the client come back for ever."""
+    harness = Harness(max_queued_requests=4, leases=2)
+    with pytest.raises(RequestRefused, match="n is 5, and the queue holds 4 requests") as refusal:
+        harness.add("r", prompt_of(5), n=5)
+    assert refusal.value.status == 400 and refusal.value.param == "n"
+    harness.add("r", prompt_of(5), n=4)
+    with pytest.raises(RequestRefused, match="4 requests wait already") as refusal:
+        harness.add("late", prompt_of(5))
+    assert refusal.value.status == 429
+    with pytest.raises(RequestRefused, match="n is 7, and the queue holds 6 requests") as refusal:
+        harness.continue_from("r", "child", [1], n=7)
+    assert refusal.value.status == 400
+    harness.run()
 
 
 def seeds(random_seed: int | None) -> list[int]:

@@ -189,6 +189,29 @@ class TestOvertaking:
         next_oldest = waiting_request(5000)
         assert policy.order([next_oldest], 0.0) == [next_oldest] and policy.overdue is None
 
+    def test_an_older_one_that_comes_back_does_not_set_the_count_back(self) -> None:
+        """Retracted, or woken by its parent's end: it would be a way to have somebody passed for ever."""
+        policy, again, oldest = fcfs(), waiting_request(0, priority=1), waiting_request(1)
+        for number in range(2, 2 + policy.max_overtakes):
+            if number % 50 == 0:
+                assert policy.order([again, oldest], 0.0) == [again, oldest]
+                policy.admitted(again, 0.0)
+            urgent = waiting_request(number, priority=3)
+            assert policy.order([oldest, urgent], 0.0)[0] is urgent
+            policy.admitted(urgent, 0.0)
+        assert policy.order([oldest, waiting_request(9999, priority=3)], 0.0)[0] is policy.overdue is oldest
+
+    def test_who_passes_the_one_that_came_back_passes_both(self) -> None:
+        policy, again, oldest = fcfs(), waiting_request(0), waiting_request(1)
+        assert policy.order([oldest], 0.0) == [oldest]
+        for number in range(2, 2 + policy.max_overtakes):
+            urgent = waiting_request(number, priority=3)
+            assert policy.order([again, oldest, urgent], 0.0)[0] is urgent
+            policy.admitted(urgent, 0.0)
+        assert policy.order([again, oldest], 0.0)[0] is policy.overdue is again
+        policy.admitted(again, 0.0)
+        assert policy.order([oldest, waiting_request(9999, priority=3)], 0.0)[0] is policy.overdue is oldest
+
     def test_an_order_of_the_policys_own_is_bound_too(self) -> None:
         policy, oldest, middle = NewestFirst(FILL_TIME), waiting_request(0), waiting_request(1)
         for number in range(2, 2 + policy.max_overtakes):

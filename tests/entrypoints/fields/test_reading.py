@@ -1,0 +1,31 @@
+"""Values of the right JSON type that nobody can use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.native.generate import parse_generate
+from baton.scheduler.outcome import RequestRefused
+
+HUGE = 2**64
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("retain_n", {"text": "a", "retain_ttl": 1, "retain_n": HUGE}),
+        ("retain_ttl", {"text": "a", "retain_ttl": 10**400}),
+        ("continuation_index", {"continuation_of": "p", "continuation_index": HUGE}),
+        ("logprob_start_len", {"continuation_of": "p", "return_logprob": True, "logprob_start_len": HUGE}),
+        ("top_logprobs_num", {"text": "a", "return_logprob": True, "top_logprobs_num": -HUGE}),
+        ("priority", {"text": "a", "priority": HUGE}),
+    ],
+)
+def test_numbers_that_fit_no_message_are_refused(name: str, fields: dict[str, Any]) -> None:
+    """They would be found out when the message to the worker is packed: after the request has been noted as open, which
+    it then is for ever."""
+    with pytest.raises(RequestRefused, match=f"{name} is .*; use a number of less than 64 bits") as refusal:
+        parse_generate(fields)
+    assert refusal.value.status == 400 and refusal.value.param == name
