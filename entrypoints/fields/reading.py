@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MAX_RID_CHARS = 512
 
+MAX_NAME_CHARS = 128
+"""Of an unknown field, as far as it is looked at."""
+
 RESPONSE_ID_PREFIX = "cmpl-"
 """An OpenAI response id is this prefix and a rid; both name the same request."""
 
@@ -37,6 +40,11 @@ def refuse_unserved(
         if name in served or name in without_effect:
             continue
         if name not in unsupported:
+            if len(name) > MAX_NAME_CHARS:  # the search for near names takes time and memory with every character
+                raise RequestRefused(
+                    f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",
+                    code="unknown_field",
+                )
             near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
             hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
             raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")

@@ -176,6 +176,18 @@ def test_a_declared_size_is_refused_unread(server: ServerUnderTest) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/generate", {"x" * 10**6: 1}), ("/tokenize", {"x" * 10**6: 1}), ("/flush_cache", {"x" * 10**6: 1}),
+     ("/generate", {"text": "a", "sampling_params": {"x" * 10**6: 1}}),
+     ("/generate", {"text": "a", "sampling_params": {"stop": ["", "x" * 10**4]}}),
+     ("/tokenize", {"prompt": "a", "model": "x" * 10**6}), ("/detokenize", {"tokens": ["x" * 10**6]})],
+)  # fmt: skip
+def test_an_error_does_not_repeat_megabytes(server: ServerUnderTest, path: str, fields: dict) -> None:
+    response = server.client.post(path, json=fields)
+    assert 400 <= response.status_code < 500 and len(response.content) < 5_000
+
+
 def test_a_text_that_can_never_fit_is_refused_by_its_length(server: ServerUnderTest) -> None:
     error = error_of(server.generate(text="word " * 600_000), 400)
     assert error["code"] == "context_length_exceeded" and "3000000 characters" in error["message"]
