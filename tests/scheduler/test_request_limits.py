@@ -9,7 +9,7 @@ from specs import make_spec
 
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import LogprobOptions
-from baton.scheduler.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from baton.scheduler.sampling_params import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, SamplingParams
 
 
 @pytest.mark.parametrize("beam_width", [None, 4])
@@ -29,6 +29,21 @@ def test_stop_ids_are_bounded() -> None:
     SamplingParams(stop_token_ids=ids[1:])
     with pytest.raises(ValueError, match="stop_token_ids has 1025 ids; use at most 1024"):
         SamplingParams(stop_token_ids=ids)
+
+
+def test_stop_strings_are_bounded() -> None:
+    strings = tuple(f"stop {number}" for number in range(MAX_STOPS + 1))
+    SamplingParams(stop=strings[1:])
+    with pytest.raises(ValueError, match="stop has 129 strings; use at most 128"):
+        SamplingParams(stop=strings)
+    SamplingParams(stop=("a", "b" * (MAX_STOP_CHARS - 1)))
+    with pytest.raises(ValueError, match="stop has 16385 characters; use at most 16384 in all"):
+        SamplingParams(stop=("a", "b" * MAX_STOP_CHARS))
+
+
+def test_the_name_of_an_item_trie_is_bounded() -> None:
+    with pytest.raises(ValueError, match="item_trie has 129 characters"):
+        SamplingParams(item_trie="x" * 129)
 
 
 def seeds(random_seed: int | None) -> list[int]:
