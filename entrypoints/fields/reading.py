@@ -60,7 +60,10 @@ def refuse_unserved(
 
 
 def typed(value: Any, kind: type[T], name: str) -> T:
-    """The value, which must have exactly this JSON type; a whole number passes as a float."""
+    """The value, which must have exactly this JSON type; a whole number passes as a float, and has 64 bits at most:
+    messages to the worker hold no more."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise RequestRefused(f"{name} is {shown(value)}; it takes 64 bits at most", param=name)
     if kind is float and type(value) is int:
         return kind(value)
     if type(value) is not kind:

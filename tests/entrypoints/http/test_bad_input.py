@@ -53,6 +53,8 @@ pytestmark = pytest.mark.process
         ({"text": "a", "rid": ["x"]}, "rid", "1 names for 1 prompts"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len", "1 tokens"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num", "257"),
+        ({"continuation_of": "x", "continuation_index": 10**30}, "continuation_index", "64 bits"),
+        ({"text": "a", "retain_n": 10**30}, "retain_n", "64 bits"),
         ({"text": "a", "rid": "too-large"}, "text", "it can never fit"),
     ],
 )  # fmt: skip
