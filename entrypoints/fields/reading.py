@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MAX_RID_CHARS = 512
 
+_SHOWN_CHARS = 60
+"""Of a value in an error."""
+
 MAX_NAME_CHARS = 128
 """Of an unknown field, as far as it is looked at."""
 
@@ -76,11 +79,13 @@ _A_KIND = {bool: "true or false", int: "a whole number", float: "a number", str:
 
 def shown(value: Any) -> str:
     """The value as the caller wrote it, cut to a readable length."""
+    if isinstance(value, str | list):
+        value = value[:_SHOWN_CHARS]  # before it is encoded: it may have megabytes
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, UnicodeEncodeError):
         text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def one_of(value: Any, choices: tuple[str, ...], name: str) -> Any:
@@ -123,7 +128,7 @@ def check_model(name: Any, served: str) -> None:
     """Refuse a ``model`` that is not the one served; None passes."""
     if name is not None and name != served:
         raise RequestRefused(
-            f"model {name!r} is not served here; this server has {served!r}",
+            f"model {shown(name)} is not served here; this server has {served!r}",
             status=404,
             code="model_not_found",
             param="model",

@@ -190,6 +190,12 @@ def test_an_error_does_not_repeat_megabytes(server: ServerUnderTest, path: str, 
     assert 400 <= response.status_code < 500 and len(response.content) < 5_000
 
 
+def test_a_list_to_detokenize_is_as_long_as_the_context(server: ServerUnderTest) -> None:
+    assert server.client.post("/detokenize", json={"tokens": [[97] * 4096] * 2}).status_code == 200
+    error = error_of(server.client.post("/detokenize", json={"tokens": [[97] * 4097]}), 400)
+    assert error["param"] == "tokens" and "4097 ids; the context has 4096" in error["message"]
+
+
 def test_a_text_that_can_never_fit_is_refused_by_its_length(server: ServerUnderTest) -> None:
     error = error_of(server.generate(text="word " * 600_000), 400)
     assert error["code"] == "context_length_exceeded" and "3000000 characters" in error["message"]
