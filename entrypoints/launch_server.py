@@ -156,7 +156,9 @@ class _Server:
             await self._drain()
         except Exception as error:
             # Answer the clients that wait before HTTP closes.
-            self._manager.fail_all(RequestRefused(f"the server failed: {error}", status=503, code="server_failed"))
+            failed = RequestRefused(f"the server failed: {error}", status=503, code="server_failed")
+            self._manager.fail_all(failed)
+            self._http.refuse_uploads(failed)
             raise
         finally:
             for task in tasks:

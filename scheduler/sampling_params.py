@@ -18,14 +18,15 @@ MAX_SEQUENCES = 512
 MAX_STOP_TOKEN_IDS = 1024
 """Each step looks them up, or bans them."""
 
-MAX_STOP_STRINGS = 256
-"""The text of each new token is searched for each of them."""
-
-MAX_STOP_CHARS = 16_384
-"""Of all stop strings together. They are sent along with each sequence."""
+MAX_STOPS, MAX_STOP_CHARS = 128, 16_384
+"""Stop strings, and their characters together: each token of each sequence is searched for every one, in two processes.
+"""
 
 MAX_LOGIT_BIAS = 1024
 """Entries. They are gathered whenever the sequences that sample together change, a beam search's in each step."""
+
+_MAX_NAME_CHARS = 128
+"""Of an item trie; none has a longer one."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -94,12 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("repetition_penalty", "use a value in (0, 2]; 1 is off")
         if not 1 <= self.n <= MAX_SEQUENCES:
             self._refuse("n", f"use 1 to {MAX_SEQUENCES}")
-        if self.stop and not all(self.stop):
-            self._refuse("stop", "an empty stop string would end every output at once; drop it")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise ValueError(f"stop has {len(self.stop)} strings; use at most {MAX_STOP_STRINGS}")
-        if self.stop and (length := sum(map(len, self.stop))) > MAX_STOP_CHARS:
-            raise ValueError(f"stop has {length} characters in all; use at most {MAX_STOP_CHARS}")
+        self._check_stops()
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise ValueError(f"stop_token_ids has {len(self.stop_token_ids)} ids; use at most {MAX_STOP_TOKEN_IDS}")
         if self.logit_bias and len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -109,6 +105,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seed is not None and not 0 <= self.seed < 2**63:
             self._refuse("seed", "use 0 to 2**63 - 1")
         if self.item_trie is not None:
+            if len(self.item_trie) > _MAX_NAME_CHARS:
+                raise ValueError(
+                    f"item_trie has {len(self.item_trie)} characters; names have at most {_MAX_NAME_CHARS}"
+                )
             if self.item_trie == "":
                 self._refuse("item_trie", "name a loaded trie, or leave it out")
             if self.min_new_tokens > 0:
@@ -137,6 +137,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, off in (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0)):
             if getattr(self, name) != off:
                 self._refuse(name, "a beam search compares log-probabilities; leave it out")
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise ValueError(f"stop has {len(self.stop)} strings; use at most {MAX_STOPS}")
+        if (length := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise ValueError(f"stop has {length} characters; use at most {MAX_STOP_CHARS} in all strings together")
+        if not all(self.stop):
+            self._refuse("stop", "an empty stop string would end every output at once; drop it")
 
     def _refuse(self, field: str, fix: str) -> NoReturn:
         raise ValueError(f"{field} is {getattr(self, field)!r}; {fix}")

@@ -21,6 +21,12 @@ MAX_RID_CHARS = 512
 MAX_INT = 2**63 - 1
 """Larger numbers do not fit the messages between the processes."""
 
+_SHOWN_CHARS = 60
+"""Of a value in an error."""
+
+MAX_NAME_CHARS = 128
+"""Of an unknown field, as far as it is looked at."""
+
 RESPONSE_ID_PREFIX = "cmpl-"
 """An OpenAI response id is this prefix and a rid; both name the same request."""
 
@@ -40,6 +46,11 @@ def refuse_unserved(
         if name in served or name in without_effect:
             continue
         if name not in unsupported:
+            if len(name) > MAX_NAME_CHARS:  # the search for near names takes time and memory with every character
+                raise RequestRefused(
+                    f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",
+                    code="unknown_field",
+                )
             near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
             hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
             raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
@@ -71,11 +82,13 @@ _A_KIND = {bool: "true or false", int: "a whole number", float: "a number", str:
 
 def shown(value: Any) -> str:
     """The value as the caller wrote it, cut to a readable length."""
+    if isinstance(value, str | list):
+        value = value[:_SHOWN_CHARS]  # before it is encoded: it may have megabytes
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, UnicodeEncodeError):
         text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def one_of(value: Any, choices: tuple[str, ...], name: str) -> Any:
@@ -118,7 +131,7 @@ def check_model(name: Any, served: str) -> None:
     """Refuse a ``model`` that is not the one served; None passes."""
     if name is not None and name != served:
         raise RequestRefused(
-            f"model {name!r} is not served here; this server has {served!r}",
+            f"model {shown(name)} is not served here; this server has {served!r}",
             status=404,
             code="model_not_found",
             param="model",

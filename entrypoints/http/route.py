@@ -45,8 +45,8 @@ class RouteTable:
         for route in routes:
             for method in route.methods:
                 self._exact[route.path, method] = route
-            if "{" in route.path:
-                self._patterns.append((compile_path(route.path)[0], route))
+            # Of every route: the framework's patterns also take a path with a newline at its end.
+            self._patterns.append((compile_path(route.path)[0], route))
 
     def find(self, path: str, method: str) -> Route | None:
         """None where the framework will answer 404 or 405."""

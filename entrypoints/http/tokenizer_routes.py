@@ -65,6 +65,12 @@ class TokenizerRoutes:
             raise RequestRefused(
                 f"tokens holds {total} ids; send at most {MAX_TOKENS_OF_CALL} at a time", param="tokens"
             )
+        # The library holds the GIL while it decodes a list.
+        longest, context = max(map(len, lists), default=0), self._manager.worker_info["context_length"]
+        if longest > context:
+            raise RequestRefused(
+                f"tokens holds a list of {longest} ids; the context has {context}: split it", param="tokens"
+            )
         vocab = self._manager.tokenizer.vocab_size
         for token_id in (item for ids in lists for item in ids):
             if type(token_id) is not int or not 0 <= token_id < vocab:

@@ -244,6 +244,18 @@ def test_uploads_end_quietly_in_a_drain(start: Any) -> None:
     assert "Traceback" not in server.log and " ERROR " not in server.log
 
 
+def test_uploads_hear_of_the_death_of_a_child(start: Any) -> None:
+    server = start().wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as upload:
+        upload.sendall(raw_post(b"x" * 1000)[:-500])
+        server.wait_until(lambda: server.client.get("/health").status_code == 200, "the head has been read")
+        server.children()["worker"].kill()
+        answer = upload.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"server_failed" in answer
+    assert server.process.wait(10) == 1
+    assert "Traceback" not in server.log
+
+
 def test_the_limit_of_open_files_is_raised(model: Path, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))

@@ -12,8 +12,8 @@ from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     SamplingParams,
 )
 
@@ -38,14 +38,18 @@ def test_stop_ids_are_bounded() -> None:
 
 
 def test_stop_strings_are_bounded() -> None:
-    """One request with 300,000 of them stretched everybody's steps to more than a second."""
-    stop = tuple(f"@{number}" for number in range(MAX_STOP_STRINGS + 1))
-    SamplingParams(stop=stop[1:])
-    with pytest.raises(ValueError, match="stop has 257 strings; use at most 256"):
-        SamplingParams(stop=stop)
-    SamplingParams(stop=("a" * MAX_STOP_CHARS,))
-    with pytest.raises(ValueError, match="stop has 16385 characters in all; use at most 16384"):
-        SamplingParams(stop=("a" * MAX_STOP_CHARS, "b"))
+    strings = tuple(f"stop {number}" for number in range(MAX_STOPS + 1))
+    SamplingParams(stop=strings[1:])
+    with pytest.raises(ValueError, match="stop has 129 strings; use at most 128"):
+        SamplingParams(stop=strings)
+    SamplingParams(stop=("a", "b" * (MAX_STOP_CHARS - 1)))
+    with pytest.raises(ValueError, match="stop has 16385 characters; use at most 16384 in all"):
+        SamplingParams(stop=("a", "b" * MAX_STOP_CHARS))
+
+
+def test_the_name_of_an_item_trie_is_bounded() -> None:
+    with pytest.raises(ValueError, match="item_trie has 129 characters"):
+        SamplingParams(item_trie="x" * 129)
 
 
 def test_logit_biases_are_bounded() -> None:

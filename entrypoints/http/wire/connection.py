@@ -55,6 +55,8 @@ class Connection(HttpToolsProtocol):
         none is."""
         self._is_reading_body = False
         self._body_bytes, self._body_began = 0, 0.0
+        self._beside_body = 0
+        """Bytes since the last of the body that are none of it: sizes of chunks, trailers."""
         self._timer: asyncio.TimerHandle | None = None
 
     # -- what asyncio calls ----------------------------------------------------------------------------------------
@@ -68,13 +70,17 @@ class Connection(HttpToolsProtocol):
         if self._is_one_too_many:
             self._refuse(RequestRefused("too many connections are open; try again soon", status=503, code="overloaded"))
             return
-        was_expecting = self._head_bytes >= 0
+        was_expecting, body_bytes = self._head_bytes >= 0, self._body_bytes
         super().data_received(data)
         if self.transport.is_closing():
             return
         if was_expecting and self._head_bytes >= 0:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
+        elif self._is_reading_body:
+            self._beside_body = self._beside_body + len(data) if self._body_bytes == body_bytes else 0
+            if self._beside_body > MAX_HEAD_BYTES:
                 self._refuse_head()
         elif self._timer is None and self.timeout_keep_alive_task is None and self._is_idle:
             # What came is no head, and yet uvicorn no longer counts the time.
@@ -91,12 +97,17 @@ class Connection(HttpToolsProtocol):
         self._head_bytes, self._has_begun = 0, True
         self._start_timer(self._limits.head_s, self._head_is_late)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # uvicorn takes trailers, which come after the body, for headers: one could bring a key past a proxy.
+        if not self._is_reading_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             self._head_bytes = MAX_HEAD_BYTES + 1
             raise ValueError("the head is too large")  # ends in `send_400_response`
         self._head_bytes, self._has_begun, self._is_reading_body = -1, False, True
-        self._body_bytes, self._body_began = 0, self.loop.time()
+        self._body_bytes, self._body_began, self._beside_body = 0, self.loop.time(), 0
         self._start_timer(self._limits.body_s, self._check_body)
         super().on_headers_complete()
 
@@ -162,7 +173,9 @@ class Connection(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         self._refuse(
             RequestRefused(
-                f"the head has more than {MAX_HEAD_BYTES} bytes; shorten the headers", status=431, code="head_too_large"
+                f"the head, or a trailer, has more than {MAX_HEAD_BYTES} bytes; shorten the headers",
+                status=431,
+                code="head_too_large",
             )
         )
 

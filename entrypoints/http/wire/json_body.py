@@ -22,11 +22,17 @@ turns of the loop, each of which may come after a piece."""
 MAX_VALUES = 2_000_000
 """Of a large body: texts, token ids, names. A value takes up to a hundred bytes, beside its text."""
 
+_TEXT_BYTES = 50
+"""So many bytes of text count as one more value. A text takes four bytes a character once it has one emoji."""
+
 _LIST_WEIGHT = 8
 """A list or an object counts as so many values: the garbage collector stops everybody while it visits them all."""
 
 _STEP_BYTES = 128
 """A step of the walk takes as long as so many bytes."""
+
+_FAILURE_BYTES = 2048
+"""Likewise a look that finds nothing; it may have looked at a whole piece."""
 
 _SPACE = rb"[ \t\r\n]*+"
 _INSIDE = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
@@ -55,6 +61,8 @@ _ELEMENTS = _expression(rb"(?:" + _SPACE + _WHOLE + _SPACE + rb",)++")
 _MEMBERS = _expression(rb"(?:" + _SPACE + _TEXT + _SPACE + rb":" + _SPACE + _WHOLE + _SPACE + rb",)++")
 
 _ESCAPE_BYTES = len("\\u0041")
+_FURTHEST_CUT = 2 * len("\\ud83d\\ude00")
+"""In any text that is valid there is a place within so many bytes."""
 _SECOND_OF_PAIR = _expression(rb"\\u[dD][c-fC-F]")
 
 
@@ -92,6 +100,8 @@ class _LargeBody:
             await self._add(value)
             return value
         opening = await self._expect(b'"', b"[", b"{")
+        if opening != b'"':
+            await self._count(_LIST_WEIGHT)
         return await (self._text() if opening == b'"' else self._list() if opening == b"[" else self._object())
 
     async def _list(self) -> list:
@@ -121,14 +131,18 @@ class _LargeBody:
                 return found
 
     async def _text(self) -> str:
-        parts = []
+        parts: list[str] = []
+        length, is_ascii, counted = 0, True, 0
         while True:
             part = self._match(_INSIDE_OF_TEXT)
             is_end = self._data[self._at : self._at + 1] == b'"'
             until = len(part) if is_end else _cut(part)
             parts.append(msgspec.json.decode(b'"' + part[:until] + b'"', type=str))
             self._at += until - len(part) + is_end
-            await self._add("")
+            length, is_ascii = length + len(parts[-1]), is_ascii and parts[-1].isascii()
+            weight = 1 + _text_weight(length, is_ascii)
+            await self._count(weight - counted)
+            counted = weight
             if is_end:
                 return "".join(parts)
 
@@ -137,6 +151,7 @@ class _LargeBody:
         start = self._at
         found = expression.match(self._data, start, start + PIECE_BYTES)
         if found is None:
+            self._bytes_since_turn += _FAILURE_BYTES
             return b""
         self._at = found.end()
         self._bytes_since_turn += self._at - start
@@ -158,9 +173,15 @@ class _LargeBody:
 
     async def _add(self, made: Any) -> None:
         """Count the values that a step has made."""
-        self._values += _weight(made)
+        await self._count(_weight(made))
+
+    async def _count(self, values: int) -> None:
+        self._values += values
         if self._values > MAX_VALUES:
-            raise RequestRefused(f"the body holds more than {MAX_VALUES} values; split the batch")
+            raise RequestRefused(
+                f"the body holds more than {MAX_VALUES} values, each {_TEXT_BYTES} bytes of text counted as one; "
+                "split the batch"
+            )
         await self._take_turns()
 
     async def _take_turns(self) -> None:
@@ -174,16 +195,22 @@ class _LargeBody:
 def _weight(made: Any) -> int:
     """How many values it counts as."""
     if isinstance(made, dict):
-        return _LIST_WEIGHT + len(made) + sum(map(_weight, made.values()))
+        return _LIST_WEIGHT + sum(map(_weight, made)) + sum(map(_weight, made.values()))
     if isinstance(made, list):
-        nested = [value for value in made if isinstance(value, list | dict)]
-        return _LIST_WEIGHT + len(made) - len(nested) + sum(map(_weight, nested))
-    return 1
+        larger = [value for value in made if isinstance(value, list | dict | str)]
+        return _LIST_WEIGHT + len(made) - len(larger) + sum(map(_weight, larger))
+    return 1 + _text_weight(len(made), made.isascii()) if isinstance(made, str) else 1
+
+
+def _text_weight(length: int, is_ascii: bool) -> int:
+    """length: in characters."""
+    return (length if is_ascii else 4 * length) // _TEXT_BYTES
 
 
 def _cut(text: bytes) -> int:
     """The last place where this piece of a JSON text, which begins with a whole character, can be cut."""
-    for at in range(len(text) - _ESCAPE_BYTES, 0, -1):
+    last = len(text) - _ESCAPE_BYTES
+    for at in range(last, max(0, last - _FURTHEST_CUT), -1):
         if _can_be_cut(text, at):
             return at
     raise msgspec.DecodeError("an endless run of halves of characters")
@@ -203,7 +230,5 @@ def _can_be_cut(text: bytes, at: int) -> bool:
 
 def _begins_an_escape(text: bytes, at: int) -> bool:
     """Whether this backslash is no second half of an escaped one."""
-    before = at
-    while before > 0 and text[before - 1] == 0x5C:
-        before -= 1
-    return (at - before) % 2 == 0
+    before = text[:at]
+    return (at - len(before.rstrip(b"\\"))) % 2 == 0

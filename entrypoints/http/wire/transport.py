@@ -23,6 +23,9 @@ _ERROR_TYPES = {
 
 CLIENT_CLOSED_REQUEST = 499
 
+_MAX_MESSAGE_CHARS = 2_000
+"""Many errors quote a value of the body, which may have megabytes."""
+
 
 class JSONAnswer(Response):
     """JSON by msgspec. Numbers that JSON cannot express become null."""
@@ -38,12 +41,16 @@ def error_body(error: RequestRefused) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {
         "error": {
-            "message": error.message,
+            "message": _cut(error.message),
             "type": _ERROR_TYPES.get(error.status, kind),
             "code": error.code,
-            "param": error.param,
+            "param": error.param and _cut(error.param),
         }
     }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 3] + "..."
 
 
 def answer_error(error: RequestRefused, headers: dict[str, str] | None = None) -> JSONAnswer:

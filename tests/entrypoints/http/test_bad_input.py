@@ -53,6 +53,8 @@ pytestmark = pytest.mark.process
         ({"text": "a", "rid": ["x"]}, "rid", "1 names for 1 prompts"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len", "1 tokens"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num", "257"),
+        ({"continuation_of": "x", "continuation_index": 10**30}, "continuation_index", "64 bits"),
+        ({"text": "a", "retain_n": 10**30}, "retain_n", "64 bits"),
         ({"text": "a", "rid": "too-large"}, "text", "it can never fit"),
     ],
 )  # fmt: skip
@@ -174,6 +176,24 @@ def test_a_declared_size_is_refused_unread(server: ServerUnderTest) -> None:
             b"Expect: 100-continue\r\nContent-Length: 99000000000\r\n\r\n"
         )
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/generate", {"x" * 10**6: 1}), ("/tokenize", {"x" * 10**6: 1}), ("/flush_cache", {"x" * 10**6: 1}),
+     ("/generate", {"text": "a", "sampling_params": {"x" * 10**6: 1}}),
+     ("/generate", {"text": "a", "sampling_params": {"stop": ["", "x" * 10**4]}}),
+     ("/tokenize", {"prompt": "a", "model": "x" * 10**6}), ("/detokenize", {"tokens": ["x" * 10**6]})],
+)  # fmt: skip
+def test_an_error_does_not_repeat_megabytes(server: ServerUnderTest, path: str, fields: dict) -> None:
+    response = server.client.post(path, json=fields)
+    assert 400 <= response.status_code < 500 and len(response.content) < 5_000
+
+
+def test_a_list_to_detokenize_is_as_long_as_the_context(server: ServerUnderTest) -> None:
+    assert server.client.post("/detokenize", json={"tokens": [[97] * 4096] * 2}).status_code == 200
+    error = error_of(server.client.post("/detokenize", json={"tokens": [[97] * 4097]}), 400)
+    assert error["param"] == "tokens" and "4097 ids; the context has 4096" in error["message"]
 
 
 def test_a_text_that_can_never_fit_is_refused_by_its_length(server: ServerUnderTest) -> None:

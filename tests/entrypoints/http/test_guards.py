@@ -113,7 +113,7 @@ def test_other_spellings_of_json_are_taken(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("path", ["/flush_cache", "/start_profile", "/stop_profile"])
+@pytest.mark.parametrize("path", ["/flush_cache", "/flush_cache%0A", "/start_profile", "/stop_profile"])
 def test_a_get_changes_nothing(server: ServerUnderTest, path: str) -> None:
     response = server.client.get(path)
     assert "use POST" in error_of(response, 405)["message"] and response.headers["allow"] == "POST"

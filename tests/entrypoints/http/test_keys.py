@@ -89,6 +89,8 @@ def ask(server: ServerUnderTest, method: str, path: str, key: str, json: dict | 
     [
         ("POST", "/flush_cache", None),
         ("GET", "/flush_cache", None),
+        ("POST", "/flush_cache%0A", None),
+        ("POST", "/item_tries%0A?name=x", None),
         ("POST", "/start_profile", None),
         ("POST", "/stop_profile", None),
         ("POST", "/item_tries?name=x", None),

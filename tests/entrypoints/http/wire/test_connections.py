@@ -100,6 +100,27 @@ def test_a_head_has_a_size(strict: ServerUnderTest, piece: int) -> None:
     assert error_in(answer, 431)["code"] == "head_too_large"
 
 
+CHUNKED = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+
+
+def test_a_trailer_is_no_header(strict: ServerUnderTest) -> None:
+    body = b"c\r\n" + b'{"text":"a"}' + b"\r\n0\r\n"
+    with connect(strict) as connection:
+        connection.sendall(CHUNKED + b"Connection: close\r\n\r\n" + body + b"Content-Type: application/json\r\n\r\n")
+        assert error_in(everything(connection), 415)["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("start", [b"0\r\nX: ", b"5;", b"0\r\n"])
+def test_what_stands_beside_a_body_has_a_size(strict: ServerUnderTest, start: bytes) -> None:
+    """Trailers, and the extensions of chunks."""
+    piece = b"X: y\r\n" * 1_000 if start == b"0\r\n" else b"x" * 6_000
+    with connect(strict) as connection:
+        connection.sendall(CHUNKED + b"Content-Type: application/json\r\n\r\n" + start)
+        for _ in range(6):
+            connection.sendall(piece)
+        assert error_in(everything(connection), 431)["code"] == "head_too_large"
+
+
 def test_a_head_has_a_time(strict: ServerUnderTest) -> None:
     for is_second in (False, True):
         with connect(strict) as connection:

@@ -81,7 +81,9 @@ def test_garbage_is_invalid(body: bytes) -> None:
      b'{"input_ids": [' + b"1," * 3_000_000 + b"1]}", b'{"text": [' + b'"",' * 3_000_000 + b'""]}',
      b'{"input_ids": [' + (b"[" + b"1," * 100_000 + b"1],") * 30 + b"[1]]}",
      b'{"text": ["a",' + b"{}," * 300_000 + b"{}]}", b'{"text": ["a",' + b"[[]]," * 150_000 + b"[]]}",
-     b"{" + b",".join(b'"%d":1' % number for number in range(1_500_000)) + b"}"],
+     b"{" + b",".join(b'"%d":1' % number for number in range(1_500_000)) + b"}",
+     b'{"text": [' + (b"[" * 100 + b"]" * 100 + b",") * 3_000 + b"1]}",
+     b'{"text": [' + (b'{"a":' * 100 + b"1" + b"}" * 100 + b",") * 3_000 + b"1]}"],
 )  # fmt: skip
 def test_the_values_of_a_body_are_bounded(body: bytes) -> None:
     with pytest.raises(RequestRefused, match="2000000 values"):
@@ -120,6 +122,34 @@ def test_others_get_their_turn(content: dict, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(msgspec.json, "decode", counted)
     asyncio.run(body())
     assert PIECE_BYTES / 10 < most < 3 * PIECE_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"text": "' + b"w" * 26_000_000 + "😀".encode() + b'"}', b'{"text": ["' + b"w" * 101_000_000 + b'"]}',
+     b'{"text": [' + (b'"' + b"w" * 1_000 + "😀".encode() + b'",') * 26_000 + b"1]}",
+     b"{" + b",".join(b'"%d %s":1' % (number, b"w" * 1_000 + "😀".encode()) for number in range(26_000)) + b"}"],
+    ids=["an emoji", "ascii", "texts", "names"],
+)  # fmt: skip
+def test_the_memory_of_texts_is_bounded(body: bytes) -> None:
+    """A text with one emoji takes four bytes a character."""
+    with pytest.raises(RequestRefused, match="2000000 values"):
+        decode(body)
+
+
+def test_deep_lists_take_turns() -> None:
+    body = bytearray(b'{"text": [' + (b"[" * 150 + b"]" * 150 + b",") * 300 + b"1]}")
+
+    async def turns() -> int:
+        found = 0
+        decoding = asyncio.create_task(decode_object(body))
+        while not decoding.done():
+            await asyncio.sleep(0)
+            found += 1
+        await decoding
+        return found
+
+    assert asyncio.run(turns()) > 300  # one for each element, which takes 300 steps
 
 
 def test_spaces_are_no_work_in_one_go() -> None:
