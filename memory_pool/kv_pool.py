@@ -111,6 +111,18 @@ class MHAKVPool:
         target is written, so the two may overlap. disjoint: the caller knows that they do not, see `are_disjoint`."""
         (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
 
+    def first_not_finite(self, slots: torch.Tensor, piece: int = 4096) -> int | None:
+        """The first of these slots (int [n], on the device) that holds a NaN or an infinity in any layer, as a position
+        among them; None if none does. Looks at ``piece`` slots at a time. Waits for the device."""
+        for start in range(0, len(slots), piece):
+            part = slots[start : start + piece].long()
+            bad = torch.zeros(len(part), dtype=torch.bool, device=self.device)
+            for layer in (*self.k, *self.v):
+                bad |= ~layer.index_select(0, part).flatten(1).isfinite().all(dim=1)
+            if bad.any():
+                return start + int(bad.int().argmax())
+        return None
+
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of zeros. On a CPU it takes memory only where it is used: the system hands out zeroed pages as they are

@@ -11,6 +11,7 @@ hands between tree and sequence:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -309,28 +310,28 @@ class RadixCache:
         victims = self.order.choose_victims(self.tree, num_tokens)
         if not victims:
             return 0
-        dropped = self.residency.select_dropped(victims)
-        self.tree.remove_leaves(dropped)
-        slots = dropped[0].value if len(dropped) == 1 else np.concatenate([node.value for node in dropped])
-        self.allocator.free(slots)
-        self.evictable_tokens -= len(slots)
-        self.evicted_total += len(slots)
-        return len(slots)
+        freed = self._remove(self.residency.select_dropped(victims))
+        self.evicted_total += freed
+        return freed
 
-    def drop_path(self, node: TreeNode) -> int:
-        """Give up a cached prefix whose KV cannot be trusted, with all that hangs on it: no match finds it any more.
-
-        What nobody locks leaves the tree at once, and no other tier takes it; the rest is evicted once it is unlocked.
-        Returns the tokens freed: none for the root, and for a node that has left the tree.
-        """
-        if node.parent is None:
+    def drop_path(self, node: TreeNode, kept: int = 0) -> int:
+        """Give up what follows the first ``kept`` tokens (whole pages) of the path to ``node``, with all that hangs on
+        it, because its KV cannot be trusted: no match finds it, no other tier takes it. What nobody locks is free at
+        once, the rest when it is evicted. Returns the tokens freed: none for a node that has left the tree."""
+        if node.parent is None or node.prefix_len <= kept:
             return 0
-        gone = [found for found in self.tree.nodes(self.tree.hide(node)) if not found.lock_ref]
-        if not gone:
-            return 0
-        self.tree.remove_leaves(gone[::-1])
+        above, top = self.tree.hide(node, kept)
+        freed = self._remove([found for found in self.tree.nodes(top) if not found.lock_ref][::-1])
         self.order.forget_removed()
-        slots = np.concatenate([found.value for found in gone])
+        self.order.lost_child(above)
+        return freed
+
+    def _remove(self, nodes: Sequence[TreeNode]) -> int:
+        """Remove unlocked nodes, children first, and free their slots. Returns the tokens freed."""
+        if not nodes:
+            return 0
+        self.tree.remove_leaves(nodes)
+        slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
         self.allocator.free(slots)
         self.evictable_tokens -= len(slots)
         return len(slots)

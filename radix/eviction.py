@@ -91,9 +91,13 @@ class EvictionOrder:
             parent.device_children -= 1
             if victim.last_access > parent.last_access:
                 parent.last_access = victim.last_access
-            if not (parent.device_children or parent.lock_ref):
-                self.add(parent)
+            self.lost_child(parent)
         return victims
+
+    def lost_child(self, parent: TreeNode) -> None:
+        """Call when a child has left the device: the parent may be an unlocked leaf now."""
+        if not (parent.device_children or parent.lock_ref):
+            self.add(parent)
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(time, node) of every entry in no particular order, for invariants."""

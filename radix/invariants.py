@@ -171,7 +171,7 @@ def _check_node(cache: RadixCache, node: TreeNode) -> None:
     parent = node.parent
     _expect(parent is not None and parent.children.get(node.child_key) is node, cache, "and its parent disagree", node)
     first_page = node.key[:page_bytes]
-    if parent is cache.tree.root:
+    if parent is cache.tree.root or cache.tree.is_hidden(node):
         named = isinstance(node.child_key, tuple) and node.child_key[1] == first_page
     else:
         named = node.child_key == first_page

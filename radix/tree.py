@@ -14,7 +14,7 @@ import numpy as np
 from .node import ID_BYTES, TreeNode
 
 _HIDDEN = "\0hidden "
-"""What the namespaces of hidden branches begin with; no client's does."""
+"""What hidden branches are filed under begins with this; no client's namespace does."""
 
 
 def common_prefix(data: bytes, offset: int, key: bytes) -> int:
@@ -145,14 +145,18 @@ class RadixTree:
                 parent.device_children -= 1
         self.total_nodes -= len(leaves)
 
-    def hide(self, node: TreeNode) -> TreeNode:
-        """Have no match find the branch of the root that ``node`` is on: it is filed where no namespace leads. Handles
-        and locks in it stay as they are, and its nodes in the tree. Returns the first node of the branch."""
-        top = self.branch(node)
-        del self.root.children[top.child_key]
+    def hide(self, node: TreeNode, kept: int) -> tuple[TreeNode, TreeNode]:
+        """Have no match find what comes after the first ``kept`` tokens of the path down to ``node``, nor what hangs on
+        it: it is filed where no tokens lead. Handles and locks in it stay as they are, and its nodes in the tree.
+
+        kept: whole pages, fewer than the path has. Returns the last node that is not hidden and the first that is.
+        """
+        parent = self.cut_path(node, kept)
+        top = self.node_at(node, kept + 1)
+        del parent.children[top.child_key]
         top.child_key = (f"{_HIDDEN}{top.serial}", top.key[: self.page_bytes])
-        self.root.children[top.child_key] = top
-        return top
+        parent.children[top.child_key] = top
+        return parent, top
 
     # -- read --------------------------------------------------------------------------------------------------------
 
@@ -168,17 +172,18 @@ class RadixTree:
         return values
 
     def reachable(self, node: TreeNode) -> TreeNode:
-        """The node if a match may begin there; else the root: it has left the tree, or its branch is hidden."""
-        if (top := self.branch(node)).parent is None:
-            return self.root
-        key = top.child_key
-        return self.root if isinstance(key, tuple) and str(key[0]).startswith(_HIDDEN) else node
+        """The node if a match may begin there; else the root: it has left the tree, or is hidden."""
+        above: TreeNode | None = node
+        while above is not None and above is not self.root:
+            if self.is_hidden(above):
+                return self.root
+            above = above.parent
+        return node if above is not None else self.root
 
-    def branch(self, node: TreeNode) -> TreeNode:
-        """The first node on the path from below the root down to ``node``; the root's is itself."""
-        while node.parent is not None and node.parent is not self.root:
-            node = node.parent
-        return node
+    def is_hidden(self, node: TreeNode) -> bool:
+        """Is it the first node of a hidden branch?"""
+        key = node.child_key
+        return isinstance(key, tuple) and str(key[0]).startswith(_HIDDEN)
 
     def nodes(self, top: TreeNode | None = None) -> Iterator[TreeNode]:
         """Every node without the root, or ``top`` and all below it; parents before children."""

@@ -124,9 +124,11 @@ class StepRunner:
         self._profiler.lap("wait")
         counts = np.zeros(len(step.batch), dtype=np.int32)
         counts[step.sampled_rows] = 1
-        failed = step.sampled_rows[~np.isfinite(peaks)].tolist()
-        failed += [beam.start for beam, found in zip(step.batch.beams, step.beams) if found and not found.is_finite]
-        output = StepOutput(StepResult(sampled.astype(np.int32), counts, beams=step.beams, failed_rows=failed))
+        failed: list[int] = step.sampled_rows[~np.isfinite(peaks)].tolist()
+        for beam, found in zip(step.batch.beams, step.beams):
+            if found is not None and not found.is_finite:
+                failed += range(beam.start, beam.stop)
+        output = StepOutput(StepResult(sampled.astype(np.int32), counts, beams=step.beams))
         if (outputs := step.output_logprobs) is not None:
             ids = sampled[outputs.sampled].astype(np.int32).reshape(-1, 1)
             chunks = outputs.scores.read(arrays[:3], list(ids))
@@ -137,6 +139,8 @@ class StepRunner:
             rows = _logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
+        if failed:
+            output.result.failed_rows = self._runner.sound_tokens(step.batch, failed)
         self._take_tokens(step, output.result)
         return output
 

@@ -7,7 +7,7 @@ never changes while a sequence lives is sent once (`SequenceInfo`), with its fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -197,20 +197,21 @@ class StepResult:
     """Batch row -> match, found in the text up to and including one of its new tokens."""
     beams: list[BeamCandidates | None] = field(default_factory=list)
     """Parallel to ScheduleBatch.beams."""
-    failed_rows: list[int] = field(default_factory=list)
-    """Batch rows whose logits say nothing: one is NaN or +inf, or all are -inf. What their tokens are is undefined."""
+    failed_rows: dict[int, int] = field(default_factory=dict)
+    """Batch rows whose logits say nothing: one is NaN or +inf, or all are -inf. What their tokens are is undefined.
+    With how many first tokens may be trusted: those before the first whose K or V is not finite; 0 if all are."""
 
     @classmethod
     def of_rows(
         cls,
         rows: Sequence[Sequence[int]],
         beams: list[BeamCandidates | None] | None = None,
-        failed_rows: Sequence[int] = (),
+        failed_rows: Mapping[int, int] | None = None,
     ) -> StepResult:
         """Build a result from the tokens of each row."""
         counts = np.array([len(row) for row in rows], dtype=np.int32)
         token_ids = np.array([token for row in rows for token in row], dtype=np.int32)
-        return cls(token_ids, counts, beams=beams or [], failed_rows=list(failed_rows))
+        return cls(token_ids, counts, beams=beams or [], failed_rows=dict(failed_rows or {}))
 
     def rows(self) -> list[list[int]]:
         """The tokens of each row."""

@@ -9,6 +9,7 @@ Knows nothing of requests, sampling or text.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -149,6 +150,14 @@ class ModelRunner:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden_size] of a ForwardOutput -> float32 [n, vocab_size]."""
         return self._model.compute_logits(hidden)
+
+    def sound_tokens(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, int]:
+        """For these rows of a step that has been computed: how many first tokens come before the one whose K or V is
+        not finite; 0 if all are finite. Waits for the device."""
+        lengths = batch.seq_lens
+        slots = {row: self._mirror[int(batch.req_pool_indices[row]), : int(lengths[row])] for row in rows}
+        found = {row: self.kv_pool.first_not_finite(of_row) for row, of_row in slots.items()}
+        return {row: position or 0 for row, position in found.items()}
 
     def _forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None) -> ForwardOutput:
         attention = attention_batch(batch, self._mirror)

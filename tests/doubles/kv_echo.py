@@ -160,6 +160,8 @@ class KVEchoModel:
         self.computed_tokens = 0
         self.spoiling: set[int] = set()
         """Token ids whose KV is not finite."""
+        self.shows_spoiled = True
+        """False: it cannot tell where."""
 
     def forward(self, batch: ScheduleBatch, fails_before: Stage | None = None) -> StepResult:
         """Compute a step. With ``fails_before`` it raises StepFailed there, all that comes before being done; before
@@ -185,7 +187,7 @@ class KVEchoModel:
             raise StepFailed(fails_before)
         next_ids = np.full(len(batch), -1, dtype=np.int32)
         logprobs = {}
-        failed: list[int] = []
+        failed: dict[int, int] = {}
         allowed: dict[int, list[int]] = {}
         if batch.allowed is not None:
             for row, token in zip(*(array.tolist() for array in batch.allowed.unpack())):
@@ -207,7 +209,7 @@ class KVEchoModel:
                 self._kv[slot] = state
             kv = self._kv[self._mirror[row, : old + new]]
             if batch.samples[i] and (kv == SPOILED).any():
-                failed.append(i)
+                failed[i] = int((kv == SPOILED).argmax()) if self.shows_spoiled else 0
             if i in of_search:
                 logprobs[i] = _token_logprobs(kv)
             elif batch.samples[i]:

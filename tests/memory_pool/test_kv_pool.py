@@ -159,3 +159,17 @@ def test_layers_are_copied_between_pools():
     assert torch.equal(other.k[0][[60, 61]], pool.k[1][[1, 2]])
     assert torch.equal(other.v[0][[60, 61]], pool.v[1][[1, 2]])
     assert not other.k[1].any() and not other.k[0][:60].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_the_first_slot_that_is_not_finite_is_found(part: str, bad: float) -> None:
+    pool = make_pool()
+    slots = torch.tensor([9, 4, 30, 12, 7, 21], dtype=torch.int32)
+    assert pool.first_not_finite(slots) is None
+    getattr(pool, part)[1][12, -1, -1] = bad
+    getattr(pool, part)[0][21, 0, 0] = bad
+    getattr(pool, part)[0][5, 0, 0] = bad  # not among them
+    for piece in (1, 2, 3, 4096):
+        assert pool.first_not_finite(slots, piece) == 3
+    assert pool.first_not_finite(slots[:3]) is None and pool.first_not_finite(slots[:0]) is None

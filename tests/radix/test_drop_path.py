@@ -70,6 +70,43 @@ def test_a_hidden_branch_can_be_dropped_again() -> None:
     assert rig.verify().free == rig.allocator.total_tokens
 
 
+@pytest.mark.parametrize("page", [1, 4])
+def test_the_sound_start_of_a_path_stays(page: int) -> None:
+    rig = CacheRig(page_size=page)
+    stem = np.arange(12, dtype=np.int32)
+    rig.insert(np.append(stem, np.full(8, 50, dtype=np.int32)))
+    rig.insert(np.append(stem, np.full(8, 60, dtype=np.int32)))
+    rig.insert(np.append(stem[:4], np.full(8, 70, dtype=np.int32)))
+    node = rig.cache.match_prefix("", np.append(stem, np.full(8, 50, dtype=np.int32))).handle
+    assert rig.cache.drop_path(node, kept=20) == 0 and rig.cache.match_len("", stem) == 12
+    assert rig.cache.drop_path(node, kept=8) == 4 + 8 + 8, "with its other branch"
+    assert rig.cache.match_len("", stem) == 8
+    assert rig.cache.match_len("", np.append(stem[:4], np.full(8, 70, dtype=np.int32))) == 12
+    rig.verify()
+    assert rig.cache.evict(1000) == 8 + 8, "what has lost its children can be evicted"
+    rig.verify()
+
+
+def test_what_is_locked_below_the_sound_start_is_hidden() -> None:
+    rig = CacheRig()
+    running = rig.start(tokens(1, 2, 3, 4, 5))
+    assert rig.compute(running)
+    rig.publish(running)
+    node = running.kv.node
+    assert node is not None and rig.cache.drop_path(node, kept=2) == 0
+    assert rig.cache.match_len("", tokens(1, 2, 3, 4, 5)) == 2
+    rig.insert(tokens(1, 2, 3, 9))  # beside the hidden one
+    assert rig.cache.match_len("", tokens(1, 2, 3, 9)) == 4
+    rig.verify()
+    root = rig.cache.tree.root
+    assert rig.cache.find_prefix("", tokens(1, 2, 3, 4, 5, 6), after=node)[1] == 3
+    assert rig.cache.tree.reachable(node) is root
+    rig.finish(running)
+    rig.verify()
+    rig.cache.evict(1000)
+    assert rig.verify().free == rig.allocator.total_tokens
+
+
 @pytest.mark.parametrize("namespace", ["", "salt"])
 def test_no_look_up_goes_on_in_a_hidden_branch(namespace: str) -> None:
     rig = CacheRig()
@@ -103,7 +140,7 @@ def test_random_drops_lose_nothing(seed: int, page: int) -> None:
         elif rig.running:
             node = rng.choice(rig.running).kv.node
             assert node is not None
-            rig.cache.drop_path(node)
+            rig.cache.drop_path(node, kept=rng.choice([0, 0, page, 2 * page]))
         else:
             rig.cache.evict(rng.randrange(1, 3 * page))
         rig.verify()

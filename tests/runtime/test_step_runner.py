@@ -48,6 +48,9 @@ class Table:
     def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
         return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
 
+    def sound_tokens(self, batch: ScheduleBatch, rows: list[int]) -> dict[int, int]:
+        return dict.fromkeys(rows, 0)
+
 
 def make_step_runner(logits: torch.Tensor) -> StepRunner:
     sampler = Sampler(logits.shape[1], EOS, "cpu")
@@ -246,7 +249,7 @@ def test_rows_that_are_not_finite_are_named(wish):
     infos = [make_info(serial=next(SERIALS), **wish) for _ in range(7)]
     samples = [True, True, False, True, True, True, True]  # the third has no logits
     result = make_step_runner(torch.cat([logits[:2], logits[:1], logits[2:]])).run(make_batch(infos, samples)).result
-    assert result.failed_rows == [1, 3, 4]
+    assert result.failed_rows == {1: 0, 3: 0, 4: 0}
     assert [len(row) for row in result.rows()] == [1, 1, 0, 1, 1, 1, 1]
 
 
@@ -257,7 +260,7 @@ def test_a_search_fails_with_any_of_its_beams():
     steps = [make_step(sound, 0, 2, 4), make_step(broken, 2, 5, 6), make_step(idle, 5, 6, 0)]
     infos = [sound] * 2 + [broken] * 3 + [idle]
     result = make_step_runner(logits[order]).run(make_batch(infos, beams=steps)).result
-    assert result.failed_rows == [2]
+    assert result.failed_rows == {2: 0, 3: 0, 4: 0}
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
@@ -282,6 +285,10 @@ def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples(broken):
     )
     step_runner = make_step_runner(random_logits(3))
     output = ForwardOutput(torch.empty(0, VOCAB_SIZE), hidden)
-    runner = SimpleNamespace(forward=lambda batch, previous: output, compute_logits=compute_logits)
+    runner = SimpleNamespace(
+        forward=lambda batch, previous: output,
+        compute_logits=compute_logits,
+        sound_tokens=lambda batch, rows: dict.fromkeys(rows, 0),
+    )
     step_runner._runner = cast(Any, runner)
-    assert step_runner.run(batch).result.failed_rows == [2]
+    assert step_runner.run(batch).result.failed_rows == {2: 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,21 @@ def test_copies_happen_before_the_step(folder):
     again.computed = 9
     swap = KVCopies(source=targets[[0, 1]], target=targets[[1, 0]])
     torch.testing.assert_close(driver.step([(again, 1)], copies=[swap]).logits, expected)
+
+
+@torch.inference_mode()
+def test_the_tokens_before_the_first_that_is_not_finite_are_sound(folder):
+    runner = make_runner(folder)
+    driver = ModelDriver(runner, seed=3)
+    sequences = [driver.open(range(start, start + 20)) for start in (0, 10, 20)]
+    driver.step([(sequence, 20) for sequence in sequences])
+    rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
+    batch: Any = SimpleNamespace(req_pool_indices=rows, seq_lens=np.array([20, 20, 12], dtype=np.int32))
+    assert runner.sound_tokens(batch, [0, 2]) == {0: 0, 2: 0}, "nothing shows which token it was"
+    for sequence, position in zip(sequences, (7, 0, 12)):
+        runner.kv_pool.v[-1][driver.pool.rows[sequence.row, position], 0, 0] = torch.nan
+    # The last is behind the row's end; and where the first token is bad, none before it is sound.
+    assert runner.sound_tokens(batch, [0, 1, 2]) == {0: 7, 1: 0, 2: 0}
 
 
 def test_slots_of_a_closed_sequence_leave_no_trace(folder):
