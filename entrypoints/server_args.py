@@ -135,7 +135,11 @@ def parse_command_line(argv: list[str]) -> ServerArgs:
         raise UsageError(str(error)) from error
     if unknown:
         raise UsageError(_about_unknown(unknown[0], parser))
-    return compose(vars(namespace))
+    given = vars(namespace)
+    for name in (*SECRETS, *(f"{secret}_file" for secret in SECRETS)):
+        if not given.get(name, "given nothing").strip():  # as "$KEY" is where KEY is not set
+            raise UsageError(f"{_flag_name(name)} is empty; a server without a key is one without the flag")
+    return compose(given)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -122,6 +122,8 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--cuda-graph-max-bs", "-1"], "--cuda-graph-max-bs is -1; use 0 for no graphs"),
         ([*MODEL, "--ssl-keyfile", "k.pem"], "--ssl-keyfile is given without --ssl-certfile"),
         ([*MODEL, "--api-key", "k", "--api-key-file", "f"], "--api-key and --api-key-file are both given"),
+        ([*MODEL, "--api-key", ""], "--api-key is empty; a server without a key is one without the flag"),
+        ([*MODEL, "--admin-api-key-file= "], "--admin-api-key-file is empty"),
         ([*MODEL, "--max-body-mb", "0"], "--max-body-mb is 0; use 1 or more"),
         ([*MODEL, "--item-trie", "items.npy"], "--item-trie is 'items.npy'; it takes NAME=FILE.npy"),
         ([*MODEL, "--item-trie", "a="], "--item-trie is 'a='; it takes NAME=FILE.npy"),
