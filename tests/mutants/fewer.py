@@ -36,9 +36,10 @@ KEPT = {
     "tests/scheduler/test_scheduler.py::test_every_single_failed_allocation_is_survived": "",
     "tests/scheduler/test_scheduler.py::test_output_is_the_models": "5-16-1|64-.*|1000-.*-2",
     "tests/scheduler/test_scheduler.py::test_retraction_changes_no_output": "16-2",
-    "tests/scheduler/test_simulation.py::test_simulation": "0-64-overlapped|1-1-plain|1-16-overlapped",
+    "tests/scheduler/test_simulation.py::test_a_copy_of_a_copy_that_is_not_made_yet": "",
+    "tests/scheduler/test_simulation.py::test_simulation": "0-64-overlapped|1-1-plain",
     "tests/scheduler/test_simulation.py::test_simulation_of_mixed_steps": "16-plain-faults|64-overlapped-faults",
-    "tests/scheduler/test_simulation.py::test_simulation_of_steps_that_fail": "1-16-.*|2-16-.*",
+    "tests/scheduler/test_simulation.py::test_simulation_of_steps_that_fail": "1-16-.*",
     "tests/scheduler/test_simulation.py::test_simulation_takes_every_path": "",
     "tests/scheduler/test_simulation.py::test_simulation_without_radix_cache": "1",
 }
