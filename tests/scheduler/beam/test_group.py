@@ -94,3 +94,35 @@ def test_the_end_of_an_item_is_a_stop() -> None:
     assert [result.ids.tolist() for result in search.results] == [[12], [10, 11]]
     assert {result.finish for result in search.results} == {FinishReason(type="stop", matched=ITEM)}
     assert [result.kept_tokens for result in search.results] == [1, 2]
+
+
+def test_a_search_of_which_no_beam_goes_on_is_done() -> None:
+    search = group(2, 9, stop_token_ids=(98,))
+    search.select(candidates([0, 0], [EOS, 98], [-1, -2]), [EOS, 98])
+    assert search.done and search.num_live == 0 and len(search.results) == 2
+    short = group(2, 9)
+    short.select(candidates([0], [EOS], [-1]), [EOS])
+    assert short.done and short.shortfall is not None
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "improves"),
+    [
+        (True, 1.0, False),
+        (False, 1.0, False),
+        ("never", 1.0, True),  # -4 / 8
+        ("never", 0.5, False),  # -4 / 8 ** 0.5 = -1.41
+        ("never", 0.75, True),  # -4 / 8 ** 0.75 = -0.84
+        ("never", 0.0, False),
+    ],
+)
+def test_it_goes_on_as_long_as_a_live_beam_may_improve_the_results(
+    early_stopping: bool | str, length_penalty: float, improves: bool
+) -> None:
+    search = group(1, 8, early_stopping=early_stopping, length_penalty=length_penalty)
+    search.select(candidates([0, 0], [EOS, 6], [-1.0, -1.5]), [EOS])
+    if early_stopping is not True:
+        assert search.finished[0].score == -1.0
+    if not search.done:
+        search.select(candidates([0], [7], [-4.0]), [EOS])
+    assert search.done is not improves

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from baton.scheduler.continuation import refusals
@@ -12,19 +14,22 @@ SPEC = ContinuationSpec(parent_rid="parent", index=3)
 
 
 @pytest.mark.parametrize(
-    ("refused", "status", "code", "param"),
+    ("refuse", "given", "status", "code", "param"),
     [
-        (refusals.unknown_parent("parent"), 404, "parent_not_found", "continuation_of"),
-        (refusals.failed_parent("parent", None), 409, "parent_failed", "continuation_of"),
-        (refusals.parked_parent("parent"), 409, "parent_not_started", "continuation_at"),
-        (refusals.undecided_search(SPEC), 409, "parent_undecided", "continuation_at"),
-        (refusals.search_with_stop_strings(SPEC), 409, "parent_undecided", "continuation_of"),
-        (refusals.fewer_results(SPEC, 2), 409, "parent_failed", "continuation_index"),
-        (refusals.unknown_index(SPEC), 400, "invalid_request", "continuation_index"),
-        (refusals.forgotten_parent("parent"), 410, "parent_forgotten", "continuation_of"),
+        (refusals.unknown_parent, ("parent",), 404, "parent_not_found", "continuation_of"),
+        (refusals.failed_parent, ("parent", None), 409, "parent_failed", "continuation_of"),
+        (refusals.parked_parent, ("parent",), 409, "parent_not_started", "continuation_at"),
+        (refusals.undecided_search, (SPEC,), 409, "parent_undecided", "continuation_at"),
+        (refusals.search_with_stop_strings, (SPEC,), 409, "parent_undecided", "continuation_of"),
+        (refusals.fewer_results, (SPEC, 2), 409, "parent_failed", "continuation_index"),
+        (refusals.unknown_index, (SPEC,), 400, "invalid_request", "continuation_index"),
+        (refusals.forgotten_parent, ("parent",), 410, "parent_forgotten", "continuation_of"),
     ],
 )
-def test_status_code_and_parameter(refused: RequestRefused, status: int, code: str, param: str) -> None:
+def test_status_code_and_parameter(
+    refuse: Callable[..., RequestRefused], given: tuple, status: int, code: str, param: str
+) -> None:
+    refused = refuse(*given)
     assert (refused.status, refused.code, refused.param) == (status, code, param)
     assert "'parent'" in str(refused)
 
