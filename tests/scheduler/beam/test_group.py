@@ -126,3 +126,29 @@ def test_it_goes_on_as_long_as_a_live_beam_may_improve_the_results(
     if not search.done:
         search.select(candidates([0], [7], [-4.0]), [EOS])
     assert search.done is not improves
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_a_better_end_takes_the_place_of_a_worse_one(early_stopping: bool | str) -> None:
+    search = group(2, 9, early_stopping=early_stopping, length_penalty=1.0)
+    search.select(candidates([0, 0, 0, 0], [EOS, 6, 7, 8], [-1.0, -1.5, -1.6, -1.7]), [EOS])
+    search.select(candidates([0, 1, 0, 1], [EOS, 9, 9, 5], [-1.8, -1.9, -2.0, -2.1]), [EOS])
+    assert [result.ids.tolist() for result in search.finished] == [[6, EOS], [EOS]]
+    assert [result.score for result in search.finished] == pytest.approx([-0.9, -1.0])
+    selected = search.select(candidates([0, 1, 0, 1], [EOS, 9, 9, 5], [-2.1, -2.4, -2.5, -2.6]), [EOS])
+    if early_stopping is True:
+        assert search.done and selected.finished == []
+        return
+    assert [result.ids.tolist() for result in search.finished] == [[7, 9, EOS], [6, EOS]]
+    ((entered, parent),) = selected.finished
+    assert entered is search.finished[0] and parent == 0
+
+
+def test_sums_are_exact() -> None:
+    """Of float32 numbers, in double precision."""
+    search = group(1, 3)
+    for score in (-1e8, -1.0, -3.0):
+        search.select(candidates([0], [5], [score]), [])
+    assert search.results[0].cumulative_logprob == float(np.float32(-1e7)) + float(np.float32(-0.1)) + float(
+        np.float32(-0.3)
+    )
