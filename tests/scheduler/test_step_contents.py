@@ -132,3 +132,21 @@ def test_a_sequence_that_has_ended_is_closed_in_the_next_step() -> None:
     harness.add("long", [3, 4], 3)
     answer(harness, next_batch(harness))
     assert next_batch(harness).closed == [serial(harness, "short")]
+
+
+def test_a_retracted_search_asks_for_nothing_until_it_has_caught_up() -> None:
+    harness = Harness(num_tokens=1024)
+    add(harness, "find", list(range(20)), search(3, 6, n=3))
+    for _ in range(3):
+        answer(harness, next_batch(harness))
+    request = harness.outcomes["find", 0].request
+    assert request is not None and request.beams is not None and request.beams.num_tokens == 3
+    harness.scheduler._retract(request)
+    asked, samples, positions = [], [], []
+    for _ in range(4):
+        batch = next_batch(harness)
+        asked.append(batch.beams[0].num_candidates)
+        samples.append(set(batch.samples[1:].tolist()) if len(batch) > 1 else set())
+        positions.append(batch.output_positions.tolist()[-1])
+        answer(harness, batch)
+    assert asked == [0, 0, 0, 6] and samples == [set(), {False}, {False}, {True}] and positions == [0, 1, 2, 3]
