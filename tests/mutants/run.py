@@ -49,7 +49,7 @@ BROAD = tuple(
     f"tests/scheduler/test_simulation.py::test_simulation{kind}" for kind in ("[0-64-", "_of_mixed_steps[64-")
 )
 """Beginnings of the names of tests that are never left out for their time: they look at everything."""
-SECONDS = 15.0
+SECONDS = 10.0
 
 
 def prepare(layer: str) -> Path:

@@ -150,3 +150,42 @@ def test_a_retracted_search_asks_for_nothing_until_it_has_caught_up() -> None:
         positions.append(batch.output_positions.tolist()[-1])
         answer(harness, batch)
     assert asked == [0, 0, 0, 6] and samples == [set(), {False}, {False}, {True}] and positions == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("chunk", "mixes"), [(4, True), (3, False)])
+def test_running_requests_take_at_most_half_of_a_mixed_step(chunk: int, mixes: bool) -> None:
+    harness = Harness(chunk=chunk, enable_mixed_chunk=True)
+    for number in range(2):
+        harness.add(f"r{number}", [1 + number], 9)
+    answer(harness, next_batch(harness))
+    harness.add("prompt", list(range(10, 19)), 2)
+    assert next_batch(harness).extend_lens.tolist() == ([2, 1, 1] if mixes else [3])
+
+
+def test_the_last_token_of_a_step_goes_to_the_next_prompt() -> None:
+    harness = Harness(chunk=5)
+    harness.add("a", [1, 2, 3, 4], 2)
+    harness.add("b", [5, 6, 7], 2)
+    harness.add("c", [8], 2)
+    assert harness.scheduler.stats().num_queue_reqs == 3
+    batch = next_batch(harness)
+    assert batch.extend_lens.tolist() == [4, 1] and batch.samples.tolist() == [True, False]
+    stats = harness.scheduler.stats()
+    assert (stats.num_running_reqs, stats.num_queue_reqs) == (2, 1), "a prompt that is half computed runs"
+
+
+def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
+    harness = Harness()
+    harness.add("runs", [1, 2], 9, retain_ttl=5.0)
+    harness.add("leased", [3, 4], 1, retain_ttl=5.0)
+    answer(harness, next_batch(harness))
+    harness.continue_from("leased", "child", [5], 2)
+    harness.add("waits", [6], 2)
+    events = harness.scheduler.abort_all(3.0, "the server stops")
+    assert {event.request.rid for event in events} == {"runs", "child", "waits"}
+    assert {(event.finish.type, event.finish.message) for event in events if event.finish is not None} == {
+        ("abort", "the server stops")
+    }
+    (lease,) = harness.scheduler.leases.live()
+    assert lease.idle_since == 3.0, "the child gave it back then"
+    assert harness.scheduler.is_idle
