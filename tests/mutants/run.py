@@ -45,10 +45,14 @@ timeout_constant = 10
 use_git_change_detection = false
 """
 
-BROAD = tuple(
-    f"tests/scheduler/test_simulation.py::test_simulation{kind}" for kind in ("[0-64-", "_of_mixed_steps[64-")
+BROAD = (
+    "tests/scheduler/test_fairness.py::TestIdleLeases",
+    "tests/scheduler/test_fairness.py::TestVictims",
+    "tests/scheduler/test_simulation.py::test_simulation[0-64-",
+    "tests/scheduler/test_simulation.py::test_simulation_of_mixed_steps[64-",
 )
-"""Beginnings of the names of tests that are never left out for their time: they look at everything."""
+"""Beginnings of the names of tests that are never left out for their time: they look at everything, or alone at what
+only shows after many steps."""
 SECONDS = 10.0
 
 

@@ -179,7 +179,12 @@ def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
     harness.add("runs", [1, 2], 9, retain_ttl=5.0)
     harness.add("leased", [3, 4], 1, retain_ttl=5.0)
     answer(harness, next_batch(harness))
+    assert harness.scheduler.continuations.num_parked == 0
     harness.continue_from("leased", "child", [5], 2)
+    harness.continue_from("runs", "parked", [5], 2)
+    assert harness.scheduler.continuations.num_parked == 1
+    harness.abort("parked")
+    assert harness.scheduler.continuations.num_parked == 0
     harness.add("waits", [6], 2)
     events = harness.scheduler.abort_all(3.0, "the server stops")
     assert {event.request.rid for event in events} == {"runs", "child", "waits"}
