@@ -35,28 +35,25 @@ pytest_add_cli_args =
     not slow and not gpu and not process and not equality
     -p
     no:cacheprovider
+    -p
+    fewer
     --hypothesis-profile=ci
     -o
     timeout=20
-{deselected}
 timeout_multiplier = 2
 timeout_constant = 10
 use_git_change_detection = false
 """
 
-_LEASE_ORDER = "tests/radix/test_lease_order.py::test_expiry_and_breaking_equal_a_look_at_all_leases"
-TOO_SLOW = (
-    "tests/radix/test_eviction.py::test_100_000_leaves_go_in_order",
-    "tests/radix/test_lease.py::test_leased_tokens_count_shared_pages_once_whatever_happens[1]",
-    "tests/radix/test_lease.py::test_leased_tokens_count_shared_pages_once_whatever_happens[4]",
-    *(f"{_LEASE_ORDER}[{seed}-" for seed in (1, 2, 3, 4)),
-    "tests/scheduler/test_ranks.py::test_two_schedulers_on_one_message_log[1-",
-    "tests/scheduler/test_scheduler.py::test_output_is_the_models[1-1-",
-    "tests/scheduler/test_simulation.py::test_simulation_of_steps_that_fail[0-",
-    *(f"tests/scheduler/test_simulation.py::test_simulation[{seed}-" for seed in (2, 3)),
+BROAD = (
+    "tests/scheduler/test_fairness.py::TestIdleLeases",
+    "tests/scheduler/test_fairness.py::TestVictims",
+    "tests/scheduler/test_simulation.py::test_simulation[0-64-",
+    "tests/scheduler/test_simulation.py::test_simulation_of_mixed_steps[64-",
 )
-"""Beginnings of test names. Each takes many times as long as the same test of other seeds or pages, which stays; every
-survivor would pay for them."""
+"""Beginnings of the names of tests that are never left out for their time: they look at everything, or alone at what
+only shows after many steps."""
+SECONDS = 10.0
 
 
 def prepare(layer: str) -> Path:
@@ -68,29 +65,51 @@ def prepare(layer: str) -> Path:
         if not link.is_symlink():
             link.symlink_to(os.path.relpath(ROOT / target, folder))
     copies = "\n".join(f"    src/baton/{other}" for other in COPIED if other != layer)
-    deselected = "\n".join(f"    --deselect={test}" for test in TOO_SLOW if test.startswith(f"tests/{layer}/"))
-    (folder / "setup.cfg").write_text(CONFIG.format(layer=layer, copies=copies, deselected=deselected))
+    (folder / "setup.cfg").write_text(CONFIG.format(layer=layer, copies=copies))
     return folder
 
 
-def run_layer(layer: str, targets: list[str], again: bool) -> None:
-    """Test the mutants of a layer whose files begin with any target. again: survivors, too, as if they were new."""
+def run_layer(layer: str, targets: list[str], sample: int | None, seconds: float, again: bool) -> None:
+    """Test the mutants of a layer whose files begin with any target, in the order in which they are drawn. sample: so
+    many of each folder; None: all. seconds: of tests for each mutant. again: survivors, too, as if they were new."""
     os.chdir(prepare(layer))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     from messages import leave_out_messages
     from mutmut import __main__ as mutmut
+    from mutmut.state import state
+    from mutmut.workers.isolation import ForkRunner
+    from sample import drawn, place, within
 
     leave_out_messages()
     every = mutmut.collect_source_file_mutation_data
+    submit = ForkRunner.submit
 
     def those_wanted(*, mutant_names):
         # Names given to mutmut itself would be tested again each time, and a run that was ended could not go on.
         mutants, files = every(mutant_names=mutant_names)
         prefixes = tuple(f"src/baton/{target}" for target in targets)
         wanted = [entry for entry in mutants if str(entry[0].path).startswith(prefixes)]
+        if sample is not None:
+            by_folder: dict[Path, list[str]] = {}
+            for file, name, _ in wanted:
+                by_folder.setdefault(file.path.parent, []).append(name)
+            chosen = drawn({str(folder): names for folder, names in by_folder.items()}, sample)
+            wanted = [entry for entry in wanted if entry[1] in chosen]
         return [(file, name, None if again and code in (0, 33) else code) for file, name, code in wanted], files
 
-    with mock.patch.object(mutmut, "collect_source_file_mutation_data", those_wanted):
+    def quickest(tests):
+        return within(seconds, tests, state().duration_by_test, BROAD)
+
+    def submit_with_quickest(runner, mutant, tests, cpu_limit, estimate):
+        few = quickest(tests)
+        submit(runner, mutant, few, cpu_limit, sum(state().duration_by_test[test] for test in few))
+
+    with (
+        mock.patch.object(mutmut, "collect_source_file_mutation_data", those_wanted),
+        mock.patch.object(mutmut, "estimated_worst_case_time", place),  # it sorts by this, and uses it for no more
+        mock.patch.object(mutmut, "tests_for_mutant_names", lambda _: quickest(state().duration_by_test)),
+        mock.patch.object(ForkRunner, "submit", submit_with_quickest),
+    ):
         mutmut._run((), 1)
 
 
@@ -119,6 +138,10 @@ def main() -> None:
     parser.add_argument(
         "targets", nargs="*", default=LAYERS, help="layers, folders or files in them; all layers if none"
     )
+    parser.add_argument("--sample", type=int, metavar="N", help="of each folder N mutants only, always the same")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"of tests for each mutant, quickest first ({SECONDS})"
+    )
     parser.add_argument("--again", action="store_true", help="test survivors once more: the tests have changed")
     parser.add_argument("--report", action="store_true", help="run nothing, only show what is known")
     options = parser.parse_args()
@@ -128,10 +151,12 @@ def main() -> None:
     layers = [layer for layer in LAYERS if targets[layer]]
     if not options.report and len(layers) > 1:
         for layer in layers:  # mutmut keeps what it knows in globals: one process each
-            more = ["--again"] if options.again else []
+            more = [f"--seconds={options.seconds}"]
+            more += [f"--sample={options.sample}"] if options.sample else []
+            more += ["--again"] if options.again else []
             subprocess.run([sys.executable, __file__, *targets[layer], *more], check=True)
     elif not options.report:
-        run_layer(layers[0], targets[layers[0]], options.again)
+        run_layer(layers[0], targets[layers[0]], options.sample, options.seconds, options.again)
     from scores import count_by_folder, score_table
 
     found = {file: statuses for layer in layers for file, statuses in report(layer).items()}

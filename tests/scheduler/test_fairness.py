@@ -179,6 +179,24 @@ class TestRoom:
         harness.run()
         assert all(request_of(harness, rid).retractions == 0 for rid in "ab")
 
+    def test_so_do_three(self) -> None:
+        """0.7 × 60 tokens each: the third wants 20 + 3 × 42 beside the prompts of the others, which is 186."""
+        harness = Harness(num_tokens=185)
+        for seed, rid in enumerate("abc"):
+            harness.add(rid, prompt_of(20, seed), 60)
+        harness.step()
+        assert [request_of(harness, rid).kv is not None for rid in "abc"] == [True, True, False]
+
+    def test_a_search_keeps_pages_for_each_beam(self) -> None:
+        harness = Harness(num_tokens=1024, page_size=16)
+        harness.add("find", prompt_of(37), 20, beam_width=4)
+        request, reserve = request_of(harness, "find"), harness.scheduler._reserve
+        assert reserve.tokens(request) == 4 * 2 * 16, "5 of the prompt's tokens and 14 are two pages"
+        while request.beams is None or request.beams.num_tokens < 13:
+            harness.step()
+        assert request.num_computed_beam_tokens == 12
+        assert reserve.tokens(request) == 4 * 1 * 16, "5 + 13 + 4 are two pages, and one is full"
+
     def test_pages_in_quarantine_are_waited_for_before_a_lease_breaks(self) -> None:
         """Nothing runs but a step in flight; what it still writes comes back with it, and then there is room."""
         prompt = prompt_of(40)

@@ -44,6 +44,19 @@ def rows_of(batch: ScheduleBatch) -> list[int]:
     return batch.extend_lens.tolist()
 
 
+@pytest.mark.parametrize("beam_width", [None, 2])
+def test_a_mixed_step_serves_all_but_searches(beam_width: int | None) -> None:
+    harness = MixedHarness()
+    harness.add("plain", prompt_of(5), 20)
+    harness.add("runs", prompt_of(5, 1), 20, beam_width=beam_width)
+    harness.step()
+    before = harness.scheduler._extends_in_a_row
+    harness.add("prompt", prompt_of(9, 2), 2)
+    harness.step()
+    assert len(harness.batches[-1]) == (3 if beam_width is None else 2)
+    assert harness.scheduler._extends_in_a_row == (0 if beam_width is None else before + 1)
+
+
 class TestRunningRequests:
     @PAGES
     @DEPTHS

@@ -74,6 +74,21 @@ def test_abort_at_every_step_frees_everything(page_size, depth) -> None:
         assert harness.allocator.free_tokens == 2048 and harness.pool.num_free == harness.pool.num_rows
 
 
+def test_pages_that_a_step_in_flight_writes_come_back_with_it() -> None:
+    harness = Harness(num_tokens=512, page_size=16, rows=8, depth=2)
+    add(harness, "a", PROMPT, search(4, 9))
+    request = harness.outcomes["a", 0].request
+    assert request is not None
+    while request.beam_kv is None or not request.num_output_placeholders:
+        harness.step()
+    held, free = len(harness.scheduler._beams.pages(request)) * 16, harness.allocator.free_tokens
+    harness.abort("a")
+    assert held and harness.allocator.quarantined_tokens >= held and harness.allocator.free_tokens == free
+    harness.run()
+    harness.scheduler.flush_cache()
+    assert harness.allocator.quarantined_tokens == 0 and harness.allocator.free_tokens == 512
+
+
 def test_failed_allocations_at_any_point() -> None:
     for failing in range(30):
         harness = Harness(num_tokens=2048, page_size=16, rows=20, chunk=16)

@@ -154,6 +154,7 @@ def test_integers_of_every_kind(dtype: str, order: Literal["C", "F"]) -> None:
         (np.array([[1, 2], [-1, 2]]), r"item 1 begins with -1"),
         (np.array([[1, 2, 3], [1, -1, 2]]), r"item 1 has -1 between its tokens: \[1, -1, 2\]"),
         (np.array([[1, 2], [3, -2]]), r"item 1 has the token -2"),
+        (np.array([[1, -1], [3, -2]]), r"item 1 has the token -2"),
         (np.array([[2**31]]), r"2147483648 is no token id"),
         (np.array([[2**63]], dtype=np.uint64), r"9223372036854775808 is no token id"),
         (table([[3, 4, 9], [5], [3, 4]]), r"item 2 \(2 tokens\) is the beginning of item 0"),

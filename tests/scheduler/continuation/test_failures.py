@@ -42,6 +42,20 @@ def test_aborted_parent_is_409_also_for_children_that_wait() -> None:
     assert harness.scheduler.is_idle
 
 
+def test_a_refusal_names_the_parent_and_how_it_ended() -> None:
+    harness = Harness()
+    harness.add("parent", prompt_of(20), 30)
+    harness.step()
+    harness.continue_from("parent", "waiting", [1], 2)
+    with pytest.raises(RequestRefused, match=r"^continuation_of 'waiting': that request waits for its own parent"):
+        harness.continue_from("waiting", "grandchild", [1], 2, at="now")
+    harness.fault = lambda batch: "finish"
+    harness.step()
+    refusal = harness.outcomes["waiting", 0].refusal
+    assert refusal is not None and refusal.message.startswith("continuation_of 'parent': that request did not finish")
+    assert "failed before finish" in refusal.message
+
+
 def test_forgotten_parent_is_410_or_the_childs_own_prompt() -> None:
     harness = Harness(max_finished_requests=2)
     for i in range(4):

@@ -197,3 +197,13 @@ def test_a_parent_that_asked_for_nothing_is_not_told_of_a_lease() -> None:
     harness.run()
     request = harness.outcomes["parent", 0].request
     assert request is not None and request.retained is None
+
+
+def test_what_a_child_forks_off_is_leased_to_its_client() -> None:
+    harness = Harness()
+    harness.add("parent", prompt_of(20), 9, client="parent's")
+    harness.step()
+    harness.continue_from("parent", "child", [1], 2, at="now", client="child's")
+    (lease,) = harness.scheduler.leases.live()
+    assert lease.client == "child's"
+    harness.run()

@@ -1,0 +1,34 @@
+"""Which tests a mutation run leaves out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.fewer import KEPT, is_kept
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_every_name_is_that_of_a_test(name: str) -> None:
+    path, *_, function = name.split("::")
+    assert re.search(rf"def {function}\(", (ROOT / path).read_text())
+
+
+def test_some_parameters_stay() -> None:
+    simulation = "tests/scheduler/test_simulation.py::test_simulation"
+    assert is_kept(f"{simulation}[1-1-plain]")
+    assert not is_kept(f"{simulation}[1-1-plain-more]")
+    assert not is_kept(f"{simulation}[1-64-plain]")
+
+
+def test_without_parameters_a_test_is_left_out() -> None:
+    assert not is_kept("tests/radix/test_eviction.py::test_100_000_leaves_go_in_order")
+
+
+def test_all_others_stay() -> None:
+    assert is_kept("tests/scheduler/test_simulation.py::test_another[3-3]")
+    assert is_kept("tests/radix/test_eviction.py::test_eviction")

@@ -1,0 +1,24 @@
+"""The settings of the scheduler bring what the command line says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from baton.scheduler.config import SchedulerConfig, flag
+from baton.scheduler.policies.registry import POLICIES
+
+
+def test_a_field_knows_its_help_and_choices() -> None:
+    made = flag(3, "how many", ["a", "b"])
+    assert made.default == 3 and dict(made.metadata) == {"help": "how many", "choices": ("a", "b")}
+    assert flag(3, "how many").metadata["choices"] == ()
+
+
+def test_every_field_has_a_help_and_the_policy_its_choices() -> None:
+    fields = {field.name: field for field in dataclasses.fields(SchedulerConfig)}
+    assert all(field.metadata["help"] for field in fields.values())
+    assert fields["schedule_policy"].metadata["choices"] == tuple(POLICIES)
+
+
+def test_running_and_leased_sequences_have_rows() -> None:
+    assert SchedulerConfig(max_running_requests=5, max_leased_requests=3).num_rows == 8

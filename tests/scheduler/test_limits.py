@@ -1,0 +1,157 @@
+"""Requests that can never be served are refused at once, to the token; with what to change, in a code and a field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scheduler_harness import Harness
+from specs import make_spec
+
+from baton.memory_pool.allocator import Allocator
+from baton.scheduler import limits
+from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.constraints.item_trie import ItemTrie
+from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.request import Request
+from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, RequestSpec
+from baton.scheduler.sampling_params import SamplingParams
+
+TRIE = ItemTrie.build(np.array([[10, 11, -1, -1], [12, 13, 14, 15]], dtype=np.int32))
+
+
+def request(
+    max_new_tokens: int | None, *, constrained: bool = False, retain_ttl: float | None = None, **sampling
+) -> Request:
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
+    constraint = ItemConstraint(TRIE, "items") if constrained else None
+    spec = make_spec("r", [1], params, retain_ttl=retain_ttl)
+    return Request(spec, index=0, seed=0, arrival=0.0, serial=0, constraint=constraint)
+
+
+def most(prompt_len: int, max_new_tokens: int | None, pool: int = 1024, page_size: int = 1, **more) -> int:
+    return limits.check_lengths(request(max_new_tokens, **more), prompt_len, 100, Allocator(pool, page_size))
+
+
+def refused(*args, **more) -> tuple[str, int, str, str | None]:
+    with pytest.raises(RequestRefused) as refusal:
+        most(*args, **more)
+    return str(refusal.value), refusal.value.status, refusal.value.code, refusal.value.param
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_context_holds_prompt_and_output() -> None:
+    assert most(60, 40) == 40 and most(60, None) == 40 and most(99, None) == 1
+    text, *rest = refused(60, 41)
+    assert rest == [400, "context_length_exceeded", "max_new_tokens"]
+    assert "(60 tokens) + max_new_tokens (41) = 101 exceeds" in text and "at most 40" in text
+    text, *rest = refused(100, None)
+    assert rest == [400, "context_length_exceeded", "input_ids"] and "has 100 tokens, the context holds 100" in text
+    assert refused(0, 3)[1:] == (400, "invalid_request", "input_ids")
+
+
+def test_the_pool_holds_all_but_the_last_token() -> None:
+    assert most(50, 15, pool=64) == 15 and most(50, None, pool=64) == 15 and most(64, 1, pool=64) == 1
+    text, *rest = refused(50, 16, pool=64)
+    assert rest == [400, "kv_pool_exceeded", "max_new_tokens"] and "KV pool of 64 tokens" in text
+    assert refused(65, None, pool=64)[2] == "kv_pool_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("page_size", "prompt_len", "width", "room"),
+    [
+        (1, 40, 4, (64 - 40) // 4),
+        (16, 32, 2, 16),
+        (16, 40, 2, 8),  # each beam fills up the prompt's partial page
+        (16, 33, 1, 31),
+        (16, 60, 4, 0),  # the first tokens need no KV beside the prompt's
+    ],
+)
+def test_beams_share_the_whole_pages_of_the_prompt(page_size: int, prompt_len: int, width: int, room: int) -> None:
+    assert most(prompt_len, None, 64, page_size, beam_width=width) == room + 1
+    assert most(prompt_len, room + 1, 64, page_size, beam_width=width) == room + 1
+    text, *rest = refused(prompt_len, room + 2, 64, page_size, beam_width=width)
+    assert rest == [400, "kv_pool_exceeded", "max_new_tokens"]
+    assert f"× beam_width ({width})" in text and ("in pages of 16 tokens" in text) == (page_size > 1)
+
+
+def test_results_that_are_kept_are_counted_twice() -> None:
+    assert most(4, None, beam_width=4, n=2, pool=4 + 8 * 5, retain_ttl=1.0) == 6
+    assert most(4, None, beam_width=4, n=2, pool=4 + 4 * 5) == 6
+    text = refused(4, 7, beam_width=4, n=2, pool=4 + 8 * 5, retain_ttl=1.0)[0]
+    assert "twice more for each of the 2 that retain_ttl keeps" in text
+
+
+def test_a_search_whose_prompt_fits_no_pool() -> None:
+    assert most(64, 1, 64, beam_width=8) == 1
+    assert refused(65, 1, 64, beam_width=8)[2] == "kv_pool_exceeded"
+
+
+def test_an_output_is_no_longer_than_the_longest_item() -> None:
+    assert most(10, None, constrained=True) == 4 and most(10, 90, constrained=True) == 4
+    assert most(10, 2, constrained=True) == 2
+    text, *rest = refused(10, 1, constrained=True)
+    assert rest == [400, "invalid_request", "max_new_tokens"] and "has 2 tokens" in text
+
+
+# -- others ------------------------------------------------------------------------------------------------------------
+
+
+def test_logprobs_start_within_the_prompt() -> None:
+    limits.check_logprob_start(LogprobOptions(start_len=9), 10)
+    with pytest.raises(RequestRefused, match="logprob_start_len is 10; the prompt has 10 tokens") as refusal:
+        limits.check_logprob_start(LogprobOptions(start_len=10), 10)
+    assert refusal.value.param == "logprob_start_len"
+
+
+@pytest.mark.parametrize(("widest", "rows"), [(4, 8), (8, 4)])
+def test_beams_within_both_limits(widest: int, rows: int) -> None:
+    limits.check_beam_limits(SamplingParams(), max_beam_width=0, rows=0)
+    limits.check_beam_limits(SamplingParams(beam_width=4), max_beam_width=widest, rows=rows)
+    with pytest.raises(RequestRefused, match="beam_width is 5, over 4") as refusal:
+        limits.check_beam_limits(SamplingParams(beam_width=5), max_beam_width=widest, rows=rows)
+    assert (refusal.value.status, refusal.value.param) == (400, "beam_width")
+
+
+def spec(n: int = 1, continues: bool = False) -> RequestSpec:
+    continuation = ContinuationSpec("parent") if continues else None
+    return make_spec("r", [1], SamplingParams(n=n), continuation=continuation)
+
+
+@pytest.mark.parametrize(("continues", "holds"), [(False, 10), (True, 13)])
+def test_the_queue_has_room_beyond_its_limit_for_who_comes_back(continues: bool, holds: int) -> None:
+    config = SchedulerConfig(max_queued_requests=10, max_leased_requests=3)
+    limits.check_queue(spec(2, continues), holds - 2, config)
+    with pytest.raises(RequestRefused, match=f"^{holds - 1} requests wait already, and the queue holds 10 ") as refusal:
+        limits.check_queue(spec(2, continues), holds - 1, config)
+    assert (refusal.value.status, refusal.value.code, refusal.value.param) == (429, "queue_full", None)
+
+
+def test_a_queue_without_limit() -> None:
+    limits.check_queue(spec(), 10**9, SchedulerConfig(max_queued_requests=0))
+
+
+def test_what_leases_may_hold() -> None:
+    config = SchedulerConfig(
+        max_leased_ratio=0.5, max_client_leased_ratio=0.25, max_leased_requests=7, max_leases_per_client=0
+    )
+    budget = limits.lease_budget(config, Allocator(160, 16))
+    assert (budget.max_tokens, budget.max_leases) == (80, 7)
+    assert (budget.max_client_tokens, budget.max_client_leases) == (20, 4), "half of the leases, rounded up"
+    config = SchedulerConfig(max_leased_requests=7, max_leases_per_client=6)
+    assert limits.lease_budget(config, Allocator(160, 16)).max_client_leases == 6
+
+
+def test_codes_of_time_and_names() -> None:
+    late, twice = limits.timed_out(2.5), limits.duplicate_rid("r")
+    assert (late.status, late.code, late.param) == (408, "request_timeout", None) and "2.5 s" in str(late)
+    assert (twice.status, twice.code, twice.param) == (409, "duplicate_rid", "rid") and "'r'" in str(twice)
+
+
+def test_a_refused_request_leaves_nothing() -> None:
+    harness = Harness(num_tokens=64, context=100)
+    with pytest.raises(RequestRefused, match="can never fit"):
+        harness.add("r", [1] * 50, 16)
+    assert harness.scheduler.is_idle

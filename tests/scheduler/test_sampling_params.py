@@ -1,0 +1,95 @@
+"""Which sampling parameters can never be right, and what the refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.scheduler.sampling_params import SamplingParams
+
+NAN = float("nan")
+WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
+    ("max_new_tokens", 0, "use 1 or more", {}),
+    ("min_new_tokens", -1, "use 0 or more", {}),
+    ("min_new_tokens", 9, "it exceeds max_new_tokens (8)", {"max_new_tokens": 8}),
+    ("temperature", -0.1, "use 0 (greedy) or a positive number", {}),
+    ("temperature", float("inf"), "use 0 (greedy) or a positive number", {}),
+    ("temperature", NAN, "use 0 (greedy) or a positive number", {}),
+    ("top_p", 0.0, "use a value in (0, 1]", {}),
+    ("top_p", 1.001, "use a value in (0, 1]", {}),
+    ("top_k", 0, "use -1 (off) or 1 and more", {}),
+    ("top_k", -2, "use -1 (off) or 1 and more", {}),
+    ("min_p", -0.001, "use a value in [0, 1]", {}),
+    ("min_p", 1.001, "use a value in [0, 1]", {}),
+    ("frequency_penalty", -2.001, "use a value in [-2, 2]", {}),
+    ("frequency_penalty", 2.001, "use a value in [-2, 2]", {}),
+    ("presence_penalty", -2.001, "use a value in [-2, 2]", {}),
+    ("presence_penalty", 2.001, "use a value in [-2, 2]", {}),
+    ("repetition_penalty", 0.0, "use a value in (0, 2]; 1 is off", {}),
+    ("repetition_penalty", 2.001, "use a value in (0, 2]; 1 is off", {}),
+    ("n", 0, "use 1 to 512", {}),
+    ("n", 513, "use 1 to 512", {}),
+    ("stop", ("end", ""), "an empty stop string would end every output at once; drop it", {}),
+    ("logit_bias", {3: -100.001}, "use values in [-100, 100]", {}),
+    ("logit_bias", {3: 1.0, 4: 100.001}, "use values in [-100, 100]", {}),
+    ("seed", -1, "use 0 to 2**63 - 1", {}),
+    ("seed", 2**63, "use 0 to 2**63 - 1", {}),
+    ("item_trie", "", "name a loaded trie, or leave it out", {}),
+    ("min_new_tokens", 1, "an item of item_trie ends where it ends; leave it out", {"item_trie": "items"}),
+    ("length_penalty", 0.999, "it needs a beam_width", {}),
+    ("early_stopping", "never", "it needs a beam_width", {}),
+    ("beam_width", 0, "use 1 to 512, or leave it out", {}),
+    ("beam_width", 513, "use 1 to 512, or leave it out", {}),
+    ("n", 5, "a beam search returns at most beam_width (4) sequences", {"beam_width": 4}),
+    ("length_penalty", -10.001, "use a value in [-10, 10]", {"beam_width": 4}),
+    ("length_penalty", 10.001, "use a value in [-10, 10]", {"beam_width": 4}),
+    ("temperature", 0.999, "a beam search does not sample; leave it out, or use 0 or 1", {"beam_width": 4}),
+    ("top_k", 1, "a beam search does not sample; leave it out", {"beam_width": 4}),
+    ("top_p", 0.999, "a beam search does not sample; leave it out", {"beam_width": 4}),
+    ("min_p", 0.001, "a beam search does not sample; leave it out", {"beam_width": 4}),
+    ("seed", 0, "a beam search draws nothing; leave it out", {"beam_width": 4}),
+    ("frequency_penalty", 0.001, "a beam search compares log-probabilities; leave it out", {"beam_width": 4}),
+    ("presence_penalty", 0.001, "a beam search compares log-probabilities; leave it out", {"beam_width": 4}),
+    ("repetition_penalty", 0.999, "a beam search compares log-probabilities; leave it out", {"beam_width": 4}),
+]
+RIGHT: list[dict[str, Any]] = [
+    {"max_new_tokens": 1, "min_new_tokens": 1},
+    {"max_new_tokens": None, "min_new_tokens": 10**6},
+    {"temperature": 0.0, "top_p": 1e-9, "top_k": 1, "min_p": 0.0},
+    {"temperature": 1e9, "top_p": 1.0, "top_k": -1, "min_p": 1.0},
+    {"frequency_penalty": -2.0, "presence_penalty": -2.0, "repetition_penalty": 1e-9},
+    {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 2.0},
+    {"n": 512, "seed": 0, "stop": ("end",), "logit_bias": {3: -100.0, 4: 100.0}},
+    {"seed": 2**63 - 1, "logit_bias": {}},
+    {"item_trie": "items"},
+    {"beam_width": 1, "length_penalty": -10.0, "early_stopping": "never"},
+    {"beam_width": 512, "n": 512, "length_penalty": 10.0, "early_stopping": True, "temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize(("name", "value", "fix", "more"), WRONG)
+def test_a_refusal_names_the_field_its_value_and_the_fix(name: str, value, fix: str, more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as refusal:
+        SamplingParams(**{name: value, **more})
+    assert str(refusal.value) == f"{name} is {value!r}; {fix}"
+
+
+@pytest.mark.parametrize("given", RIGHT)
+def test_values_at_the_border_are_taken(given: dict[str, Any]) -> None:
+    params = SamplingParams(**given)
+    assert {name: getattr(params, name) for name in given} == given
+
+
+def test_a_search_is_one_request_of_many_rows() -> None:
+    plain, search = SamplingParams(n=3), SamplingParams(n=3, beam_width=5)
+    assert (plain.num_requests, plain.num_rows) == (3, 1)
+    assert (search.num_requests, search.num_rows) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"temperature": 0.0}, True), ({"top_k": 1}, True), ({"top_k": 2}, False), ({"temperature": 0.1}, False)],
+)
+def test_greedy(given: dict[str, Any], expected: bool) -> None:
+    assert SamplingParams(**given).is_greedy is expected

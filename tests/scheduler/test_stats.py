@@ -1,0 +1,84 @@
+"""The numbers that an operator sees of a scheduler are those of the pool, the cache, the leases and the counters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kv_echo import prompt_of
+from scheduler_harness import Harness
+
+from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.radix.cache import RadixCache
+from baton.radix.lease import LeaseTable
+from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.limits import lease_budget
+from baton.scheduler.stats import SchedulerCounters, take_stats
+
+
+def test_every_number_is_the_one_of_its_name() -> None:
+    allocator = Allocator(64, 16)
+    cache = RadixCache(ReqToTokenPool(4, 64), allocator, page_size=16)
+    leases = LeaseTable(cache, lease_budget(SchedulerConfig(), allocator), value=lambda lease, now: (0.0,))
+    counters = SchedulerCounters(
+        steps=1,
+        retractions=2,
+        leaked_tokens=3,
+        nonfinite_requests=4,
+        prefix_cache_queries=5,
+        prefix_cache_hits=6,
+        longest_gap=7,
+    )
+    cache.evicted_total = 8
+    counts = leases.counts
+    counts.granted, counts.handed_off, counts.expired, counts.broken = 9, 10, 11, 12
+    stats = dataclasses.asdict(take_stats(counters, cache, leases, 13, 14))
+    assert stats == {
+        "num_running_reqs": 13,
+        "num_queue_reqs": 14,
+        "total_tokens": 64,
+        "free_tokens": 64,
+        "evictable_tokens": 0,
+        "protected_tokens": 0,
+        "private_tokens": 0,
+        "leased_tokens": 0,
+        "leases_granted": 9,
+        "leases_handed_off": 10,
+        "leases_expired": 11,
+        "leases_broken": 12,
+        "prefix_cache_queries": 5,
+        "prefix_cache_hits": 6,
+        "evicted_tokens": 8,
+        "retractions": 2,
+        "leaked_tokens": 3,
+        "nonfinite_requests": 4,
+        "steps": 1,
+        "longest_gap": 7,
+    }
+
+
+def test_every_token_of_the_pool_is_in_one_count() -> None:
+    harness = Harness(num_tokens=256, page_size=16, depth=2)
+    harness.add("cached", prompt_of(40, 1), 2)
+    harness.add("leased", prompt_of(40, 2), 2, retain_ttl=1e6)
+    harness.run()
+    harness.add("runs", prompt_of(40, 3), 9)
+    harness.add("ends", prompt_of(40, 4), 30)
+    for _ in range(3):
+        harness.step()
+    harness.abort("ends")
+    stats, quarantined = harness.scheduler.stats(), harness.allocator.quarantined_tokens
+    assert (stats.leased_tokens, stats.num_running_reqs, stats.num_queue_reqs) == (48, 1, 0)
+    assert stats.evictable_tokens and stats.protected_tokens and stats.private_tokens and quarantined
+    parts = stats.free_tokens + stats.evictable_tokens + stats.protected_tokens + stats.private_tokens
+    assert parts + quarantined == stats.total_tokens == 256
+
+
+def test_what_is_found_in_the_cache_counts_once() -> None:
+    harness = Harness(chunk=16)
+    harness.add("a", prompt_of(40, 1), 2)
+    harness.run()
+    harness.add("b", [*prompt_of(30, 1), 5, 6], 2)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (40 + 32, 30)
