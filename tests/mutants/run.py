@@ -92,7 +92,7 @@ def run_layer(layer: str, targets: list[str], sample: int | None, seconds: float
         if sample is not None:
             by_folder: dict[Path, list[str]] = {}
             for file, name, _ in wanted:
-                by_folder.setdefault(file.path.parent, []).append(name)
+                by_folder.setdefault(Path(file.path).parent, []).append(name)
             chosen = drawn({str(folder): names for folder, names in by_folder.items()}, sample)
             wanted = [entry for entry in wanted if entry[1] in chosen]
         return [(file, name, None if again and code in (0, 33) else code) for file, name, code in wanted], files
