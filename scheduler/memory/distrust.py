@@ -43,8 +43,8 @@ class Distrust:
     """Ends the trust in what some requests computed or shared."""
 
     MESSAGE = (
-        "the model's logits for this request are not finite (NaN or infinity), so no token can be chosen; what was "
-        "cached of it is dropped. Send it again; if it fails again, the weights or the dtype do not suit it"
+        "the model's logits for this request are not finite (NaN or infinity), so no token can be chosen; what may be "
+        "spoiled in the cache is dropped. Send it again; if it fails again, the weights or the dtype do not suit it"
     )
 
     def __init__(
