@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forced_options import FORCED
 from model_driver import ModelDriver
 from tiny_models import MODELS, TINY, make_reference, save_reference
 
@@ -27,7 +28,7 @@ def model(request, tmp_path_factory) -> tuple[Any, Path]:
 
 
 def make_runner(folder: Path, *, page_size: int = 1, **args: Any) -> ModelRunner:
-    model_args = ModelArgs(model_path=str(folder), device="cpu", **args)
+    model_args = ModelArgs(model_path=str(folder), device="cpu", **(FORCED | args))
     return ModelRunner(model_args, context_length=0, num_rows=8, page_size=page_size, max_total_tokens=4096)
 
 
@@ -42,11 +43,11 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_logits_of_prefill_chunks_and_decode(model, page_size):
+@pytest.mark.parametrize("page_size, products", [(1, "torch"), (16, "onednn"), (1, "transposed")])
+def test_logits_of_prefill_chunks_and_decode(model, page_size, products):
     """Rows with prefixes of all kinds share the steps; every token's logits are compared."""
     reference, folder = model
-    runner = make_runner(folder, page_size=page_size)
+    runner = make_runner(folder, page_size=page_size, linear_backend=products)
     driver = ModelDriver(runner, page_size=page_size, seed=1)
     rng = np.random.default_rng(2)
     a, b, c = (driver.open(rng.integers(0, TINY["vocab_size"], length)) for length in (230, 33, 7))
