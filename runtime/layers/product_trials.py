@@ -39,15 +39,22 @@ WORTH_IT = 0.95
 """A form must take less than this share of the time of F.linear to replace it."""
 
 
+class UnusableFormError(RuntimeError):
+    """The form that was asked for does not work with this dtype on this processor."""
+
+
 Timer = Callable[[Callable[[], object]], float]
 
 
 def choose_products(layers: Sequence[Linear], form: str, kept: Collection[Linear] = ()) -> None:
     """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU.
 
-    kept: layers whose weight others read too, so that it cannot be repacked.
+    kept: layers whose weight others read too, so that it cannot be repacked. Raises UnusableFormError.
     """
     if form != "auto":
+        usable, trouble = usable_forms(_weight(layers[0]), [form])
+        if form not in usable:
+            raise UnusableFormError(f"--linear-backend {form}: {trouble[0]}; use auto")
         choices = {_shape(layer): ProductChoice.of(form) for layer in layers}
     else:
         size = sum(_weight(layer).nbytes for layer in layers)
@@ -85,19 +92,20 @@ def try_products(
     return choices
 
 
-def usable_forms(like: torch.Tensor) -> tuple[list[str], list[str]]:
-    """The forms that give the right numbers for weights of this dtype, and what is wrong with the others."""
+def usable_forms(like: torch.Tensor, tried: Collection[str] = tuple(FORMS)) -> tuple[list[str], list[str]]:
+    """F.linear, those of the tried forms that give the right numbers for weights of this dtype, and what is wrong with
+    the others."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(*size, generator=generator).to(like.dtype) for size in ((5, 64), (48, 64)))
     bias = torch.randn(48, generator=generator).to(like.dtype)
     expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     allowed = 64 * torch.finfo(like.dtype).eps
     usable, trouble = [TORCH], []
-    for name, prepare in FORMS.items():
+    for name in tried:
         if name == TORCH:
             continue
         try:
-            found = prepare(weight, bias)(x)
+            found = FORMS[name](weight, bias)(x)
         except Exception as error:  # torch built without oneDNN, or a dtype that it does not know here
             trouble.append(f"{name} failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
             continue

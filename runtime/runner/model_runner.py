@@ -24,6 +24,7 @@ from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
+from ..layers.product_trials import UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
@@ -203,6 +204,8 @@ class ModelRunner:
             self._weight_bytes = sum(view.nbytes for view in model.checkpoint_views().values())
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
             model.choose_products(args.linear_backend, rows)
+        except UnusableFormError as error:
+            raise ModelLoadError(str(error)) from error
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "load", self._settings) from error
         return model

@@ -10,7 +10,7 @@ import torch
 
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
-from baton.runtime.layers.product_trials import best_choice, choose_products, try_products
+from baton.runtime.layers.product_trials import UnusableFormError, best_choice, choose_products, try_products
 from baton.runtime.layers.products import FORMS, ONEDNN, PLAIN, ROW_COUNTS, TORCH, TRANSPOSED, ProductChoice
 
 CPU = torch.device("cpu")
@@ -127,6 +127,14 @@ class TestChoose:
         assert kept.weight is not None
         for one in (layer, kept):
             torch.testing.assert_close(one(x), expected, atol=1e-5, rtol=1e-5)
+
+    def test_a_form_that_fails_here_is_refused_with_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(weight, bias):
+            raise RuntimeError("fp16 needs avx512_fp16")
+
+        monkeypatch.setitem(FORMS, ONEDNN, fail)
+        with pytest.raises(UnusableFormError, match="--linear-backend onednn: onednn failed .*avx512_fp16.*; use auto"):
+            choose_products([linear(64, 32)], ONEDNN)
 
     def test_small_models_are_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_trials, "try_products", lambda layers, kept: pytest.fail("tried"))

@@ -12,6 +12,7 @@ from forced_options import FORCED
 from model_driver import ModelDriver
 from tiny_models import MODELS, TINY, make_reference, save_reference
 
+from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.model_runner import ModelRunner
 
@@ -111,7 +112,12 @@ def test_half_precision_is_as_close_to_float32_as_the_reference(name, dtype, tmp
     ids = np.random.default_rng(7).integers(0, TINY["vocab_size"], 90)
     exact = reference_logits(reference, ids)
     theirs = reference_logits(type(reference).from_pretrained(tmp_path, dtype=dtype), ids).float()
-    runner = make_runner(tmp_path, dtype=dtype)
+    try:
+        runner = make_runner(tmp_path, dtype=dtype)
+    except ModelLoadError as error:
+        if FORCED["linear_backend"] == "auto":
+            raise
+        pytest.skip(str(error))  # the whole run is forced to a form that needs a newer processor for this
     driver = ModelDriver(runner, seed=8)
     output = driver.step([(driver.open(ids), len(ids))], logprob_starts=[0])
     assert output.logprob_hidden is not None and runner.dtype == output.logprob_hidden.dtype == getattr(torch, dtype)
