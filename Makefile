@@ -38,6 +38,10 @@ test-processes: $(STAMP)
 test-equality: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests
 
+test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products
+	for form in torch transposed onednn; do \
+	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests || exit 1; done
+
 check: $(STAMP)         ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -23,6 +23,9 @@ class ModelArgs:
     attention_backend: Literal["auto", "torch_native", "flashinfer"] = flag(
         "auto", "auto: FlashInfer on a GPU where it works, else torch's own attention"
     )
+    linear_backend: Literal["auto", "torch", "transposed", "onednn"] = flag(
+        "auto", "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded"
+    )
     disable_cuda_graph: bool = flag(False, "launch every kernel by itself; starts faster, decodes slower")
     cuda_graph_max_bs: int = flag(512, "largest decode step, in sequences, that runs as a CUDA graph; 0: none")
     cuda_graph_max_tokens: int = flag(512, "largest extend, in new tokens, that runs as a CUDA graph; 0: none")

@@ -70,8 +70,10 @@ class EventLoop:
         profiler: StepProfiler,
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        watch_threads: Callable[[float], None] = lambda now: None,
     ) -> None:
-        """clock: in seconds. A turn reads it once for all its decisions."""
+        """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
+        that time, see `runner/cpu_threads.py`."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -82,6 +84,7 @@ class EventLoop:
         self._profiler = profiler
         self._overlap = overlap
         self._clock = clock
+        self._watch_threads = watch_threads
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
@@ -111,6 +114,7 @@ class EventLoop:
         self._profiler.lap("schedule")
         self._last_launched = batch
         if batch is not None:
+            self._watch_threads(now)
             self.launch(batch)
         self._profiler.end_turn(batch)
 

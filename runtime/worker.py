@@ -31,6 +31,7 @@ from .constraints.item_tries import ItemTries
 from .event_loop import EventLoop
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
+from .runner.cpu_threads import watch_cpu_threads
 from .runner.device_backends import DeviceBackends
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
@@ -144,6 +145,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             info=info,
             profiler=profiler,
             overlap=info["overlap"],
+            watch_threads=watch_cpu_threads(info["device"]),
         )
         loop.run(stop)
     finally:

@@ -49,6 +49,16 @@ def load_weights(views: dict[str, torch.Tensor], folder: Path) -> None:
         raise ModelLoadError(f"the weights in {folder} do not fit its config.json; {'; '.join(problems)}")
 
 
+def mapped_tensor(folder: Path, name: str) -> torch.Tensor | None:
+    """A tensor of the checkpoint as the file has it, in its dtype: mapped, so that only what is read takes memory. None
+    if there is no such tensor."""
+    for file in _checkpoint_files(folder):
+        with safe_open(file, framework="pt") as tensors:
+            if name in tensors.keys():  # noqa: SIM118 - a safetensors handle is no dict
+                return tensors.get_tensor(name)
+    return None
+
+
 def fill_dummy(views: dict[str, torch.Tensor], *, seed: int = 0) -> None:
     """Seeded random weights, for benchmarks of shapes whose checkpoint is not at hand. Norm weights are one."""
     generator: torch.Generator | None = None

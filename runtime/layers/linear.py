@@ -1,29 +1,12 @@
 """Linear projections. Those that read the same input (q, k, v; gate and up) are fused into one matrix product; each
 part keeps its own name in the checkpoint.
-
-On a CPU the product has two forms, backed by different kernels; see `project`.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-# Row counts for which mm(W, xT) beats F.linear on a CPU (docs/design/model_and_attention.md has the measurements).
-_TRANSPOSED_ROWS = range(8, 33)
-
-
-def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [rows, in], weight [out, in], bias [out] -> [rows, out]; the same numbers as F.linear up to rounding.
-
-    On a CPU, batches of 8 to 32 rows go through mm(W, xT): such batches wait for the weight, and its kernel streams it.
-    The result is copied back to rows, because later operations (above all attention) are slow on transposed memory.
-    """
-    if x.is_cuda or x.shape[0] not in _TRANSPOSED_ROWS or x.dtype != torch.float32:
-        return F.linear(x, weight, bias)
-    if bias is None:
-        return torch.mm(weight, x.t()).t().contiguous()
-    return torch.addmm(bias.unsqueeze(1), weight, x.t()).t().contiguous()
+from .products import PLAIN, ProductChoice
 
 
 class Linear:
@@ -33,23 +16,43 @@ class Linear:
     """
 
     def __init__(
-        self, in_features: int, parts: dict[str, int], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_features: int,
+        parts: dict[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        shared: torch.Tensor | None = None,
     ) -> None:
+        """shared: [out, in], a weight that somebody else has and fills."""
         self.parts = parts
         out_features = sum(parts.values())
-        self.weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
+        self.weight: torch.Tensor | None = weight
+        """[out, in]; None where the product has a copy of its own."""
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self._product = PLAIN.prepare(weight, self.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in_features] -> [rows, sum of parts]"""
-        return project(x, self.weight, self.bias)
+        return self._product(x)
+
+    def use(self, choice: ProductChoice) -> None:
+        """Compute in this form from now on. The weights must have been loaded; once, as they may be given up."""
+        assert self.weight is not None
+        self._product = choice.prepare(self.weight, self.bias)
+        if not choice.keeps_weight:
+            self.weight = None
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name -> the part of this layer's memory it fills."""
+        assert self.weight is not None, "weights are loaded before their product is chosen"
         views, start = {}, 0
         for name, size in self.parts.items():
-            views[f"{prefix}.{name}.weight"] = self.weight[start : start + size]
+            full = f"{prefix}.{name}" if prefix else name
+            views[f"{full}.weight"] = self.weight[start : start + size]
             if self.bias is not None:
-                views[f"{prefix}.{name}.bias"] = self.bias[start : start + size]
+                views[f"{full}.bias"] = self.bias[start : start + size]
             start += size
         return views

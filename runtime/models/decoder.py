@@ -17,9 +17,13 @@ from ..layers.embedding import Embedding, LMHead
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
+from ..layers.product_trials import choose_products
 from ..layers.rotary import RotaryEmbedding
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
+
+EMBEDDING = "model.embed_tokens"
+"""Its name in a checkpoint."""
 
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
@@ -152,6 +156,11 @@ class DecoderLayer:
         x, residual = self.post_attention_layernorm.of_sum(x, residual)
         return self.mlp(x), residual
 
+    @property
+    def linears(self) -> list[Linear]:
+        attention, mlp = self.self_attn, self.mlp
+        return [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj]
+
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return (
             self.input_layernorm.checkpoint_views(f"{prefix}.input_layernorm")
@@ -192,9 +201,21 @@ class Decoder:
         """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]."""
         return self.lm_head(self.norm(hidden))
 
+    def choose_products(self, form: str, embedding_rows: torch.Tensor | None) -> None:
+        """Choose the form of all matrix products, see `product_trials`. The weights have been loaded.
+
+        embedding_rows: where else the tokens of a tied model can be looked up, if the LM head repacks its weight; None:
+        nowhere, so it does not.
+        """
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        head = self.lm_head.linear
+        choose_products([*linears, head], form, kept=[head] if self.lm_head.is_tied and embedding_rows is None else [])
+        if head.weight is None and embedding_rows is not None:
+            self.embed_tokens.read_from(embedding_rows)
+
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name -> memory to fill: every tensor the model needs, and no other."""
-        views = self.embed_tokens.checkpoint_views("model.embed_tokens")
+        views = self.embed_tokens.checkpoint_views(EMBEDDING)
         for i, layer in enumerate(self.layers):
             views |= layer.checkpoint_views(f"model.layers.{i}")
-        return views | self.norm.checkpoint_views("model.norm") | self.lm_head.checkpoint_views("lm_head")
+        return views | self.norm.checkpoint_views("model.norm") | self.lm_head.checkpoint_views()

@@ -53,6 +53,8 @@ def choose_backends(
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use torch_native")
         return TORCH_BACKENDS
+    if args.linear_backend not in ("auto", "torch"):
+        raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
     from ..layers.probe import OpShape, select_ops
 
     ops = select_ops(device, dtype, OpShape.of(config))

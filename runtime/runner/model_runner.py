@@ -22,11 +22,12 @@ from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token, 
 from ...scheduler.batch import ScheduleBatch
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
-from ..checkpoint.weights import fill_dummy, load_weights
+from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
+from ..layers.product_trials import UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
-from ..models.decoder import Decoder, attention_specs
+from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from .cuda_graph import GraphRunner, Recorder
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
@@ -200,6 +201,11 @@ class ModelRunner:
                 fill_dummy(model.checkpoint_views())
             else:
                 load_weights(model.checkpoint_views(), folder)
+            self._weight_bytes = sum(view.nbytes for view in model.checkpoint_views().values())
+            rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
+            model.choose_products(args.linear_backend, rows)
+        except UnusableFormError as error:
+            raise ModelLoadError(str(error)) from error
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "load", self._settings) from error
         return model
@@ -225,11 +231,10 @@ class ModelRunner:
         activations = max(0, taken - (pool_tokens + settings.page_size) * per_token)
         if self.device.type == "cuda":
             activations += self._mirror.nbytes
-        views = self._model.checkpoint_views().values()
         return plan_memory(
             settings,
             available=available,
-            weight_bytes=sum(view.numel() * view.itemsize for view in views),
+            weight_bytes=self._weight_bytes,
             bytes_per_token=per_token,
             is_cpu=self.device.type == "cpu",
             activation_bytes=activations,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forced_options import FORCED
 from specs import make_spec
 
 from baton.runtime.config import ModelArgs, WorkerConfig
@@ -51,7 +52,7 @@ class LocalWorker:
         **options: Any,
     ) -> None:
         options = {"max_total_tokens": 4096, **options}
-        defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+        defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", **FORCED}
         model = ModelArgs(model_path=str(model_path), **(defaults | (model_options or {})))
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
         self.scheduler, self.step_runner, _, self.info = build_worker(config, backends)

@@ -97,6 +97,8 @@ class Rig:
         self.profiler = StepProfiler(torch.device("cpu"))
         self.now = 0.0
         self.seconds_per_turn = 0.0
+        self.watched: list[tuple[float, int]] = []
+        """Time, and steps launched before, whenever the processor was looked at."""
         self.loop = EventLoop(
             scheduler=self.scheduler,
             step_runner=self.step_runner,
@@ -108,6 +110,7 @@ class Rig:
             profiler=self.profiler,
             overlap=overlap,
             clock=self.clock,
+            watch_threads=lambda now: self.watched.append((now, self.step_runner.launches)),
         )
 
     def clock(self) -> float:
@@ -298,6 +301,16 @@ def test_steps_are_profiled_between_start_and_stop(overlap: bool) -> None:
     assert decode["rows"] == {"min": 2, "median": 2.0, "max": 2}
     laps = [times["total"] for times in decode["phases_ms"].values()]
     assert sum(laps) == pytest.approx(decode["step_ms"]["total"]) and decode["phases_ms"]["schedule"]["median"] > 0
+
+
+@LOOPS
+def test_the_processor_is_looked_at_before_each_step_and_never_while_idle(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.seconds_per_turn = 1.0
+    rig.inbox.extend([[], [], [ask("a", [1, 2, 3], 5)]])
+    rig.run()
+    assert [steps for _, steps in rig.watched] == list(range(rig.step_runner.launches))
+    assert rig.watched[0][0] == 3.0, "the time of the turn"
 
 
 @LOOPS

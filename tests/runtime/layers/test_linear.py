@@ -1,29 +1,11 @@
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.runtime.layers.linear import Linear, project
+from baton.runtime.layers.linear import Linear
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 32, 33, 64, 100])
-def test_every_form_equals_f_linear(rows, with_bias):
-    torch.manual_seed(rows)
-    x, weight = torch.randn(rows, 48), torch.randn(70, 48)
-    bias = torch.randn(70) if with_bias else None
-    found = project(x, weight, bias)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, F.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [1, 16])
-def test_half_precision_keeps_its_dtype(rows):
-    x, weight = torch.randn(rows, 8, dtype=torch.bfloat16), torch.randn(6, 8, dtype=torch.bfloat16)
-    assert torch.equal(project(x, weight), F.linear(x, weight))
 
 
 def test_fused_parts_lie_side_by_side_and_are_filled_by_name():

@@ -1,0 +1,176 @@
+"""Finds, when a model is loaded, the fastest form of each of its matrix products on this processor.
+
+Every shape is tried with the model's own weights, as many of them one after the other as it takes to read them from
+memory as a real step does. On AMD, oneDNN's packed weights are two to four times as fast as MKL; on Intel less, and not
+for every shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from tqdm import tqdm
+
+from .linear import Linear
+from .products import FORMS, ONEDNN, PLAIN, ROW_COUNTS, TORCH, TRANSPOSED, TRANSPOSED_ROWS, Product, ProductChoice
+
+logger = logging.getLogger(__name__)
+
+Shape = tuple[int, int]
+"""Of a weight: (out, in)."""
+
+SMALL_MODEL_BYTES = 16 << 20
+"""Products of smaller models take microseconds, whatever their form: they are not tried."""
+TRIED_BYTES = 96 << 20
+"""Weights of one shape that are read in turn: more than fits a cache."""
+MAX_FLOPS = 1e10
+"""A trial of many rows uses fewer where a product would take longer."""
+ROUNDS = range(2, 10)
+"""Every form is timed so often, more often only while TRIAL_S has not passed; the best time counts."""
+TRIAL_S = 0.3
+"""Seconds for all forms at one row count."""
+LIMIT_S = 20.0
+"""No other shape is tried after so many seconds, because others hold the processor."""
+WORTH_IT = 0.95
+"""A form must take less than this share of the time of F.linear to replace it."""
+
+
+class UnusableFormError(RuntimeError):
+    """The form that was asked for does not work with this dtype on this processor."""
+
+
+Timer = Callable[[Callable[[], object]], float]
+
+
+def choose_products(layers: Sequence[Linear], form: str, kept: Collection[Linear] = ()) -> None:
+    """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU.
+
+    kept: layers whose weight others read too, so that it cannot be repacked. Raises UnusableFormError.
+    """
+    if form != "auto":
+        usable, trouble = usable_forms(_weight(layers[0]), [form])
+        if form not in usable:
+            raise UnusableFormError(f"--linear-backend {form}: {trouble[0]}; use auto")
+        choices = {_shape(layer): ProductChoice.of(form) for layer in layers}
+    else:
+        size = sum(_weight(layer).nbytes for layer in layers)
+        tries = _weight(layers[0]).device.type == "cpu" and size >= SMALL_MODEL_BYTES
+        choices = try_products(layers, kept) if tries else {}
+    for layer in layers:
+        choice = choices.get(_shape(layer), PLAIN)
+        layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN)
+
+
+def try_products(
+    layers: Sequence[Linear], kept: Collection[Linear] = (), timer: Timer | None = None
+) -> dict[Shape, ProductChoice]:
+    """The fastest choice for each shape of weight. Logs one line, and one warning if something could not be tried."""
+    timer = timer or _seconds
+    usable, trouble = usable_forms(_weight(layers[0]))
+    began = time.perf_counter()
+    choices: dict[Shape, ProductChoice] = {}
+    left_out = 0
+    in_order = sorted(layers, key=_shape)
+    groups = [list(group) for _, group in groupby(in_order, key=_shape)]
+    for group in tqdm(groups, desc="Trying matrix products", unit="shape", disable=None):
+        if time.perf_counter() - began > LIMIT_S:
+            left_out += 1
+            continue
+        forms = [form for form in usable if form != ONEDNN or not any(layer in kept for layer in group)]
+        times = {rows: _time_forms(group, rows, forms, timer) for rows in ROW_COUNTS}
+        choices[_shape(group[0])] = best_choice(times)
+    described = ", ".join(f"{out}×{into} {choice}" for (out, into), choice in choices.items())
+    logger.info("matrix products, tried in %.1f s: %s", time.perf_counter() - began, described)
+    if left_out:
+        trouble.append(f"{left_out} of {len(groups)} shapes were not tried, because the processor is busy")
+    if trouble:
+        logger.warning("matrix products may be slower than they could be: %s", "; ".join(trouble))
+    return choices
+
+
+def usable_forms(like: torch.Tensor, tried: Collection[str] = tuple(FORMS)) -> tuple[list[str], list[str]]:
+    """F.linear, those of the tried forms that give the right numbers for weights of this dtype, and what is wrong with
+    the others."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*size, generator=generator).to(like.dtype) for size in ((5, 64), (48, 64)))
+    bias = torch.randn(48, generator=generator).to(like.dtype)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    allowed = 64 * torch.finfo(like.dtype).eps
+    usable, trouble = [TORCH], []
+    for name in tried:
+        if name == TORCH:
+            continue
+        try:
+            found = FORMS[name](weight, bias)(x)
+        except Exception as error:  # torch built without oneDNN, or a dtype that it does not know here
+            trouble.append(f"{name} failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+            continue
+        if torch.allclose(found.double(), expected, atol=allowed, rtol=allowed):
+            usable.append(name)
+        else:
+            trouble.append(f"{name} gives wrong numbers")
+    return usable, trouble
+
+
+def best_choice(times: Mapping[int, Mapping[str, float]]) -> ProductChoice:
+    """times: rows -> form -> seconds. All row counts weigh the same, whatever they take."""
+    plain = [_faster(of_rows) for of_rows in times.values()]
+    if all(ONEDNN in of_rows for of_rows in times.values()):
+        gain = [of_rows[ONEDNN] / of_rows[form] for of_rows, form in zip(times.values(), plain)]
+        if sum(gain) < WORTH_IT * len(gain):
+            return ProductChoice.of(ONEDNN)
+    return ProductChoice(tuple(plain))
+
+
+def _faster(of_rows: Mapping[str, float]) -> str:
+    """The better of the forms that read the weight as it is."""
+    found = TORCH
+    for form, seconds in of_rows.items():
+        if form != ONEDNN and seconds < WORTH_IT * of_rows[TORCH]:
+            found = form
+    return found
+
+
+def _time_forms(layers: list[Linear], rows: int, forms: list[str], timer: Timer) -> dict[str, float]:
+    first = _weight(layers[0])
+    out, into = first.shape
+    forms = [form for form in forms if form != TRANSPOSED or rows in TRANSPOSED_ROWS]
+    rows = max(1, min(rows, int(MAX_FLOPS / (2 * out * into))))
+    count = 1 if rows > max(ROW_COUNTS[:-1]) else min(len(layers), -(-TRIED_BYTES // first.nbytes))
+    x = torch.randn(rows, into, generator=torch.Generator().manual_seed(rows)).to(first.dtype)
+    products = {form: [FORMS[form](_weight(layer), layer.bias) for layer in layers[:count]] for form in forms}
+    for form in forms:
+        _run(products[form], x)  # the first call makes room, and chooses a kernel
+    times = dict.fromkeys(forms, float("inf"))
+    began = time.perf_counter()
+    for done in range(ROUNDS.stop):
+        if done >= ROUNDS.start and time.perf_counter() - began > TRIAL_S:
+            break
+        for form in forms:  # in turns: the machine may be slow for a while
+            times[form] = min(times[form], timer(lambda form=form: _run(products[form], x)))
+    return times
+
+
+def _run(products: list[Product], x: torch.Tensor) -> None:
+    for product in products:
+        product(x)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _weight(layer: Linear) -> torch.Tensor:
+    assert layer.weight is not None, "the product has not been chosen yet"
+    return layer.weight
+
+
+def _shape(layer: Linear) -> Shape:
+    out, into = _weight(layer).shape
+    return out, into

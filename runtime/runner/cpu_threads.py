@@ -1,0 +1,230 @@
+"""Threads of matrix products that survive a neighbour on the cores.
+
+OpenMP's threads spin where they wait for each other. On a quiet machine that is right: waking a sleeping thread takes
+tens of microseconds, and a step has hundreds of products. Beside somebody else's process it is ruinous: a thread spins
+away its share of a core while the one it waits for has none. So the worker watches the *run delay* of its threads, the
+time for which they were ready to run and did not:
+
+    quiet      all threads, long spins
+    crowded    short spins; all threads, or fewer, whichever a small product finds faster at the time
+
+The length of the spins is libgomp's (torch's OpenMP on Linux). It shortens them by itself, from 300,000 turns to 100,
+while there are more OpenMP threads than cores (its manual, GOMP_SPINCOUNT). `SpinLimit` makes it so by a team of
+threads that only sleeps. With another OpenMP library that has no effect, and the number of threads is what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+logger = logging.getLogger(__name__)
+
+WINDOW_S = 0.125
+"""Seconds between two looks at the processor."""
+CROWDED_DELAY = 0.15
+"""Run delay in seconds per second, over all threads. Beside one busy neighbour on two cores it is 0.6 to 0.8, alone
+0.01 to 0.02; but threads of one process also delay each other."""
+CROWDED_OTHERS = 0.3
+"""Cores that others keep busy. Crowded is where both are exceeded."""
+QUIET_OTHERS = 0.15
+QUIET_WINDOWS = 4
+"""Quiet again after so many windows in a row with less than QUIET_OTHERS; one is enough after a pause."""
+PROBES = 16
+"""Both numbers of threads are timed so often, once a window, before the faster one is taken."""
+REST_WINDOWS = 80
+"""So many windows pass until they are timed again: the work takes 3 % of a window."""
+WORTH_IT = 0.9
+"""The other number of threads must take less than this share of the present one's time."""
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """Seconds since some moment. run, delay: in which threads of this process ran, and in which they waited for a core.
+    busy: in which anybody ran on the cores that this process may use."""
+
+    run: float
+    delay: float
+    busy: float
+
+
+def read_usage(proc: Path = Path("/proc")) -> Usage | None:
+    """None where the kernel does not say."""
+    run = delay = 0
+    try:
+        for task in os.listdir(proc / "self" / "task"):
+            try:
+                fields = (proc / "self" / "task" / task / "schedstat").read_text().split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a thread that has just ended
+            run += int(fields[0])
+            delay += int(fields[1])
+        busy = _busy_ticks((proc / "stat").read_text(), os.sched_getaffinity(0))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+    return Usage(run / 1e9, delay / 1e9, busy / os.sysconf("SC_CLK_TCK")) if run else None
+
+
+def _busy_ticks(stat: str, cpus: set[int]) -> int:
+    """Of /proc/stat: user, nice, system, irq and softirq; neither idle nor waiting for a disk, nor stolen by a host."""
+    total = 0
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            user, nice, system, _, _, irq, softirq = map(int, fields[:7])
+            total += user + nice + system + irq + softirq
+    return total
+
+
+class Crew(Protocol):
+    """What is decided about the threads."""
+
+    def use(self, threads: int, *, spin: bool) -> None: ...
+
+    def time(self, threads: int) -> float:
+        """Seconds of a small piece of work with so many threads."""
+        ...
+
+
+class OpenMPCrew:
+    """torch's threads. To be used from the thread that runs the model: their number is each thread's own."""
+
+    def __init__(self) -> None:
+        self._limit: SpinLimit | None = None
+        self._work: tuple[torch.Tensor, list[torch.Tensor]] | None = None
+
+    def use(self, threads: int, *, spin: bool) -> None:
+        if spin and self._limit is not None:
+            self._limit.end()
+            self._limit = None
+        elif not spin and self._limit is None:
+            self._limit = SpinLimit()
+        torch.set_num_threads(threads)
+
+    def time(self, threads: int) -> float:
+        if self._work is None:
+            generator = torch.Generator().manual_seed(0)
+            weights = [torch.randn(512, 1024, generator=generator) for _ in range(6)]
+            self._work = torch.randn(8, 1024, generator=generator), weights
+        x, weights = self._work
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        began = time.perf_counter()
+        for weight in weights:
+            F.linear(x, weight)
+        seconds = time.perf_counter() - began
+        torch.set_num_threads(before)
+        return seconds
+
+
+class SpinLimit:
+    """Shortens the spins of all OpenMP threads of this process until `end`.
+
+    A thread of Python runs one operation on as many OpenMP threads as there are cores, and sleeps. As long as it lives,
+    so does its team.
+    """
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="openmp-spin-limit", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        threads = max(2, len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads)
+        torch.ones(threads << 16).add_(1)  # large enough for a part each
+        self._ready.set()
+        self._end.wait()
+
+
+class CpuThreads:
+    """How many threads compute, and whether they spin. `watch` is called between steps."""
+
+    def __init__(self, threads: int, crew: Crew | None = None, read: Callable[[], Usage | None] = read_usage) -> None:
+        """threads: how many there are on a quiet machine."""
+        self._all = threads
+        self._crew = crew or OpenMPCrew()
+        self._read = read
+        self.threads = threads
+        self.crowded = False
+        self._last: tuple[float, Usage] | None = None
+        self._due = -math.inf
+        self._quiet_windows = 0
+        self._others = 0.0
+        self._times: dict[int, list[float]] = {}
+        self._rest = 0
+
+    def watch(self, now: float) -> None:
+        """Look at the last window, if it is over. now: seconds, on the loop's clock."""
+        if now < self._due:
+            return
+        self._due = now + WINDOW_S
+        usage, last = self._read(), self._last
+        if usage is None:
+            self._due = math.inf
+            return
+        self._last = (now, usage)
+        if last is None:
+            return
+        then, before = last
+        elapsed = now - then
+        delay = (usage.delay - before.delay) / elapsed
+        self._others = max(0.0, (usage.busy - before.busy - (usage.run - before.run)) / elapsed)
+        windows = max(1, round(elapsed / WINDOW_S))
+        self._quiet_windows = self._quiet_windows + windows if self._others < QUIET_OTHERS else 0
+        if not self.crowded and delay > CROWDED_DELAY and self._others > CROWDED_OTHERS:
+            self.crowded = True
+            self._use(self._all, f"others hold {self._others:.1f} cores (run delay {delay:.0%})")
+        elif self.crowded and self._quiet_windows >= QUIET_WINDOWS:
+            self.crowded = False
+            self._times.clear()
+            self._rest = 0
+            self._use(self._all, "the cores are free again")
+        elif self.crowded:
+            self._try_fewer()
+
+    def _try_fewer(self) -> None:
+        """Time all threads and as many as the others leave cores for; in turns, as what the others do changes."""
+        fewer = max(1, self._all - max(1, round(self._others)))
+        if fewer == self._all or self._rest:
+            self._rest = max(0, self._rest - 1)
+            return
+        for threads in (self._all, fewer):
+            self._times.setdefault(threads, []).append(self._crew.time(threads))
+        other = fewer if self.threads == self._all else self._all
+        mine, theirs = self._times.get(self.threads, []), self._times[other]
+        if len(theirs) < PROBES:
+            return
+        if not mine or sum(theirs) / len(theirs) < WORTH_IT * sum(mine) / len(mine):
+            self._use(other, "faster beside the others")
+        self._times.clear()
+        self._rest = REST_WINDOWS
+
+    def _use(self, threads: int, why: str) -> None:
+        self.threads = threads
+        self._crew.use(threads, spin=not self.crowded)
+        logger.info("%s: threads %d, spins %s", why, threads, "short" if self.crowded else "long")
+
+
+def watch_cpu_threads(device: str) -> Callable[[float], None]:
+    """What is to be called between steps: does nothing where no threads could get into each other's way."""
+    threads = torch.get_num_threads()
+    if device != "cpu" or threads == 1:
+        return lambda now: None
+    return CpuThreads(threads).watch

@@ -1,0 +1,152 @@
+"""What is tried when a model is loaded, and which form is taken. Time is the test's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from baton.runtime.layers import product_trials
+from baton.runtime.layers.linear import Linear
+from baton.runtime.layers.product_trials import UnusableFormError, best_choice, choose_products, try_products
+from baton.runtime.layers.products import FORMS, ONEDNN, PLAIN, ROW_COUNTS, TORCH, TRANSPOSED, ProductChoice
+
+CPU = torch.device("cpu")
+
+
+def linear(out: int, into: int) -> Linear:
+    layer = Linear(into, {"proj": out}, bias=False, dtype=torch.float32, device=CPU)
+    assert layer.weight is not None
+    layer.weight.normal_(generator=torch.Generator().manual_seed(out))
+    return layer
+
+
+def times(torch_s: float, transposed: float, onednn: float | None) -> dict[str, float]:
+    found = {TORCH: torch_s, TRANSPOSED: transposed}
+    return found if onednn is None else {**found, ONEDNN: onednn}
+
+
+class TestBestChoice:
+    def test_each_row_count_has_its_own_plain_form(self) -> None:
+        by_rows = [times(2.0, 1.0, 3.0), times(2.0, 3.0, 3.0), times(2.0, 1.97, 3.0), times(2.0, 1.0, 3.0)]
+        choice = best_choice(dict(zip(ROW_COUNTS, by_rows)))
+        assert choice.forms == (TRANSPOSED, TORCH, TORCH, TRANSPOSED), "3 % are not worth it"
+
+    def test_onednn_is_taken_for_all_rows_where_it_gains_on_average(self) -> None:
+        by_rows = [times(1.0, 1.0, 0.5), times(1.0, 1.0, 1.1), times(1.0, 1.0, 0.5), times(9.0, 9.0, 9.9)]
+        assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(ONEDNN)
+
+    def test_a_gain_for_prompts_alone_does_not_outweigh_all_steps(self) -> None:
+        by_rows = [times(1.0, 1.0, 1.3), times(1.0, 1.0, 1.3), times(1.0, 1.0, 1.3), times(100.0, 100.0, 50.0)]
+        assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == PLAIN
+
+    def test_it_must_beat_the_better_of_the_others(self) -> None:
+        by_rows = [times(1.0, 0.5, 0.6)] * len(ROW_COUNTS)
+        assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
+
+    def test_without_onednn_the_others_are_compared(self) -> None:
+        by_rows = [times(1.0, 0.5, None)] * len(ROW_COUNTS)
+        assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
+
+
+class TestTrials:
+    @pytest.fixture
+    def fast(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable]:
+        """A clock on which one form is fast."""
+
+        def clock(winner: str) -> Callable:
+            running: list[str] = []
+            for name, prepare in list(FORMS.items()):
+
+                def noted(weight, bias, name=name, prepare=prepare):
+                    product = prepare(weight, bias)
+                    return lambda x: (running.append(name), product(x))[1]
+
+                monkeypatch.setitem(FORMS, name, noted)
+
+            def timer(call: Callable[[], object]) -> float:
+                running.clear()
+                call()
+                return sum(0.5 if name == winner else 1.0 for name in running)
+
+            return timer
+
+        return clock
+
+    @pytest.mark.parametrize("winner", FORMS)
+    def test_the_fastest_is_found_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
+        layers = [linear(64, 32), linear(48, 32), linear(64, 32)]
+        with caplog.at_level(logging.INFO):
+            choices = try_products(layers, timer=fast(winner))
+        choice = ProductChoice.of(winner)
+        if winner == TRANSPOSED:
+            choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH))
+        assert choices == dict.fromkeys([(48, 32), (64, 32)], choice)
+        (line,) = [record.message for record in caplog.records if "matrix products" in record.message]
+        assert f"48×32 {choice}" in line and f"64×32 {choice}" in line
+
+    def test_a_busy_processor_does_not_hold_the_start_up(self, monkeypatch, caplog) -> None:
+        monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
+        assert try_products([linear(64, 32), linear(48, 32)], timer=lambda call: pytest.fail("tried")) == {}
+        (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert "2 of 2 shapes were not tried, because the processor is busy" in warning
+
+    def test_a_slow_form_is_timed_less_often(self, monkeypatch) -> None:
+        calls: list[int] = []
+        monkeypatch.setattr(product_trials, "TRIAL_S", -1.0)
+        try_products([linear(64, 32)], timer=lambda call: (calls.append(1), 1.0)[1])
+        assert len(calls) == product_trials.ROUNDS.start * (2 * len(ROW_COUNTS) + 2), "transposed for two row counts"
+
+    def test_a_weight_that_others_read_is_not_repacked(self, fast: Callable) -> None:
+        layers = [linear(64, 32), linear(48, 32)]
+        choices = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
+        assert choices == {(48, 32): ProductChoice.of(ONEDNN), (64, 32): PLAIN}
+
+    def test_a_form_that_fails_or_lies_is_left_out_with_a_word(self, monkeypatch, caplog) -> None:
+        def fail(weight, bias):
+            raise RuntimeError("not built with oneDNN")
+
+        monkeypatch.setitem(FORMS, ONEDNN, fail)
+        monkeypatch.setitem(FORMS, TRANSPOSED, lambda weight, bias: lambda x: x @ weight.t())  # no bias
+        choices = try_products([linear(64, 32)], timer=lambda call: 1.0)
+        assert choices == {(64, 32): PLAIN}
+        (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert "onednn failed (RuntimeError: not built with oneDNN)" in warning
+        assert "transposed gives wrong numbers" in warning
+
+
+class TestChoose:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_a_form_asked_for_is_used_everywhere(self, form: str) -> None:
+        layer, kept, x = linear(64, 32), linear(64, 32), torch.randn(3, 32)
+        expected = layer(x)
+        choose_products([layer, kept], form, kept=[kept])
+        assert (layer.weight is None) is (form == ONEDNN), "its own copy is enough"
+        assert kept.weight is not None
+        for one in (layer, kept):
+            torch.testing.assert_close(one(x), expected, atol=1e-5, rtol=1e-5)
+
+    def test_a_form_that_fails_here_is_refused_with_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(weight, bias):
+            raise RuntimeError("fp16 needs avx512_fp16")
+
+        monkeypatch.setitem(FORMS, ONEDNN, fail)
+        with pytest.raises(UnusableFormError, match="--linear-backend onednn: onednn failed .*avx512_fp16.*; use auto"):
+            choose_products([linear(64, 32)], ONEDNN)
+
+    def test_small_models_are_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(product_trials, "try_products", lambda layers, kept: pytest.fail("tried"))
+        layer = linear(64, 32)
+        choose_products([layer], "auto")
+        assert layer.weight is not None
+
+    def test_large_ones_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 1000)
+        monkeypatch.setattr(product_trials, "try_products", lambda layers, kept: {(64, 32): ProductChoice.of(ONEDNN)})
+        layer, x = linear(64, 32), torch.randn(3, 32)
+        expected = layer(x)
+        choose_products([layer], "auto")
+        assert layer.weight is None
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)

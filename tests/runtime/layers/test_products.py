@@ -1,0 +1,57 @@
+"""Every form of a matrix product gives the numbers of F.linear, at every number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baton.runtime.layers.products import FORMS, ONEDNN, ROW_COUNTS, TORCH, TRANSPOSED, ProductChoice
+
+MIXED = ProductChoice((TORCH, TRANSPOSED, TORCH, TRANSPOSED))
+CHOICES = [*map(ProductChoice.of, FORMS), MIXED]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 17, 32, 48, 49])
+def test_every_form_equals_f_linear(choice: ProductChoice, rows: int, with_bias: bool) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 48), torch.randn(70, 48)
+    bias = torch.randn(70) if with_bias else None
+    found = choice.prepare(weight, bias)(x)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, F.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_half_precision_keeps_its_dtype(choice: ProductChoice, rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 8).bfloat16(), torch.randn(6, 8).bfloat16()
+    found = choice.prepare(weight, None)(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), x.float() @ weight.float().t(), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_only_a_form_that_reads_the_weight_keeps_it(choice: ProductChoice) -> None:
+    weight = torch.ones(4, 8)
+    product = choice.prepare(weight, None)
+    weight.zero_()
+    assert bool(product(torch.ones(1, 8)).any()) is not choice.keeps_weight
+
+
+def test_the_form_depends_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    for name in (TORCH, TRANSPOSED):
+        monkeypatch.setitem(FORMS, name, lambda weight, bias, name=name: lambda x: seen.append(name))
+    product = MIXED.prepare(torch.ones(4, 8), None)
+    for rows in (1, 7, 8, 16, 17, 48, 49, 5000):
+        product(torch.ones(rows, 8))
+    assert seen == [TORCH, TORCH, TRANSPOSED, TRANSPOSED, TORCH, TORCH, TRANSPOSED, TRANSPOSED]
+
+
+def test_a_choice_says_what_it_is() -> None:
+    assert str(ProductChoice.of(ONEDNN)) == "onednn" and len(MIXED.forms) == len(ROW_COUNTS)
+    assert str(MIXED) == "torch/transposed/torch/transposed"

@@ -1,0 +1,246 @@
+"""When threads stop spinning, when fewer compute, and when all is as before. The processor is the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.runtime.runner.cpu_threads import (
+    CROWDED_DELAY,
+    CROWDED_OTHERS,
+    PROBES,
+    QUIET_OTHERS,
+    QUIET_WINDOWS,
+    REST_WINDOWS,
+    WINDOW_S,
+    CpuThreads,
+    OpenMPCrew,
+    Usage,
+    read_usage,
+    watch_cpu_threads,
+)
+
+
+class Processor:
+    """run, delay, others: seconds per second of the windows to come. speeds: seconds that the small work takes."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self.run, self.delay, self.others = 1.9, 0.0, 0.0
+        self.speeds: dict[int, float] = {}
+        self.used: list[tuple[int, bool]] = []
+        self.now = 100.0
+        self._usage = Usage(0.0, 0.0, 0.0)
+        self.governor = CpuThreads(threads, crew=self, read=self.read)
+        self.governor.watch(self.now)
+
+    def read(self) -> Usage | None:
+        return self._usage
+
+    def use(self, threads: int, *, spin: bool) -> None:
+        self.used.append((threads, spin))
+
+    def time(self, threads: int) -> float:
+        return self.speeds[threads]
+
+    def pass_windows(self, number: int, of: float = WINDOW_S) -> None:
+        for _ in range(number):
+            u = self._usage
+            self._usage = Usage(
+                u.run + self.run * of, u.delay + self.delay * of, u.busy + (self.run + self.others) * of
+            )
+            self.now += of
+            self.governor.watch(self.now)
+
+
+def crowded(threads: int = 2, others: float = 1.0, **speeds: float) -> Processor:
+    """A processor that has just become crowded. speeds: t1=..., t2=..."""
+    processor = Processor(threads)
+    processor.speeds = {int(name[1:]): seconds for name, seconds in speeds.items()}
+    processor.others, processor.delay = others, 0.6
+    processor.pass_windows(1)
+    assert processor.used == [(threads, False)]
+    return processor
+
+
+class TestCrowded:
+    @pytest.mark.parametrize(
+        "delay, others", [(0.9 * CROWDED_DELAY, 1.0), (0.9, 0.9 * CROWDED_OTHERS)], ids=["others", "itself"]
+    )
+    def test_without_others_in_the_way_nothing_is_touched(self, delay: float, others: float) -> None:
+        """Threads of one process may well delay each other: an Engine's loop and its model."""
+        processor = Processor()
+        processor.delay, processor.others = delay, others
+        processor.pass_windows(100)
+        assert processor.used == []
+
+    def test_one_window_of_both_ends_the_spinning(self) -> None:
+        processor = Processor()
+        processor.delay, processor.others = 1.1 * CROWDED_DELAY, 1.1 * CROWDED_OTHERS
+        processor.pass_windows(1)
+        assert processor.used == [(2, False)]
+
+    def test_a_turn_within_the_window_reads_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        processor = Processor()
+        monkeypatch.setattr(processor.governor, "_read", lambda: pytest.fail("read"))
+        processor.governor.watch(processor.now + 0.9 * WINDOW_S)
+
+    def test_spinning_comes_back_after_some_quiet_windows_in_a_row(self) -> None:
+        processor = crowded(t1=1.0, t2=1.0)
+        processor.others = 0.9 * QUIET_OTHERS
+        processor.pass_windows(QUIET_WINDOWS - 1)
+        processor.others = 1.1 * QUIET_OTHERS
+        processor.pass_windows(1)
+        processor.others = 0.0
+        processor.pass_windows(QUIET_WINDOWS - 1)
+        assert processor.used == [(2, False)], "one window between was not quiet"
+        processor.pass_windows(1)
+        assert processor.used == [(2, False), (2, True)]
+
+    def test_after_a_pause_without_others_the_first_step_spins(self) -> None:
+        processor = crowded(t1=1.0, t2=1.0)
+        processor.run, processor.delay, processor.others = 0.01, 0.0, 0.0
+        processor.pass_windows(1, of=40 * WINDOW_S)
+        assert processor.used == [(2, False), (2, True)]
+
+    def test_after_a_pause_beside_others_it_does_not(self) -> None:
+        processor = crowded(t1=1.0, t2=1.0)
+        processor.run, processor.delay, processor.others = 0.01, 0.0, 1.0
+        processor.pass_windows(1, of=40 * WINDOW_S)
+        assert processor.used == [(2, False)]
+
+    def test_long_steps_are_judged_too(self) -> None:
+        processor = Processor()
+        processor.delay, processor.others = 0.6, 1.0
+        processor.pass_windows(1, of=30 * WINDOW_S)
+        assert processor.used == [(2, False)]
+
+    def test_a_kernel_that_tells_nothing_is_asked_once(self) -> None:
+        reads = []
+        governor = CpuThreads(2, crew=Processor(), read=lambda: reads.append(1))
+        for second in range(10):
+            governor.watch(float(second))
+        assert len(reads) == 1
+
+
+class TestFewer:
+    def test_fewer_threads_compute_where_they_are_faster(self) -> None:
+        processor = crowded(t1=0.8, t2=1.0)
+        processor.pass_windows(PROBES - 1)
+        assert processor.governor.threads == 2
+        processor.pass_windows(1)
+        assert processor.used[1:] == [(1, False)]
+
+    def test_a_small_gain_is_noise(self) -> None:
+        processor = crowded(t1=0.95, t2=1.0)
+        processor.pass_windows(3 * (PROBES + REST_WINDOWS))
+        assert processor.governor.threads == 2
+
+    def test_all_come_back_where_the_others_change(self) -> None:
+        processor = crowded(t1=0.8, t2=1.0)
+        processor.pass_windows(PROBES)
+        assert processor.governor.threads == 1
+        processor.speeds = {1: 1.0, 2: 0.8}
+        processor.pass_windows(REST_WINDOWS + PROBES - 1)
+        assert processor.governor.threads == 1, "they are not compared all the time"
+        processor.pass_windows(1)
+        assert processor.used[1:] == [(1, False), (2, False)]
+
+    def test_with_quiet_all_threads_spin_again(self) -> None:
+        processor = crowded(t1=0.8, t2=1.0)
+        processor.pass_windows(PROBES)
+        processor.others = 0.0
+        processor.pass_windows(QUIET_WINDOWS)
+        assert processor.used[-1] == (2, True) and processor.governor.threads == 2
+
+    @pytest.mark.parametrize("others, fewer", [(1.0, 7), (2.6, 5), (30.0, 1), (0.4, 7)])
+    def test_as_many_as_the_others_leave_cores_for(self, others: float, fewer: int) -> None:
+        processor = crowded(8, others, **{f"t{fewer}": 0.5, "t8": 1.0})
+        processor.pass_windows(PROBES)
+        assert processor.governor.threads == fewer
+
+    def test_others_who_come_and_go_change_what_is_compared(self) -> None:
+        processor = crowded(8, 1.0, t7=0.5, t5=0.5, t8=1.0)
+        processor.pass_windows(PROBES)
+        processor.others = 3.0
+        processor.pass_windows(2 * (REST_WINDOWS + PROBES))
+        assert processor.governor.threads == 5, "back to all first, and from there to five"
+
+
+class TestReading:
+    def test_of_this_machine(self) -> None:
+        before = read_usage()
+        if before is None:
+            pytest.skip("this kernel keeps no schedstat")
+        sum(range(10**6))
+        after = read_usage()
+        assert after is not None and after.run > before.run and after.delay >= before.delay
+        assert after.busy >= before.busy > 0
+
+    def test_only_cores_that_are_ours_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for task, text in (("10", "3000000000 500000000 7"), ("11", "1000000000 250000000 7")):
+            (tmp_path / "self/task" / task).mkdir(parents=True)
+            (tmp_path / "self/task" / task / "schedstat").write_text(text)
+        (tmp_path / "self/task/12").mkdir()  # has just ended
+        lines = (
+            "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 200 300 9999 9999 40 50 60 0 0\ncpu1 7 7 7 7 7 7 7 7 7 7\nintr 1 2\n"
+        )
+        (tmp_path / "stat").write_text(lines)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+        assert read_usage(tmp_path) == Usage(4.0, 0.75, 690 / os.sysconf("SC_CLK_TCK"))
+
+    @pytest.mark.parametrize("content", ["", "0 0 0", "rubbish"])
+    def test_a_kernel_without_schedstat(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "self/task/10").mkdir(parents=True)
+        (tmp_path / "self/task/10/schedstat").write_text(content)
+        (tmp_path / "stat").write_text("cpu0 1 1 1 1 1 1 1 1 1 1\n")
+        assert read_usage(tmp_path) is None
+        assert read_usage(tmp_path / "missing") is None
+
+
+class TestThreads:
+    def test_work_is_timed_and_the_number_put_back(self) -> None:
+        crew, before = OpenMPCrew(), torch.get_num_threads()
+        assert 0 < crew.time(2) < 60 and torch.get_num_threads() == before
+
+    def test_the_limit_is_a_thread_that_ends(self) -> None:
+        crew, before = OpenMPCrew(), torch.get_num_threads()
+        names = lambda: [thread.name for thread in threading.enumerate()].count("openmp-spin-limit")  # noqa: E731
+        try:
+            for _ in range(2):
+                crew.use(before, spin=False)
+                assert names() == 1 and torch.get_num_threads() == before
+            crew.use(before, spin=True)
+            assert names() == 0
+        finally:
+            torch.set_num_threads(before)
+
+    def test_a_gpu_or_a_single_thread_is_not_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        assert isinstance(getattr(watch_cpu_threads("cpu"), "__self__", None), CpuThreads)
+        assert not hasattr(watch_cpu_threads("cuda"), "__self__")
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        assert not hasattr(watch_cpu_threads("cpu"), "__self__")
+
+    @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+    def test_the_limit_brings_a_team_that_goes_with_it(self) -> None:
+        """In a process of its own, whose threads can be counted. More of them than cores is what shortens the spins."""
+        program = (
+            "import os, time, torch\n"
+            "from baton.runtime.runner.cpu_threads import SpinLimit\n"
+            "torch.set_num_threads(2); torch.ones(1 << 20).add_(1)\n"
+            "count = lambda: len(os.listdir('/proc/self/task'))\n"
+            "before = count(); limit = SpinLimit(); during = count(); limit.end()\n"
+            "deadline = time.monotonic() + 20\n"
+            "while count() > before and time.monotonic() < deadline: time.sleep(0.01)\n"
+            "print(before, during, count())\n"
+        )
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+        before, during, after = map(int, run.stdout.split())
+        assert during >= before + 2, "a thread and at least one more of its team"
+        assert after == before, "the team has gone with its thread"
