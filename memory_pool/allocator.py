@@ -9,7 +9,11 @@ list. Last in, first out: what was freed last is the warmest, and a pool that is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from .fences import Fences
 
 
 class DoubleFreeError(RuntimeError):
@@ -21,10 +25,13 @@ class Allocator:
 
     num_tokens: usable slots, a multiple of page_size, padding excluded (the KV tensors need num_tokens + page_size).
     page_size: 1, 16, 64 or any other power of two, in tokens.
+    fences: the operations that may still touch slots which are given back; None: a set of its own.
     check: verify every call against a table of pages (raises DoubleFreeError); for tests, it costs a gather per call.
     """
 
-    def __init__(self, num_tokens: int, page_size: int = 1, *, check: bool = False) -> None:
+    def __init__(
+        self, num_tokens: int, page_size: int = 1, *, fences: Fences | None = None, check: bool = False
+    ) -> None:
         if page_size < 1 or page_size & (page_size - 1):
             raise ValueError(f"page_size must be a power of two (1, 16, 64, …), not {page_size}")
         if num_tokens < page_size or num_tokens % page_size:
@@ -32,6 +39,7 @@ class Allocator:
         if num_tokens + page_size > 2**31:
             raise ValueError(f"num_tokens {num_tokens} does not fit int32 slot numbers; use fewer tokens")
         self.page_size = page_size
+        self.fences = fences if fences is not None else Fences()
         self.total_tokens = num_tokens
         self._shift = page_size.bit_length() - 1
         self._num_pages = num_tokens >> self._shift
@@ -43,7 +51,8 @@ class Allocator:
         """Everything is free again, quarantine included. The caller forgets every slot it holds."""
         self._stack = np.arange(1, self._num_pages + 1, dtype=np.int32)
         self._top = self._num_pages
-        self._quarantine: list[tuple[int, np.ndarray]] = []
+        self._quarantine: list[tuple[tuple[int, ...], np.ndarray]] = []
+        """(fences, pages) of what was given back and is still in use."""
         self._quarantined_pages = 0
         self._given_back = np.ones(self._num_pages + 1, dtype=bool) if self._check else None
 
@@ -53,7 +62,7 @@ class Allocator:
 
     @property
     def quarantined_tokens(self) -> int:
-        """Tokens given back that no one may have yet, because a step in flight still writes them."""
+        """Tokens given back that no one may have yet, because a step or a copy in flight still touches them."""
         return self._quarantined_pages << self._shift
 
     # -- out ---------------------------------------------------------------------------------------------------------
@@ -134,25 +143,32 @@ class Allocator:
         self._mark_given_back(pages)
         self._push(pages)
 
-    def quarantine(self, slots: np.ndarray, step_id: int) -> None:
-        """Like `free`, but the pages come back only with ``release_quarantine(step_id)`` or later."""
+    def quarantine(self, slots: np.ndarray, fences: Sequence[int]) -> None:
+        """Like `free`, but the pages come back only with the first `release_quarantine` after all fences are closed: at
+        once if none is open."""
+        if not any(map(self.fences.is_open, fences)):
+            self.free(slots)
+            return
         pages = self._pages_of(slots)
         if len(pages) == 0:
             return
         self._mark_given_back(pages)
-        self._quarantine.append((step_id, pages.copy()))
+        self._quarantine.append((tuple(fences), pages.copy()))
         self._quarantined_pages += len(pages)
 
-    def release_quarantine(self, step_id: int) -> int:
-        """Free what was quarantined for steps up to and including ``step_id``. Returns the tokens freed."""
+    def release_quarantine(self) -> int:
+        """Free what waits for closed fences only; call it when a fence has been closed. Returns the tokens freed."""
         if not self._quarantine:
             return 0
-        due = [pages for step, pages in self._quarantine if step <= step_id]
-        self._quarantine = [entry for entry in self._quarantine if entry[0] > step_id]
+        waiting: list[tuple[tuple[int, ...], np.ndarray]] = []
         count = 0
-        for pages in due:
-            self._push(pages)
-            count += len(pages)
+        for fences, pages in self._quarantine:
+            if any(map(self.fences.is_open, fences)):
+                waiting.append((fences, pages))
+            else:
+                self._push(pages)
+                count += len(pages)
+        self._quarantine = waiting
         self._quarantined_pages -= count
         return count << self._shift
 

@@ -182,11 +182,11 @@ class RadixCache:
         seq.node = last
         seq.tree_len = end
 
-    def truncate(self, seq: KVSequence, length: int, *, quarantine_step: int | None = None) -> None:
+    def truncate(self, seq: KVSequence, length: int, *, fence: int | None = None) -> None:
         """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
 
         A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says
-        where that is. ``quarantine_step`` as for `cache_finished_req`.
+        where that is. ``fence`` as for `cache_finished_req`.
         """
         node = self._own_node(seq)
         old_tree_len, old_length = seq.tree_len, seq.length
@@ -199,10 +199,10 @@ class RadixCache:
         seq.length = length
         first = max(old_tree_len, self._whole_pages(length + self.page_size - 1))
         gone = self.req_to_token.rows[seq.row, first:old_length]
-        if quarantine_step is None:
+        if fence is None:
             self.allocator.free(gone)
         else:
-            self.allocator.quarantine(gone, quarantine_step)
+            self.allocator.quarantine(gone, [fence])
 
     def fork_sequence(self, seq: KVSequence, length: int, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
         """Open a second sequence on the first ``length`` tokens of ``seq``, at least those in the tree. It shares the
@@ -222,12 +222,12 @@ class RadixCache:
         self.req_to_token.write(row, seq.tree_len, target)
         return KVSequence(seq.namespace, row, node, seq.tree_len, length), source, target
 
-    def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, quarantine_step: int | None = None) -> None:
+    def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, fence: int | None = None) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
 
         token_ids: int32 [committed], the committed ids from position 0.
-        quarantine_step: a step in flight that still writes slots beyond the committed ones; the pages of those come
-        back with ``Allocator.release_quarantine(quarantine_step)``.
+        fence: that of a step in flight which still writes slots beyond the committed ones; the pages of those come back
+        when it is closed, see `Allocator.quarantine`.
         """
         node = self._own_node(seq, token_ids)
         row = self.req_to_token.rows[seq.row]
@@ -236,17 +236,17 @@ class RadixCache:
         if whole > tree_end and not self.disabled:
             _, existing = self._insert(seq, node, token_ids, whole)
             tree_end = whole
-        in_flight = quarantine_step is not None and seq.length > len(token_ids)
+        in_flight = fence is not None and seq.length > len(token_ids)
         split = max(whole, tree_end) if in_flight else seq.length
         freed = (row[seq.tree_len : existing], row[tree_end:split])
-        self._close(seq, node, freed, row[split : seq.length], quarantine_step)
+        self._close(seq, node, freed, row[split : seq.length], fence)
 
-    def release(self, seq: KVSequence, *, quarantine_step: int | None = None) -> None:
-        """End a sequence whose KV must not be kept. With ``quarantine_step`` all its private pages are quarantined."""
+    def release(self, seq: KVSequence, *, fence: int | None = None) -> None:
+        """End a sequence whose KV must not be kept. With a ``fence`` all its private pages are quarantined."""
         node = self._own_node(seq)
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
-        split = len(private) if quarantine_step is None else 0
-        self._close(seq, node, (private[:split],), private[split:], quarantine_step)
+        split = len(private) if fence is None else 0
+        self._close(seq, node, (private[:split],), private[split:], fence)
 
     def _close(
         self,
@@ -254,7 +254,7 @@ class RadixCache:
         node: TreeNode,
         freed: tuple[np.ndarray, ...],
         in_flight: np.ndarray,
-        quarantine_step: int | None,
+        fence: int | None,
     ) -> None:
         """Give back the row, then the slots (a row must not name a freed slot), then the lock."""
         self.req_to_token.free(seq.row)
@@ -262,8 +262,8 @@ class RadixCache:
             if len(slots):
                 self.allocator.free(slots)
         if len(in_flight):
-            assert quarantine_step is not None
-            self.allocator.quarantine(in_flight, quarantine_step)
+            assert fence is not None
+            self.allocator.quarantine(in_flight, [fence])
         self.unlock(node)
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
 

@@ -62,7 +62,7 @@ class Lease:
     claims: int = 0
     """Children that wait to take it over or to copy it."""
     written_by: int | None = None
-    """A step that was in flight when the lease was granted and writes a slot of its partial page."""
+    """The fence of a step that was in flight when the lease was granted and writes a slot of its partial page."""
     value: tuple[float, ...] | None = None
     """Its value when last asked; None if it must be asked for before the next lease breaks."""
 
@@ -118,7 +118,6 @@ class LeaseTable:
         self.unvalued: dict[int, Lease] = {}
         """All other live leases: those whose ``value`` is None."""
         self.counts = LeaseCounts()
-        self._steps_done = -1
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -168,10 +167,6 @@ class LeaseTable:
         """client: one that has leases, as whoever is at its limit does."""
         leases = [self._leases[serial] for serial in self.budget.serials_of(client)]
         return min(leases, key=lambda lease: self._value(lease, now))
-
-    def step_done(self, step_id: int) -> None:
-        """Note that all steps up to this one have been processed; they write nothing any more."""
-        self._steps_done = step_id
 
     def claim(self, lease: Lease, now: float) -> bool:
         """Claim a lease for a child, which stops its clock. False if it has ended or is overdue. Several children may
@@ -287,9 +282,10 @@ class LeaseTable:
 
     def _close(self, lease: Lease, state: LeaseState) -> None:
         """End a lease and give back all it holds."""
-        written_by = lease.written_by
-        in_flight = written_by if written_by is not None and written_by > self._steps_done else None
-        self._cache.release(self._end(lease, state), quarantine_step=in_flight)
+        fence = lease.written_by
+        if fence is not None and not self._cache.allocator.fences.is_open(fence):
+            fence = None
+        self._cache.release(self._end(lease, state), fence=fence)
 
     def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
         kv = lease.kv

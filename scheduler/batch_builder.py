@@ -29,6 +29,8 @@ class PlannedStep:
     """One for each of batch.beams."""
     formed: float = 0.0
     """The scheduler's time."""
+    fence: int = 0
+    """Open until the step has ended, see memory_pool/fences.py."""
     longest_gap: int = 0
     """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
     that was the step before."""

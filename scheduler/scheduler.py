@@ -176,11 +176,11 @@ class Scheduler:
             self._leave(request, now)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
-                samples = self.continuations.record(request, kept_tokens, now, self._newest_step)
+                samples = self.continuations.record(request, kept_tokens, now, self._newest_fence)
             elif current.refusal is None:
                 self.continuations.fail(request)
             if request.kv is not None:  # retained KV is in a lease by now
-                self._close(request, self._newest_step)
+                self._close(request, self._newest_fence)
             request.status = RequestStatus.FINISHED
             if request.is_open:
                 self._closed.append(request.serial)
@@ -206,15 +206,15 @@ class Scheduler:
         else:
             self._decode.running.remove(request)
 
-    def _close(self, request: Request, quarantine_step: int | None) -> None:
-        """Give back all that a request holds. quarantine_step: a step in flight that may still write for it."""
-        self._beams.close(request, quarantine_step)
-        self._memory.close(request, quarantine_step)
+    def _close(self, request: Request, fence: int | None) -> None:
+        """Give back all that a request holds. fence: that of a step in flight, which may still write for it."""
+        self._beams.close(request, fence)
+        self._memory.close(request, fence)
 
     @property
-    def _newest_step(self) -> int | None:
-        """The id of the newest step in flight."""
-        return self._in_flight[-1].batch.step_id if self._in_flight else None
+    def _newest_fence(self) -> int | None:
+        """The fence of the newest step in flight; older ones end before it."""
+        return self._in_flight[-1].fence if self._in_flight else None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Scheduler:
             step = self._next_decode_step(now)
         if step is None:
             return None
-        step.formed = now
+        step.formed, step.fence = now, self._memory.allocator.fences.open()
         step.batch.closed, self._closed = self._closed, []
         self._counters.count_step(step)
         self._in_flight.append(step)
@@ -288,8 +288,7 @@ class Scheduler:
             if search.finish is None:
                 reason = self._beams.advance(search, candidates, self._endings.end_ids(search))
                 events += self._end(RequestEvent(search, finish=reason), now) if reason is not None else []
-        self._memory.allocator.release_quarantine(batch.step_id)
-        self.leases.step_done(batch.step_id)
+        self._memory.close_fence(step.fence)
         if len(batch) > step.num_prompts:
             self._reserve.decoded()
         return events
@@ -304,8 +303,7 @@ class Scheduler:
             self.leases.break_all()  # one of them may hold a copy that was never made
             failed += self._memory.take_back_unfilled(batch.copies.target, self.live_requests)
         events = self._abort_each(failed, now, message)
-        self._memory.allocator.release_quarantine(batch.step_id)
-        self.leases.step_done(batch.step_id)
+        self._memory.close_fence(step.fence)
         return events
 
     # -- state ------------------------------------------------------------------------------------------------------

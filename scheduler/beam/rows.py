@@ -137,16 +137,16 @@ class BeamRows:
         assert row is not None, "admission counts the rows of a search"
         return row
 
-    def close(self, kv: BeamKV, trunk: KVSequence, quarantine_step: int | None) -> None:
+    def close(self, kv: BeamKV, trunk: KVSequence, fence: int | None) -> None:
         """Free everything that the group owns; the trunk and its row stay.
 
-        quarantine_step: a step in flight that still writes; the pages come back after it.
+        fence: that of a step in flight, which still writes; the pages come back after it.
         """
         slots = self.pages(kv) * self._allocator.page_size
         for row in (*kv.rows.tolist(), *kv.spare):
             if row != trunk.row:
                 self._req_to_token.free(row)
-        if quarantine_step is None:
+        if fence is None:
             self._allocator.free(slots)
         else:
-            self._allocator.quarantine(slots, quarantine_step)
+            self._allocator.quarantine(slots, [fence])

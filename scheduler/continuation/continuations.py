@@ -127,13 +127,13 @@ class Continuations:
     # -- parents end --------------------------------------------------------------------------------------------------
 
     def record(
-        self, request: Request, kept_tokens: int | None, now: float, newest_step: int | None
+        self, request: Request, kept_tokens: int | None, now: float, fence: int | None
     ) -> dict[int, SampleRecord]:
         """Record a request that ended well. Returns what children inherit, by sample: the ids without the matched stop,
         and a lease on their KV if anybody wants one.
 
         kept_tokens: output tokens that are inherited, None for all; each result of a search knows its own number.
-        newest_step: the step in flight that may still write for the request.
+        fence: that of the step in flight which may still write for the request.
         """
         if request.is_search:
             return self._record_results(request, now)
@@ -142,7 +142,7 @@ class Continuations:
         is_kept = request.index < request.num_retained
         lease = None
         if is_kept or self._parked.waiting_for(request.rid, request.index):
-            lease = self._memory.retain(request, length, request.lease_terms(now), newest_step)
+            lease = self._memory.retain(request, length, request.lease_terms(now), fence)
             if is_kept:
                 request.retained = _retained(lease)
         samples = {request.index: SampleRecord(request.token_ids.cut(length), trimmed, lease)}

@@ -111,14 +111,14 @@ class BeamMemory:
             leases.append(lease)
         return leases
 
-    def close(self, search: Request, quarantine_step: int | None) -> None:
+    def close(self, search: Request, fence: int | None) -> None:
         """Give back what the beams hold, before the prompt is closed. Does nothing if there are none yet.
 
-        quarantine_step: a step in flight that may still write for the search; the pages come back after it.
+        fence: that of a step in flight, which may still write for the search; the pages come back after it.
         """
         if search.beam_kv is None:
             return
-        in_flight = quarantine_step if search.num_output_placeholders else None
+        in_flight = fence if search.num_output_placeholders else None
         self._rows.close(search.beam_kv, search.held_kv, in_flight)
         search.beam_kv = None
         self._memory.copies.drop(search.held_kv)

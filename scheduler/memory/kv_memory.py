@@ -193,19 +193,19 @@ class KVMemory:
         """Let others share what a request has computed so far; it goes on."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
-    def retain(self, request: Request, length: int, terms: LeaseTerms, quarantine_step: int | None) -> Lease | None:
+    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> Lease | None:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
         the request has ended as with `close`."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
-        in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
+        in_flight = fence if request.scheduled_len > request.committed_len else None
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
-        self.cache.truncate(kv, length, quarantine_step=in_flight)
+        self.cache.truncate(kv, length, fence=in_flight)
         lease = self.leases.grant(kv, terms, written_by=in_flight)
         if lease is None:
-            self.cache.release(kv, quarantine_step=in_flight)
+            self.cache.release(kv, fence=in_flight)
         self._forget(request)
         return lease
 
@@ -222,18 +222,23 @@ class KVMemory:
             self.cache.release(kv)
         return lease
 
-    def close(self, request: Request, quarantine_step: int | None) -> None:
+    def close(self, request: Request, fence: int | None) -> None:
         """Hand the committed tokens to the tree and free the rest, with the row.
 
-        quarantine_step: a step in flight that still writes the slots beyond the committed ones; they return after it.
+        fence: that of a step in flight, which still writes the slots beyond the committed ones; they return after it.
         """
         kv = request.held_kv
-        in_flight = quarantine_step if request.scheduled_len > request.committed_len else None
+        in_flight = fence if request.scheduled_len > request.committed_len else None
         committed = request.committed_len
         if self.copies.has(kv):
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
-        self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), quarantine_step=in_flight)
+        self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
         self._forget(request)
+
+    def close_fence(self, fence: int) -> None:
+        """A step has ended: what only waited for it is free again."""
+        self.allocator.fences.close(fence)
+        self.allocator.release_quarantine()
 
     def take_back_unfilled(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
         """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they

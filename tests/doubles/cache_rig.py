@@ -80,19 +80,24 @@ class CacheRig:
     def publish(self, running: Running) -> None:
         self.cache.cache_unfinished_req(running.kv, running.ids[: running.committed])
 
-    def finish(self, running: Running, quarantine_step: int | None = None) -> None:
+    def finish(self, running: Running, fence: int | None = None) -> None:
         self.running.remove(running)
-        self.cache.cache_finished_req(running.kv, running.ids[: running.committed], quarantine_step=quarantine_step)
+        self.cache.cache_finished_req(running.kv, running.ids[: running.committed], fence=fence)
 
-    def release(self, running: Running, quarantine_step: int | None = None) -> None:
+    def release(self, running: Running, fence: int | None = None) -> None:
         self.running.remove(running)
-        self.cache.release(running.kv, quarantine_step=quarantine_step)
+        self.cache.release(running.kv, fence=fence)
 
     def insert(self, ids: np.ndarray, namespace: str = "") -> None:
         """A whole life: afterwards the whole pages of ``ids`` are cached."""
         running = self.start(ids, namespace)
         assert self.compute(running)
         self.finish(running)
+
+    def close(self, fence: int) -> int:
+        """An operation ends; returns the tokens that only waited for it."""
+        self.allocator.fences.close(fence)
+        return self.allocator.release_quarantine()
 
     def verify(self) -> Account:
         """All invariants, and that every row names slots with the right contents."""

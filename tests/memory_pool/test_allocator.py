@@ -63,7 +63,7 @@ def test_nothing_asked_gives_nothing(page: int) -> None:
         assert len(slots) == 0
         assert allocator.tokens_needed(old, new) == 0
     allocator.free(int32())
-    allocator.quarantine(int32(), 3)
+    allocator.quarantine(int32(), [allocator.fences.open()])
     assert allocator.free_tokens == 8 * page
     assert allocator.quarantined_tokens == 0
 
@@ -140,7 +140,7 @@ def test_pages_in_quarantine_are_int32_also_where_there_are_none(page: int) -> N
     assert allocator.quarantined_pages().dtype == np.int32 and len(allocator.quarantined_pages()) == 0
     slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
     assert slots is not None
-    allocator.quarantine(slots, 1)
+    allocator.quarantine(slots, [allocator.fences.open()])
     assert allocator.quarantined_pages().dtype == np.int32 and sorted(allocator.quarantined_pages()) == [7, 8]
 
 
@@ -211,39 +211,67 @@ def test_returned_slots_are_the_callers_own() -> None:
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
 class TestQuarantine:
-    def test_pages_come_back_with_their_step_and_not_before(self, page: int) -> None:
+    def test_pages_come_back_when_all_that_touches_them_has_ended(self, page: int) -> None:
         allocator = Allocator(8 * page, page, check=True)
+        fences = allocator.fences
         slots = allocator.alloc_extend(int32(0, 0, 0), int32(page, 2 * page, page), int32(0, 0, 0))
         assert slots is not None
-        allocator.quarantine(slots[:page], 5)
-        allocator.quarantine(slots[page : 3 * page], 6)
-        allocator.quarantine(slots[3 * page :], 7)
+        step, copy, never = fences.open(), fences.open(), fences.open()
+        allocator.quarantine(slots[:page], [step])
+        allocator.quarantine(slots[page : 3 * page], [step, copy])
+        allocator.quarantine(slots[3 * page :], [never])
         assert allocator.quarantined_tokens == 4 * page
         assert allocator.free_tokens == 4 * page
         assert len(allocator.quarantined_pages()) == 4
-        assert allocator.release_quarantine(4) == 0
-        assert allocator.release_quarantine(6) == 3 * page
+        assert allocator.release_quarantine() == 0
+        fences.close(copy)
+        assert allocator.release_quarantine() == 0, "the step still writes"
+        fences.close(step)
+        assert allocator.release_quarantine() == 3 * page
         assert allocator.quarantined_tokens == page
         assert allocator.free_tokens == 7 * page
-        assert allocator.release_quarantine(6) == 0
-        assert allocator.release_quarantine(100) == page
+        assert allocator.release_quarantine() == 0
+        fences.close(never)
+        assert allocator.release_quarantine() == page
         assert allocator.free_tokens == 8 * page
         assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
+
+    def test_what_has_ended_holds_nothing(self, page: int) -> None:
+        allocator = Allocator(2 * page, page, check=True)
+        slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
+        assert slots is not None
+        ended = allocator.fences.open()
+        allocator.fences.close(ended)
+        allocator.quarantine(slots, [ended])
+        assert allocator.free_tokens == 2 * page and allocator.quarantined_tokens == 0
+
+    def test_two_pools_share_the_fences_of_a_copy(self, page: int) -> None:
+        device = Allocator(2 * page, page, check=True)
+        host = Allocator(2 * page, page, fences=device.fences, check=True)
+        copy = device.fences.open()
+        for pool in (device, host):
+            slots = pool.alloc_extend(int32(0), int32(page), int32(0))
+            assert slots is not None
+            pool.quarantine(slots, [copy])
+        device.fences.close(copy)
+        assert device.release_quarantine() == host.release_quarantine() == page
 
     def test_it_does_not_depend_on_the_callers_array(self, page: int) -> None:
         allocator = Allocator(8 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
         assert slots is not None
-        allocator.quarantine(slots, 1)
+        fence = allocator.fences.open()
+        allocator.quarantine(slots, [fence])
         slots[:] = 0
-        allocator.release_quarantine(1)
+        allocator.fences.close(fence)
+        allocator.release_quarantine()
         assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
 
     def test_what_is_quarantined_is_not_handed_out_or_freed_again(self, page: int) -> None:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
-        allocator.quarantine(slots, 1)
+        allocator.quarantine(slots, [allocator.fences.open()])
         assert allocator.alloc_extend(int32(0), int32(1), int32(0)) is None
         with pytest.raises(DoubleFreeError):
             allocator.free(slots[:page])
@@ -252,11 +280,13 @@ class TestQuarantine:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
-        allocator.quarantine(slots[:page], 1)
+        fence = allocator.fences.open()
+        allocator.quarantine(slots[:page], [fence])
         allocator.reset()
         assert allocator.free_tokens == 2 * page
         assert allocator.quarantined_tokens == 0
-        assert allocator.release_quarantine(1) == 0
+        allocator.fences.close(fence)
+        assert allocator.release_quarantine() == 0
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
@@ -311,7 +341,8 @@ def test_random_lives_of_sequences_never_share_a_page(seed: int) -> None:
     page = rng.choice(PAGE_SIZES)
     allocator = Allocator(40 * page, page, check=True)
     sequences: list[list[int]] = []
-    for step in range(200):
+    in_flight: list[int] = []
+    for _ in range(200):
         action = rng.random()
         if action < 0.6:  # extend a random batch, new sequences included
             batch = rng.sample(sequences, min(len(sequences), rng.randrange(4)))
@@ -331,8 +362,11 @@ def test_random_lives_of_sequences_never_share_a_page(seed: int) -> None:
             if action < 0.8:
                 allocator.free(int32(*sequence))
             else:
-                allocator.quarantine(int32(*sequence), step)
-        allocator.release_quarantine(step - 3)
+                in_flight.append(allocator.fences.open())
+                allocator.quarantine(int32(*sequence), rng.sample(in_flight, min(2, len(in_flight))))
+        if len(in_flight) > 3:
+            allocator.fences.close(in_flight.pop(rng.randrange(len(in_flight))))
+            allocator.release_quarantine()
         owned = [slot // page for s in sequences for slot in s[::page]]
         owned += allocator.free_pages().tolist() + allocator.quarantined_pages().tolist()
         assert sorted(owned) == list(range(1, 41)), f"seed {seed}"

@@ -154,10 +154,11 @@ class TestLife:
             rig.publish(running)
             assert running.kv.tree_len == 0
             rig.verify()
-            rig.finish(running, quarantine_step=5)
+            fence = rig.allocator.fences.open()
+            rig.finish(running, fence)
             account = rig.verify()
             assert account.quarantined == -(-45 // page) * page - whole(40, page)
-            rig.allocator.release_quarantine(5)
+            rig.close(fence)
             assert rig.verify().free == rig.allocator.total_tokens
         assert rig.cache.match_prefix("", tokens(40)) == MatchResult(0, 0, rig.cache.tree.root)
         assert rig.cache.match_len("", tokens(40)) == 0
@@ -173,13 +174,14 @@ class TestQuarantine:
         running = rig.start(tokens(64))
         assert rig.extend(running, length)
         assert rig.compute(running, committed)
-        rig.finish(running, quarantine_step=3)
+        fence, other = rig.allocator.fences.open(), rig.allocator.fences.open()
+        rig.finish(running, fence)
         account = rig.verify()
         assert account.evictable == whole(committed, page)
         expected = -(-length // page) * page - whole(committed, page) if length > committed else 0
         assert account.quarantined == expected
-        assert rig.allocator.release_quarantine(2) == 0
-        assert rig.allocator.release_quarantine(3) == expected
+        assert rig.close(other) == 0
+        assert rig.close(fence) == expected
         assert rig.verify().free == rig.allocator.total_tokens - whole(committed, page)
 
     def test_release_quarantines_all_that_was_private(self, page: int, committed: int, length: int) -> None:
@@ -190,11 +192,12 @@ class TestQuarantine:
             assert rig.extend(running, length)
         running.committed = max(running.committed, committed)
         private = -(-running.kv.length // page) * page - running.kv.tree_len
-        rig.release(running, quarantine_step=3)
+        fence = rig.allocator.fences.open()
+        rig.release(running, fence)
         account = rig.verify()
         assert account.quarantined == private
         assert account.evictable == whole(9, page)
-        rig.allocator.release_quarantine(3)
+        rig.close(fence)
         assert rig.verify().quarantined == 0
 
 

@@ -254,7 +254,7 @@ def free_what_a_row_names(rig: CacheRig, running: Running) -> None:
 
 
 def quarantine_what_a_row_names(rig: CacheRig, running: Running) -> None:
-    rig.allocator.quarantine(rig.pool.rows[running.kv.row, 20:24], 1)
+    rig.allocator.quarantine(rig.pool.rows[running.kv.row, 20:24], [rig.allocator.fences.open()])
 
 
 def row_names_a_page_of_the_tree(rig: CacheRig, running: Running) -> None:

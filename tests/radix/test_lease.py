@@ -204,32 +204,25 @@ def test_an_orphan_goes_at_once_and_a_claimed_one_when_its_children_have_given_i
     assert claimed.state is LeaseState.EXPIRED, "what has ended stays as it is"
 
 
-@pytest.mark.parametrize(("done", "quarantined"), [(4, 5), (5, 0), (6, 0)])
-def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(done: int, quarantined: int) -> None:
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(ends_first: bool) -> None:
     rig = CacheRig()
     leases = lease_table(rig)
     running = rig.start(tokens(15))
     assert rig.compute(running, 10)
     rig.publish(running)
     assert rig.extend(running, 15)
-    lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=5)
+    fence = rig.allocator.fences.open()
+    lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=fence)
     assert lease is not None
-    leases.step_done(done)
+    if ends_first:
+        rig.close(fence)
     rig.running.clear()
     leases.release(lease)
-    assert rig.verify().quarantined == quarantined
-
-
-def test_before_any_step_is_done_the_first_may_be_in_flight() -> None:
-    rig = CacheRig()
-    leases = lease_table(rig)
-    running = rig.start(tokens(10))
-    assert rig.compute(running)
-    lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=0)
-    assert lease is not None
-    rig.running.clear()
-    leases.release(lease)
-    assert rig.verify().quarantined == 10
+    assert rig.verify().quarantined == (0 if ends_first else 5)
+    if not ends_first:
+        rig.close(fence)
+    assert rig.verify().quarantined == 0
 
 
 @PAGES
@@ -285,10 +278,11 @@ class TestCutsAndForks:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(50))
         assert rig.compute(running)
-        rig.cache.truncate(running.kv, 20, quarantine_step=7)
+        fence = rig.allocator.fences.open()
+        rig.cache.truncate(running.kv, 20, fence=fence)
         running.committed = 20
         assert rig.verify().quarantined == -(-50 // page) * page - -(-20 // page) * page
-        rig.allocator.release_quarantine(7)
+        rig.close(fence)
         assert rig.verify().quarantined == 0
 
     def test_fork_shares_the_path_and_copies_the_tail(self, page: int) -> None:

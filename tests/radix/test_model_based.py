@@ -114,6 +114,8 @@ class Episode:
         self.rig = CacheRig(num_tokens=page * rng.choice([24, 60, 200]), page_size=page, rows=6, context=600)
         self.model = Model(self.rig)
         self.stems = [[rng.randrange(3) for _ in range(6 * page + 10)] for _ in range(3)]
+        self.fences: list[tuple[int, int]] = []
+        """(step, fence) of what is in flight."""
         self.step = 0
 
     def run(self, steps: int) -> None:
@@ -122,14 +124,21 @@ class Episode:
         operations, odds = list(weights), list(weights.values())
         for self.step in range(steps):
             self.rng.choices(operations, odds)[0]()
-            self.rig.allocator.release_quarantine(self.step - 4)
+            self.end_steps(self.step - 4)
             self.model.compare()
+
+    def end_steps(self, last: int) -> None:
+        """All up to this one; they may end in any order."""
+        due = [entry for entry in self.fences if entry[0] <= last]
+        for entry in self.rng.sample(due, len(due)):
+            self.rig.close(entry[1])
+            self.fences.remove(entry)
 
     def end(self) -> None:
         """Everything can be given back, and then nothing is missing."""
         for running in list(self.rig.running):
             self.rig.release(running)
-        self.rig.allocator.release_quarantine(self.step)
+        self.end_steps(self.step)
         self.rig.cache.evict(10**9)
         assert self.rig.verify().free == self.rig.allocator.total_tokens
         assert self.rig.cache.total_nodes == 0
@@ -174,11 +183,11 @@ class Episode:
         if running.kv.tree_len > before:
             self.model.insert(running.kv.namespace, running.ids, running.committed)
 
-    def finish(self, quarantine_step: int | None = None) -> None:
+    def finish(self, fence: int | None = None) -> None:
         if (running := self.pick()) is None:
             return
         namespace, before = running.kv.namespace, running.kv.tree_len
-        self.rig.finish(running, quarantine_step)
+        self.rig.finish(running, fence)
         if running.committed - running.committed % self.page > before:
             self.model.insert(namespace, running.ids, running.committed)
 
@@ -189,11 +198,17 @@ class Episode:
         length = running.kv.length + self.rng.randrange(3)
         if self.room_for(running, length) and length > running.kv.length:
             assert self.rig.extend(running, length)
-        self.finish(self.step)
+        self.finish(self.launch())
+
+    def launch(self) -> int:
+        """The fence of a step that is in flight for some operations."""
+        fence = self.rig.allocator.fences.open()
+        self.fences.append((self.step, fence))
+        return fence
 
     def release(self) -> None:
         if (running := self.pick()) is not None:
-            self.rig.release(running, self.rng.choice([None, self.step]))
+            self.rig.release(running, self.rng.choice([None, self.launch()]))
 
     def evict(self) -> None:
         """Some pages at once go in the order in which they would go one by one."""

@@ -211,10 +211,11 @@ class TestLeases:
         assert scene.memory.extend(request, 49, 0.0) is not None
         if in_flight:
             request.scheduled_len = 49
-        lease = scene.memory.retain(request, 60, TERMS, quarantine_step=7)
+        fence = scene.memory.allocator.fences.open()
+        lease = scene.memory.retain(request, 60, TERMS, fence)
         assert (lease is not None) is (ratio == 0.5)
         assert request.kv is None and request.committed_len == request.scheduled_len == 0
-        assert lease is None or (lease.tokens == 39 and lease.written_by == (7 if in_flight else None))
+        assert lease is None or (lease.tokens == 39 and lease.written_by == (fence if in_flight else None))
         beyond = scene.up(49) - scene.up(39)
         tail = 0 if lease is not None else scene.up(39) - (39 - 39 % page)
         assert scene.memory.allocator.quarantined_tokens == (beyond + tail if in_flight else 0)
@@ -223,7 +224,7 @@ class TestLeases:
         scene = Scene(page)
         request = scene.computed("r", prompt_of(39, 1))
         scene.memory.publish(request)
-        lease = scene.memory.retain(request, 20, TERMS, quarantine_step=None)
+        lease = scene.memory.retain(request, 20, TERMS, fence=None)
         assert lease is not None and lease.tokens == 20 - 20 % page, "no part of a page of the tree is kept"
 
 

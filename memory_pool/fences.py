@@ -1,0 +1,35 @@
+"""Which operations may still read or write slots: steps of the model, copies between tiers.
+
+    open ──▶ 7     a step is formed, or a copy is ordered        is_open(7)
+    close(7)       it has ended; a failed one counts as ended
+
+Slots that somebody gives back while an operation still touches them wait for its fence in an allocator's quarantine.
+Steps end in order, copies as they please; so a fence is a name, not a point in time. One object serves all pools.
+"""
+
+from __future__ import annotations
+
+
+class Fences:
+    """Owns the names of the operations that have not ended."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._open: set[int] = set()
+
+    def __len__(self) -> int:
+        """Operations that have not ended."""
+        return len(self._open)
+
+    def open(self) -> int:
+        """A new fence; no number is used twice."""
+        self._next += 1
+        self._open.add(self._next)
+        return self._next
+
+    def close(self, fence: int) -> None:
+        """The operation has ended. Raises KeyError for a fence that is not open."""
+        self._open.remove(fence)
+
+    def is_open(self, fence: int) -> bool:
+        return fence in self._open
