@@ -133,7 +133,7 @@ class TestChoose:
             raise RuntimeError("fp16 needs avx512_fp16")
 
         monkeypatch.setitem(FORMS, ONEDNN, fail)
-        with pytest.raises(UnusableFormError, match=r"--linear-backend onednn: onednn failed .*avx512_fp16.*; use auto"):
+        with pytest.raises(UnusableFormError, match=r"--linear-backend onednn: .*avx512_fp16.*; use auto"):
             choose_products([linear(64, 32)], ONEDNN)
 
     def test_small_models_are_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
