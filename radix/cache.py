@@ -19,7 +19,7 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction import EvictionOrder
-from .node import ID_BYTES, TreeNode
+from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 
@@ -54,9 +54,11 @@ class MatchResult:
     device_len: int
     """Tokens whose KV is in the device pool; whole pages."""
     host_len: int
-    """Further tokens on the host tier; always 0, as there is no such tier yet."""
+    """Further tokens that have a copy on the host; `HostTier.load` brings them back."""
     handle: TreeNode
-    """Opaque: for `lock`, `unlock` and `open_sequence`."""
+    """Opaque: for `lock`, `unlock` and `open_sequence`. Where the tokens on the device end."""
+    host_handle: TreeNode | None = None
+    """Opaque: where the tokens on the host end."""
 
 
 class RadixCache:
@@ -80,7 +82,7 @@ class RadixCache:
         self.tree = RadixTree(page_size)
         self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
-        """Only `evict` asks it."""
+        """What there is beside the device."""
         self._tick = 0
         """Counts accesses: the time of the LRU order."""
 
@@ -102,7 +104,19 @@ class RadixCache:
         node = self.tree.match(top, namespace, _id_bytes(token_ids, top.prefix_len))
         self._tick += 1
         node.last_access = self._tick
-        return MatchResult(node.prefix_len, 0, node)
+        self.residency.accessed(node)
+        if node.on_device:
+            return MatchResult(node.prefix_len, 0, node)
+        lowest = self._on_device(node)
+        lowest.last_access = self._tick
+        return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node)
+
+    def _on_device(self, node: TreeNode) -> TreeNode:
+        """The last node of the path down to ``node`` that is on the device."""
+        while not node.on_device:
+            assert node.parent is not None
+            node = node.parent
+        return node
 
     def find_prefix(
         self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None
@@ -113,7 +127,7 @@ class RadixCache:
         return node, top.prefix_len + (whole + part) // ID_BYTES, node if partial is None else partial
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
-        """The tokens that `match_prefix` would find; this splits no node and does not count as an access."""
+        """The tokens that `match_prefix` would find, on any tier; this splits no node and is no access."""
         return self.find_prefix(namespace, token_ids)[1]
 
     def lock(self, handle: TreeNode) -> None:
@@ -281,22 +295,33 @@ class RadixCache:
     def _whole_pages(self, length: int) -> int:
         return length - length % self.page_size
 
+    def put_on_device(self, node: TreeNode, slots: np.ndarray) -> None:
+        """A node that had left the device is there again, in these slots; its parent is there."""
+        assert node.parent is not None and not node.on_device and len(slots) == len(node)
+        node.value, node.on_device = slots, True
+        node.parent.device_children += 1
+        self.evictable_tokens += len(slots)
+
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
 
-        Returns (node that ends at ``end``, position up to which the tree had them already).
+        Returns (node that ends at ``end``, position up to which the device had them already).
         """
         data = _id_bytes(token_ids[seq.tree_len : end])
         last = self.tree.match(node, seq.namespace, data)
-        existing = last.prefix_len
+        row = self.req_to_token.rows[seq.row]
+        existing = self._on_device(last).prefix_len
+        for known in self.tree.path(last, existing):  # it was computed again
+            self.put_on_device(known, row[known.prefix_len - len(known) : known.prefix_len].copy())
+            self.residency.inserted(known)
         self._tick += 1
-        if existing == end:
-            last.last_access = self._tick
-        else:
-            new_ids = data[(existing - seq.tree_len) * ID_BYTES :]
-            slots = self.req_to_token.rows[seq.row, existing:end].copy()
-            last = self.tree.add_leaf(last, seq.namespace, new_ids, slots, self._tick)
-            self.evictable_tokens += end - existing
+        last.last_access = self._tick
+        if (start := last.prefix_len) < end:
+            new_ids = data[(start - seq.tree_len) * ID_BYTES :]
+            last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self._tick)
+            self.evictable_tokens += end - start
+            self.residency.inserted(last)
+        if existing < end:
             self.order.add(last)
         return last, existing
 
@@ -310,7 +335,9 @@ class RadixCache:
         victims = self.order.choose_victims(self.tree, num_tokens)
         if not victims:
             return 0
-        freed = self._remove(self.residency.select_dropped(victims))
+        dropped = self.residency.select_dropped(victims)
+        freed = self._free(victims)
+        self.tree.remove_leaves(dropped)
         self.evicted_total += freed
         return freed
 
@@ -321,19 +348,24 @@ class RadixCache:
         if node.parent is None or node.prefix_len <= kept:
             return 0
         above, top = self.tree.hide(node, kept)
-        freed = self._remove([found for found in self.tree.nodes(top) if not found.lock_ref][::-1])
+        nodes = list(self.tree.nodes(top))[::-1]
+        self.residency.forget(nodes)
+        unlocked = [found for found in nodes if not found.lock_ref]
+        freed = self._free(unlocked)
+        self.tree.remove_leaves(unlocked)
         self.order.forget_removed()
         self.order.lost_child(above)
         return freed
 
-    def _remove(self, nodes: Sequence[TreeNode]) -> int:
-        """Remove unlocked nodes, children first, and free their slots. Returns the tokens freed."""
+    def _free(self, nodes: Sequence[TreeNode]) -> int:
+        """Free the slots of unlocked nodes. Returns the tokens freed."""
         if not nodes:
             return 0
-        self.tree.remove_leaves(nodes)
         slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
         self.allocator.free(slots)
         self.evictable_tokens -= len(slots)
+        for node in nodes:
+            node.value = NO_SLOTS
         return len(slots)
 
     def reset(self) -> bool:

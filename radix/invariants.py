@@ -48,19 +48,22 @@ class Account:
             raise InvariantError(f"{kind} {abs(self.leaked)} tokens of the pool: {self}")
 
 
-def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None) -> None:
+def check_tree(
+    cache: RadixCache, sequences: Iterable[KVSequence] | None = None, copied: Iterable[TreeNode] = ()
+) -> None:
     """Structure, locks, counters, eviction order and slots of the tree.
 
-    With ``sequences`` (all that are open), each direct lock must also be one of theirs. Raises InvariantError.
+    With ``sequences`` (all that are open), each direct lock must also be one of theirs, or of ``copied``: the nodes
+    that copies between tiers lock. Raises InvariantError.
     """
     root = cache.tree.root
     direct_locks = None
     if sequences is not None:
-        direct_locks = Counter(id(seq.node) for seq in sequences)
+        direct_locks = Counter(id(seq.node) for seq in sequences) + Counter(map(id, copied))
         direct_locks[id(root)] += 1  # its permanent lock
     nodes = list(cache.tree.nodes())
     _expect(root.parent is None, cache, "the root has a parent")
-    _expect(root.key == b"" and len(root) == 0, cache, "the root has tokens")
+    _expect(root.key == b"" and len(root.value) == 0 and root.host is None, cache, "the root has tokens")
     _check_locks(cache, root, direct_locks)
     for node in nodes:
         _check_node(cache, node)
@@ -69,8 +72,8 @@ def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None)
     if direct_locks is not None:
         unknown = direct_locks.keys() - {id(root)} - {id(node) for node in nodes}
         _expect(not unknown, cache, f"{len(unknown)} sequences lock a node that is not in the tree")
-    locked = sum(len(node) for node in nodes if node.lock_ref)
-    unlocked = sum(len(node) for node in nodes if not node.lock_ref)
+    locked = sum(len(node.value) for node in nodes if node.lock_ref)
+    unlocked = sum(len(node.value) for node in nodes if not node.lock_ref)
     _expect(locked == cache.protected_tokens, cache, f"{locked} protected tokens, counted {cache.protected_tokens}")
     _expect(unlocked == cache.evictable_tokens, cache, f"{unlocked} evictable tokens, counted {cache.evictable_tokens}")
     _check_order(cache, nodes)
@@ -179,13 +182,32 @@ def _check_node(cache: RadixCache, node: TreeNode) -> None:
     _expect(len(node) > 0 and len(node) % page == 0, cache, f"does not hold whole pages of {page} tokens", node)
     _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, "has a wrong prefix_len", node)
     resident = sum(child.on_device for child in node.children.values())
-    _expect(node.on_device, cache, "is no more on the device, but in the tree", node)
+    stored = sum(child.host is not None for child in node.children.values())
+    _expect(node.on_device or node.host is not None, cache, "is on no tier, but in the tree", node)
+    _expect(not node.on_device or parent is None or parent.on_device, cache, "is there without its parent", node)
+    _expect(node.on_device or not (node.lock_ref or node.storing or node.loading), cache, "is locked or copied", node)
     _expect(node.device_children == resident, cache, f"has {resident} children on the device", node)
-    _expect(node.value.dtype == np.int32, cache, "has slots that are not int32", node)
-    _expect(len(node.key) == ID_BYTES * len(node), cache, f"has {len(node.key)} key bytes for {len(node)} slots", node)
-    pages = node.value.reshape(-1, page)
-    aligned = (pages[:, 0] % page == 0).all() and (pages == pages[:, :1] + np.arange(page)).all()
-    _expect(bool(aligned) and int(pages.min()) >= page, cache, "has slots that are no pages of the pool", node)
+    _expect(node.host_children == stored, cache, f"has {stored} children with a copy on the host", node)
+    _expect(
+        node.host is None or parent is cache.tree.root or (parent is not None and parent.host is not None),
+        cache,
+        "has a copy without its parent",
+        node,
+    )
+    _expect(len(node.key) % ID_BYTES == 0, cache, f"has {len(node.key)} key bytes", node)
+    _check_slots(cache, node, node.value, len(node) if node.on_device else 0)
+    if node.host is not None:
+        _check_slots(cache, node, node.host, len(node))
+
+
+def _check_slots(cache: RadixCache, node: TreeNode, slots: np.ndarray, want: int) -> None:
+    page = cache.page_size
+    _expect(slots.dtype == np.int32, cache, "has slots that are not int32", node)
+    _expect(len(slots) == want, cache, f"has {len(node.key)} key bytes for {len(slots)} slots, not {want}", node)
+    if want:
+        pages = slots.reshape(-1, page)
+        aligned = (pages[:, 0] % page == 0).all() and (pages == pages[:, :1] + np.arange(page)).all()
+        _expect(bool(aligned) and int(pages.min()) >= page, cache, "has slots that are no pages of the pool", node)
 
 
 def _check_locks(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
@@ -203,7 +225,7 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
     )
     for node in nodes:
         _expect(node.in_order == (id(node) in entries), cache, f"in_order is {node.in_order}, its entry differs", node)
-        if not node.device_children and not node.lock_ref:
+        if node.on_device and not node.device_children and not node.lock_ref:
             _expect(node.in_order, cache, "is an unlocked leaf without an entry in the eviction order", node)
         if node.in_order:
             late = entries[id(node)] > node.last_access

@@ -5,12 +5,15 @@
                                           │ evict: the least recently used leaf, or the end of it
                                           ▼
                                         victim ──select_dropped──▶ dropped: it leaves the tree, its slots are free
+                                          │
+                                          └──▶ kept: it has a copy on the host, and stays in the tree for that
 
-Device residency is prefix-closed: a node is on the device only if its parent is. So only leaves are evicted, and a
-leaf is a node without a child on the device (`TreeNode.device_children`).
+Residency is prefix-closed on each tier: a node is on the device, or has a copy on the host, only if its parent has
+too. So each tier evicts leaves only: on the device a node without a child there (`TreeNode.device_children`), on the
+host one without a child with a copy (`TreeNode.host_children`). A node is in the tree as long as it is on some tier.
 
-`RadixCache.evict` has phases: it chooses all victims, asks here what becomes of them, and frees slots last. Other tiers
-would come in here and nowhere else: a victim that is not dropped is copied between the second phase and the third.
+`RadixCache` tells a residency what happens to nodes and asks it what becomes of victims; a residency changes what a
+node has on other tiers, never what it has on the device.
 """
 
 from __future__ import annotations
@@ -22,19 +25,39 @@ from .node import TreeNode
 
 
 class Residency(Protocol):
-    """Decides what becomes of victims. It changes no node; `RadixCache.evict` does what it says."""
+    def inserted(self, node: TreeNode) -> None:
+        """Computed KV has come onto the device: a new node, or one that had left it."""
+        ...
+
+    def accessed(self, node: TreeNode) -> None:
+        """A match ended here."""
+        ...
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
-        """Those whose KV is given up, in the same order.
+        """The victims that leave the tree, in the same order; the others are kept.
 
         victims: unlocked nodes that have just left the device, children before parents; at least one. They are still
         in the tree and their slots hold their KV.
         """
         ...
 
+    def forget(self, nodes: Sequence[TreeNode]) -> None:
+        """Give up what these nodes have on other tiers: it cannot be trusted, or all is reset. All nodes below them are
+        among them."""
+        ...
+
 
 class DeviceOnly:
     """The residency of a single tier: what leaves the device is gone."""
 
+    def inserted(self, node: TreeNode) -> None:
+        pass
+
+    def accessed(self, node: TreeNode) -> None:
+        pass
+
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return victims
+
+    def forget(self, nodes: Sequence[TreeNode]) -> None:
+        pass

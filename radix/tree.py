@@ -94,15 +94,20 @@ class RadixTree:
         cut = count * ID_BYTES
         # Copies, not views: a view of a few slots would keep the array of a long evicted tail alive.
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
+        upper.on_device, upper.hits = node.on_device, node.hits
+        upper.storing, upper.loading = node.storing, node.loading
         upper.lock_ref = 1 if node.lock_ref else 0
         upper.lease_ref = 1 if node.lease_ref else 0
         node.parent.children[node.child_key] = upper
         node.key = node.key[cut:]
         node.value = node.value[count:].copy()
+        if node.host is not None:
+            upper.host, node.host = node.host[:count].copy(), node.host[count:].copy()
+            upper.host_children = 1
         node.parent = upper
         node.child_key = node.key[: self.page_bytes]
         upper.children[node.child_key] = node
-        upper.device_children = 1
+        upper.device_children = 1 if node.on_device else 0
         self.total_nodes += 1
         return upper
 
@@ -133,11 +138,11 @@ class RadixTree:
         return leaf
 
     def remove_leaves(self, leaves: Sequence[TreeNode]) -> None:
-        """Remove nodes that have no children, or only children that come earlier in ``leaves``. Handles to them are
-        dead from now on."""
+        """Remove nodes without a copy on the host that have no children, or only such as come earlier in ``leaves``.
+        Handles to them are dead from now on."""
         for leaf in leaves:
             parent = leaf.parent
-            assert parent is not None and not leaf.children
+            assert parent is not None and not leaf.children and leaf.host is None
             del parent.children[leaf.child_key]
             leaf.parent = None
             if leaf.on_device:
@@ -170,6 +175,15 @@ class RadixTree:
             node = parent
         values.reverse()
         return values
+
+    def path(self, node: TreeNode, start: int) -> list[TreeNode]:
+        """The nodes from position ``start``, where one begins, of the path down to ``node``, from the top."""
+        found: list[TreeNode] = []
+        while node.prefix_len > start:
+            found.append(node)
+            assert node.parent is not None
+            node = node.parent
+        return found[::-1]
 
     def reachable(self, node: TreeNode) -> TreeNode:
         """The node if a match may begin there; else the root: it has left the tree, or is hidden."""

@@ -1,0 +1,269 @@
+"""The host tier: copies of nodes in a second pool, made while the nodes are on the device, read when they have left it.
+
+    inserted ──▶ wanted ──next_stores──▶ being stored ──ended──▶ stored ──evict──▶ no copy
+                                            │ failed: no copy
+    evicted from the device with a copy: stays in the tree ──load──▶ being loaded, on the device again ──ended──▶ there
+
+This decides and counts; `TierCopy` says what is to be copied, whoever has the tensors does it, and `ended` hears of it.
+Nothing here waits. While a copy is under way:
+
+- its nodes are locked on the device, so that nobody gets the slots it reads or writes, whatever becomes of the request
+  for which it was made;
+- its slots on the host wait for its fence, should they be given up;
+- a copy to the host is no copy yet: no match finds it, and if it fails, it and all that was stored below it is gone.
+
+Only what `RadixCache` has in the tree is ever stored: committed tokens, in whole pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..memory_pool.allocator import Allocator
+from .cache import LEAST_REST, MatchResult, RadixCache
+from .host_order import HostOrder
+from .node import TreeNode
+
+MAX_WANTED = 1 << 14
+"""Nodes that may wait to be stored; where copies are slower than the model, the oldest are given up."""
+
+
+@dataclass(slots=True, frozen=True)
+class TierCopy:
+    """KV to be copied between device and host. Plain data."""
+
+    fence: int
+    """Open until `HostTier.ended` is told."""
+    to_host: bool
+    device_slots: np.ndarray
+    """int32 [n], whole pages."""
+    host_slots: np.ndarray
+    """int32 [n], whole pages."""
+
+
+@dataclass(slots=True, frozen=True)
+class UnderWay:
+    """The nodes of a copy: from the one that ends there up to where it begins, also if they are split meanwhile."""
+
+    node: TreeNode
+    start: int
+    to_host: bool
+    tokens: int
+
+
+@dataclass(slots=True)
+class HostCounts:
+    """Tokens since start."""
+
+    stored: int = 0
+    loaded: int = 0
+    evicted: int = 0
+    failed_stores: int = 0
+    failed_loads: int = 0
+    no_room: int = 0
+    """Not stored, because the host's pool had no room that could be taken."""
+
+
+@dataclass(slots=True, frozen=True)
+class HostPolicy:
+    """min_hits: a node is stored when so many matches have ended there; 0: as soon as it is computed. max_storing:
+    tokens that are on their way to the host at a time."""
+
+    min_hits: int = 0
+    max_storing: int = 4096
+
+
+class HostTier:
+    """A residency that keeps what leaves the device, if it was stored before (write-through).
+
+    allocator: numbers the host pool's slots; shares its fences with the device's allocator.
+    """
+
+    def __init__(self, cache: RadixCache, allocator: Allocator, policy: HostPolicy | None = None) -> None:
+        if allocator.fences is not cache.allocator.fences or allocator.page_size != cache.page_size:
+            raise ValueError("the host's allocator must share fences and page size with the device's")
+        self.allocator = allocator
+        self.policy = policy or HostPolicy()
+        self.counts = HostCounts()
+        self.tokens = 0
+        """Tokens of nodes that have a copy, or are being stored."""
+        self.order = HostOrder()
+        self._cache = cache
+        self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
+        self.under_way: dict[int, UnderWay] = {}
+        """Copies that have not ended, by fence."""
+        self._storing = 0
+        self._least_rest = max(allocator.page_size, min(LEAST_REST, allocator.total_tokens // 256))
+
+    # -- as a residency -----------------------------------------------------------------------------------------------
+
+    def inserted(self, node: TreeNode) -> None:
+        if node.host is None and self.policy.min_hits == 0:
+            self._wanted.append(node)
+
+    def accessed(self, node: TreeNode) -> None:
+        if node.host is not None or node.parent is None:
+            return
+        node.hits += 1
+        if node.hits == self.policy.min_hits:
+            self._wanted.append(node)
+
+    def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        return [victim for victim in victims if victim.host is None]
+
+    def forget(self, nodes: Sequence[TreeNode]) -> None:
+        for node in nodes:
+            if node.host is not None:
+                self._give_up(node)
+
+    # -- to the host --------------------------------------------------------------------------------------------------
+
+    def next_stores(self) -> list[TierCopy]:
+        """The copies to be made now. Parents go before their children."""
+        copies: list[TierCopy] = []
+        while self._wanted and self._storing < self.policy.max_storing:
+            node = self._wanted.popleft()
+            if not node.on_device or node.host is not None or self._cache.tree.reachable(node) is not node:
+                continue  # it has left the device or the tree, is hidden, or was stored with a child
+            for upper in self._without_copy(node):
+                copy = self._store(upper)
+                if copy is None:
+                    break
+                copies.append(copy)
+        return copies
+
+    def _without_copy(self, node: TreeNode) -> list[TreeNode]:
+        """The node and those above it that have no copy, from the top down."""
+        found: list[TreeNode] = []
+        above: TreeNode | None = node
+        while above is not None and above is not self._cache.tree.root and above.host is None:
+            found.append(above)
+            above = above.parent
+        return found[::-1]
+
+    def _store(self, node: TreeNode) -> TierCopy | None:
+        parent = node.parent
+        assert parent is not None
+        slots = self._allocate(len(node))
+        if slots is None:
+            self.counts.no_room += len(node)
+            return None
+        if parent is not self._cache.tree.root and parent.host is None:
+            self.allocator.free(slots)  # the parent's copy was what had to give way
+            self.counts.no_room += len(node)
+            return None
+        fence = self.allocator.fences.open()
+        node.host, node.storing = slots, fence
+        parent.host_children += 1
+        self.tokens += len(node)
+        self._storing += len(node)
+        self._cache.lock(node)
+        self.under_way[fence] = UnderWay(node, node.prefix_len - len(node), True, len(node))
+        return TierCopy(fence, True, node.value.copy(), slots.copy())
+
+    def _allocate(self, tokens: int) -> np.ndarray | None:
+        """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
+        short = tokens - self.allocator.free_tokens
+        if short > 0:
+            if tokens > self.allocator.total_tokens:
+                return None
+            self.evict(short)
+        none = np.zeros(1, dtype=np.int32)
+        return self.allocator.alloc_extend(none, np.array([tokens], dtype=np.int32), none)
+
+    # -- back to the device -------------------------------------------------------------------------------------------
+
+    def load(self, match: MatchResult, slots: np.ndarray) -> TierCopy:
+        """Bring what a match has on the host to the device: its nodes are there from now on, for everybody, but a step
+        that reads them must wait for the copy.
+
+        slots: int32 [match.host_len], the caller's, whole pages; they belong to the tree afterwards.
+        """
+        assert match.host_len == len(slots) > 0 and match.host_handle is not None
+        fence = self.allocator.fences.open()
+        nodes = self._cache.tree.path(match.host_handle, match.device_len)
+        host_slots = np.concatenate([node.host for node in nodes if node.host is not None])
+        assert len(host_slots) == len(slots)
+        start = 0
+        for node in nodes:
+            self._cache.put_on_device(node, slots[start : start + len(node)].copy())
+            node.loading = fence
+            start += len(node)
+        self._cache.lock(match.host_handle)
+        self.under_way[fence] = UnderWay(match.host_handle, match.device_len, False, len(slots))
+        return TierCopy(fence, False, slots, host_slots)
+
+    # -- the end of a copy --------------------------------------------------------------------------------------------
+
+    def ended(self, fence: int, ok: bool) -> np.ndarray | None:
+        """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: who uses them has
+        nothing, and the caller sees to that; the nodes have left the reachable tree."""
+        copy = self.under_way.pop(fence)
+        nodes = self._cache.tree.path(copy.node, copy.start)
+        bad: np.ndarray | None = None
+        for node in nodes:
+            node.storing = 0 if node.storing == fence else node.storing
+            node.loading = 0 if node.loading == fence else node.loading
+        if copy.to_host:
+            self._storing -= copy.tokens
+            self.counts.stored += copy.tokens if ok else 0
+            self.counts.failed_stores += 0 if ok else copy.tokens
+            if not ok:
+                self._forget_below(nodes[0])
+        else:
+            self.counts.loaded += copy.tokens if ok else 0
+            self.counts.failed_loads += 0 if ok else copy.tokens
+            bad = None if ok else np.concatenate([node.value for node in nodes])
+        if bad is not None:
+            self._cache.drop_path(copy.node, copy.start)
+        for node in nodes:
+            self._may_be_leaf(node)
+        self._cache.unlock(copy.node)
+        self.allocator.fences.close(fence)
+        self.allocator.release_quarantine()
+        self._cache.allocator.release_quarantine()
+        return bad
+
+    def _forget_below(self, top: TreeNode) -> None:
+        """Give up the copies of a node and of all below it: no copy is without its parent's."""
+        nodes = [node for node in self._cache.tree.nodes(top) if node.host is not None][::-1]
+        self.forget(nodes)
+        self._cache.tree.remove_leaves([node for node in nodes if not node.on_device])
+
+    # -- eviction -----------------------------------------------------------------------------------------------------
+
+    def evict(self, num_tokens: int) -> int:
+        """Free at least ``num_tokens`` tokens of the host, least recently used leaves first. Returns what was freed:
+        less if the rest is being copied."""
+        freed = 0
+        while freed < num_tokens and (node := self.order.pop()) is not None:
+            rest = len(node) - (num_tokens - freed)
+            if rest >= self._least_rest:
+                self._cache.tree.split(node, rest // self._cache.page_size * self._cache.page_size)
+            freed += len(node)  # the object stays the lower part
+            parent = node.parent
+            assert parent is not None
+            self._give_up(node)
+            if not node.on_device:
+                self._cache.tree.remove_leaves([node])
+                parent.last_access = max(parent.last_access, node.last_access)
+        self.counts.evicted += freed
+        return freed
+
+    def _give_up(self, node: TreeNode) -> None:
+        """Free the copy of a node. A copy from or to it that is under way still has its slots."""
+        assert node.host is not None and node.parent is not None
+        fences = [fence for fence in (node.storing, node.loading) if fence]
+        self.allocator.quarantine(node.host, fences)
+        node.host, node.storing = None, 0
+        self.tokens -= len(node)
+        node.parent.host_children -= 1
+        self._may_be_leaf(node.parent)
+
+    def _may_be_leaf(self, node: TreeNode) -> None:
+        if HostOrder.is_leaf(node):
+            self.order.add(node)

@@ -1,0 +1,294 @@
+"""The host tier over a memory that remembers what was computed where: what comes back is what was stored, copies end in
+any order and fail, and no slot of either pool is ever lost or owned twice."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig, Running, int32
+
+from baton.memory_pool.allocator import Allocator
+from baton.radix.host_invariants import check_host
+from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
+from baton.radix.invariants import check_tree, conservation
+
+PAGES = pytest.mark.parametrize("page", [1, 4, 16])
+
+
+def tokens(count: int, first: int = 1) -> np.ndarray:
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+class TierRig(CacheRig):
+    """`pump` starts the copies that are due, `end` ends one; between the two the slots must stay as they are."""
+
+    def __init__(self, host_tokens: int = 512, policy: HostPolicy | None = None, **options: int) -> None:
+        super().__init__(**options)
+        page = self.cache.page_size
+        fences = self.allocator.fences
+        self.host_allocator = Allocator(host_tokens, page, fences=fences, check=True)
+        self.tier = HostTier(self.cache, self.host_allocator, policy)
+        self.cache.residency = self.tier
+        self.host: list[object] = [None] * (host_tokens + page)
+        self.copies: dict[int, TierCopy] = {}
+
+    def pump(self) -> None:
+        for copy in self.tier.next_stores():
+            self.copies[copy.fence] = copy
+
+    def end(self, fence: int, ok: bool = True) -> np.ndarray | None:
+        """The copy is made only now: whoever changed its slots meanwhile would have spoilt it."""
+        copy = self.copies.pop(fence)
+        source, target = (self.kv, self.host) if copy.to_host else (self.host, self.kv)
+        froms, tos = copy.device_slots, copy.host_slots
+        if not copy.to_host:
+            froms, tos = tos, froms
+        for number, (a, b) in enumerate(zip(froms.tolist(), tos.tolist(), strict=True)):
+            target[b] = source[a] if ok or number % 2 else "rubbish"
+        return self.tier.ended(fence, ok)
+
+    def end_all(self, ok: bool = True) -> None:
+        while self.copies:
+            self.end(next(iter(self.copies)), ok)
+
+    def store_all(self) -> None:
+        self.pump()
+        while self.copies:
+            self.end_all()
+            self.pump()
+
+    def load(self, ids: np.ndarray, namespace: str = "") -> int | None:
+        """Begin to bring back what is cached of ``ids``; the fence, or None if there is nothing or no room."""
+        match = self.cache.match_prefix(namespace, ids)
+        if not match.host_len:
+            return None
+        self.cache.lock(match.handle)
+        if (short := match.host_len - self.allocator.free_tokens) > 0:
+            self.cache.evict(short)
+        self.cache.unlock(match.handle)
+        old = int32(match.device_len)
+        slots = self.allocator.alloc_extend(old, old + int32(match.host_len), old)
+        if slots is None:
+            return None
+        copy = self.tier.load(match, slots)
+        self.copies[copy.fence] = copy
+        return copy.fence
+
+    def check(self) -> None:
+        sequences = [running.kv for running in self.running]
+        check_tree(self.cache, sequences, [copy.node for copy in self.tier.under_way.values()])
+        conservation(self.cache, self.allocator, sequences).check()
+        check_host(self.tier, self.cache.tree)
+        self.check_contents()
+
+    def check_contents(self) -> None:
+        """What the tree names holds what its path says, on both tiers."""
+        tree = self.cache.tree
+        todo = [(child, key[0], b"") for key, child in tree.root.children.items() if isinstance(key, tuple)]
+        while todo:
+            node, namespace, above = todo.pop()
+            if tree.is_hidden(node):
+                continue
+            ids = above + node.key
+            places = ((node.value, self.kv, not node.loading), (node.host, self.host, not node.storing))
+            for slots, memory, ready in places:
+                if slots is not None and len(slots) and ready:
+                    for place, slot in enumerate(slots.tolist(), len(above) // 4):
+                        assert memory[slot] == (namespace, ids[: 4 * place + 4]), node
+            todo += [(child, namespace, ids) for child in node.children.values()]
+
+
+@PAGES
+class TestLife:
+    def test_what_leaves_the_device_comes_back(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        rig.insert(tokens(64))
+        rig.store_all()
+        assert rig.tier.tokens == rig.tier.counts.stored == 64
+        assert rig.cache.evict(64) == 64 and rig.verify().free == rig.allocator.total_tokens
+        match = rig.cache.match_prefix("", tokens(64))
+        assert (match.device_len, match.host_len) == (0, 64) and rig.cache.match_len("", tokens(64)) == 64
+        fence = rig.load(tokens(64))
+        assert fence is not None
+        rig.check()
+        rig.end(fence)
+        rig.check()
+        assert rig.cache.match_prefix("", tokens(64)).device_len == 64 and rig.tier.counts.loaded == 64
+
+    def test_what_was_not_stored_is_gone(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        rig.insert(tokens(64))
+        rig.cache.evict(64)
+        assert rig.cache.match_len("", tokens(64)) == 0 and rig.cache.total_nodes == 0
+        rig.pump()
+        assert not rig.copies, "nobody stores what has left"
+
+    def test_a_copy_under_way_keeps_its_slots_whatever_happens(self, page: int) -> None:
+        rig = TierRig(page_size=page, num_tokens=64)
+        rig.insert(tokens(64))
+        rig.pump()
+        assert rig.cache.evict(64) == 0, "what is read stays"
+        rig.end_all()
+        assert rig.cache.evict(64) == 64
+        fence = rig.load(tokens(64))
+        assert fence is not None and rig.cache.evict(64) == 0, "what is written stays"
+        assert rig.tier.evict(64) == 0, "what is read on the host stays too"
+        rig.end(fence)
+        rig.check()
+        assert rig.tier.evict(64) == 64 and rig.cache.match_prefix("", tokens(64)).device_len == 64
+
+    def test_a_failed_store_is_never_trusted(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        rig.insert(tokens(64))
+        rig.pump()
+        rig.end_all(ok=False)
+        rig.check()
+        assert rig.tier.tokens == 0 and rig.tier.counts.failed_stores == 64
+        rig.cache.evict(64)
+        assert rig.cache.match_len("", tokens(64)) == 0
+
+    def test_a_failed_load_is_never_matched_and_names_its_slots(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        rig.insert(tokens(64))
+        rig.store_all()
+        rig.cache.evict(64)
+        fence = rig.load(tokens(64))
+        assert fence is not None
+        device_slots = rig.copies[fence].device_slots
+        bad = rig.end(fence, ok=False)
+        assert bad is not None and sorted(bad) == sorted(device_slots)
+        rig.check()
+        assert rig.cache.match_len("", tokens(64)) == 0 and rig.tier.tokens == 0
+        rig.cache.evict(64)
+        assert rig.verify().free == rig.allocator.total_tokens
+
+    def test_computed_again_it_is_adopted(self, page: int) -> None:
+        """A request that did not wait for the host brings its own KV: the node is on the device again, once."""
+        rig = TierRig(page_size=page)
+        rig.insert(tokens(64))
+        rig.store_all()
+        rig.cache.evict(64)
+        running = rig.start(tokens(80))
+        assert running.kv.tree_len == 0, "opened on what the device has"
+        assert rig.compute(running)
+        rig.publish(running)
+        rig.check()
+        assert running.kv.tree_len == 80 and rig.tier.tokens == 64
+        rig.finish(running)
+        rig.store_all()
+        rig.check()
+        assert rig.tier.tokens == 80, "only what is new is stored"
+
+    def test_a_full_host_gives_up_what_was_used_least(self, page: int) -> None:
+        rig = TierRig(page_size=page, host_tokens=128)
+        for first in (1000, 2000):
+            rig.insert(tokens(64, first))
+            rig.store_all()
+        rig.cache.match_prefix("", tokens(64, 1000))
+        rig.cache.evict(128)
+        rig.insert(tokens(64, 3000))
+        rig.store_all()
+        rig.check()
+        assert rig.cache.match_len("", tokens(64, 1000)) == 64 and rig.cache.match_len("", tokens(64, 2000)) == 0
+        assert rig.tier.counts.evicted == 64
+
+    def test_a_prefix_is_stored_before_what_follows_it(self, page: int) -> None:
+        rig = TierRig(page_size=page, policy=HostPolicy(min_hits=2))
+        rig.insert(tokens(48))
+        rig.insert(np.concatenate([tokens(48), tokens(16, 500)]))
+        rig.pump()
+        assert not rig.copies
+        for _ in range(2):
+            rig.cache.match_prefix("", np.concatenate([tokens(48), tokens(16, 500)]))
+        rig.pump()
+        assert [len(copy.device_slots) for copy in rig.copies.values()] == [48, 16]
+        rig.check()
+
+    def test_what_cannot_be_trusted_leaves_the_host_too(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        rig.insert(tokens(64))
+        rig.insert(np.concatenate([tokens(32), tokens(32, 700)]))
+        rig.store_all()
+        node = rig.cache.match_prefix("", tokens(64)).handle
+        rig.cache.drop_path(node, kept=32)
+        rig.check()
+        assert rig.tier.tokens == 32 + 32 and rig.cache.match_len("", tokens(64)) == 32
+        rig.cache.drop_path(rig.cache.match_prefix("", tokens(32)).handle)
+        rig.check()
+        assert rig.tier.tokens == 0 and rig.cache.total_nodes == 0, "the other branch hangs on it"
+
+    def test_nothing_hidden_is_stored(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        running = rig.start(tokens(64))
+        assert rig.compute(running)
+        rig.publish(running)
+        assert running.kv.node is not None
+        rig.cache.drop_path(running.kv.node)
+        rig.pump()
+        assert not rig.copies
+        rig.finish(running)
+        rig.pump()
+        assert not rig.copies and rig.tier.tokens == 0
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_lives(seed: int, page: int) -> None:
+    rng = random.Random(seed)
+    policy = HostPolicy(min_hits=rng.choice([0, 0, 2]), max_storing=page * rng.choice([4, 1000]))
+    rig = TierRig(page * rng.choice([20, 60]), policy, num_tokens=page * rng.choice([24, 60]), page_size=page)
+    stems = [[rng.randrange(3) for _ in range(6 * page + 10)] for _ in range(3)]
+
+    def some_ids() -> np.ndarray:
+        stem = rng.choice(stems)
+        return int32(*stem[: rng.randrange(1, len(stem))], *(rng.randrange(3) for _ in range(rng.randrange(1, 9))))
+
+    def start() -> None:
+        if rig.pool.num_free:
+            rig.start(some_ids(), rng.choice(["", "salt"]))
+
+    def pick() -> Running | None:
+        return rng.choice(rig.running) if rig.running else None
+
+    def compute() -> None:
+        if (running := pick()) is not None:
+            rig.compute(running, rng.randrange(running.committed, len(running.ids) + 1))
+
+    def leave() -> None:
+        if (running := pick()) is not None:
+            rng.choice([rig.finish, rig.finish, rig.release])(running)
+
+    def publish() -> None:
+        if (running := pick()) is not None:
+            rig.publish(running)
+
+    def end() -> None:
+        if rig.copies:
+            fence = rng.choice(list(rig.copies))
+            bad = rig.end(fence, ok=rng.random() < 0.85)
+            if bad is not None:  # whoever reads these slots has nothing
+                for running in list(rig.running):
+                    if np.isin(rig.pool.rows[running.kv.row, : running.kv.length], bad).any():
+                        rig.release(running)
+
+    def distrust() -> None:
+        match = rig.cache.match_prefix("", some_ids())
+        if match.device_len and not rig.running:
+            rig.cache.drop_path(match.handle, kept=rng.choice([0, page]) if match.device_len > page else 0)
+
+    weights = {start: 5, compute: 6, publish: 4, leave: 3, rig.pump: 4, end: 5, distrust: 0.5}
+    weights |= {lambda: rig.load(some_ids(), rng.choice(["", "salt"])): 4}
+    weights |= {lambda: rig.cache.evict(rng.randrange(8 * page)): 3, lambda: rig.tier.evict(rng.randrange(4 * page)): 1}
+    for _ in range(400):
+        rng.choices(list(weights), list(weights.values()))[0]()
+        rig.check()
+    rig.end_all()
+    for running in list(rig.running):
+        rig.release(running)
+    rig.cache.evict(10**9)
+    rig.tier.evict(10**9)
+    rig.check()
+    assert rig.verify().free == rig.allocator.total_tokens and rig.cache.total_nodes == 0, f"seed {seed}"
+    assert rig.host_allocator.free_tokens == rig.host_allocator.total_tokens and not len(rig.allocator.fences)
