@@ -313,7 +313,6 @@ class RadixCache:
         existing = self._on_device(last).prefix_len
         for known in self.tree.path(last, existing):  # it was computed again
             self.put_on_device(known, row[known.prefix_len - len(known) : known.prefix_len].copy())
-            self.residency.inserted(known)
         self._tick += 1
         last.last_access = self._tick
         if (start := last.prefix_len) < end:

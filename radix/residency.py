@@ -26,7 +26,7 @@ from .node import TreeNode
 
 class Residency(Protocol):
     def inserted(self, node: TreeNode) -> None:
-        """Computed KV has come onto the device: a new node, or one that had left it."""
+        """A new node is on the device, with computed KV."""
         ...
 
     def accessed(self, node: TreeNode) -> None:

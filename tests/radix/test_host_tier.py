@@ -219,6 +219,58 @@ class TestLife:
         rig.check()
         assert rig.tier.tokens == 0 and rig.cache.total_nodes == 0, "the other branch hangs on it"
 
+    def test_host_slots_of_a_copy_under_way_are_given_to_nobody(self, page: int) -> None:
+        rig = TierRig(page_size=page, host_tokens=64)
+        rig.insert(tokens(64))
+        rig.pump()
+        rig.cache.drop_path(rig.cache.match_prefix("", tokens(64)).handle)
+        rig.insert(tokens(64, 2000))
+        (fence,) = rig.copies
+        rig.pump()
+        assert list(rig.copies) == [fence], "there is no room yet"
+        rig.check()
+        rig.end(fence)
+        rig.check()
+        assert rig.host_allocator.free_tokens == 64 and rig.tier.counts.no_room == 64
+
+    def test_a_copy_does_not_push_its_own_prefix_out(self, page: int) -> None:
+        rig = TierRig(page_size=page, host_tokens=48)
+        rig.insert(tokens(32))
+        rig.store_all()
+        rig.insert(tokens(64))
+        rig.store_all()
+        rig.check()
+        assert rig.tier.counts.no_room == 32
+
+    def test_a_bounded_number_of_tokens_is_on_its_way(self, page: int) -> None:
+        rig = TierRig(page_size=page, policy=HostPolicy(max_storing=64))
+        for first in (1000, 2000, 3000):
+            rig.insert(tokens(48, first))
+        rig.pump()
+        assert len(rig.copies) == 2
+        rig.pump()
+        assert len(rig.copies) == 2
+        rig.end(next(iter(rig.copies)))
+        rig.pump()
+        assert len(rig.copies) == 2 and rig.tier.counts.stored == 48
+
+    def test_a_match_on_the_host_is_an_access_on_both_tiers(self, page: int) -> None:
+        rig = TierRig(page_size=page)
+        for first in (1000, 2000):
+            rig.insert(tokens(48, first))
+            rig.insert(np.concatenate([tokens(48, first), tokens(16, first + 500)]))
+        rig.store_all()
+        rig.cache.evict(16)
+        assert rig.cache.match_prefix("", tokens(48, 2000)).device_len == 48
+        old = np.concatenate([tokens(48, 1000), tokens(16, 1500)])
+        match = rig.cache.match_prefix("", old)
+        assert (match.device_len, match.host_len) == (48, 16)
+        rig.cache.evict(16 + 48)
+        assert rig.cache.match_prefix("", old).device_len == 48, "what the other has goes first"
+        rig.tier.evict(16 + 48)
+        assert rig.cache.match_len("", old) == 64 and rig.cache.match_len("", tokens(48, 2000)) == 0
+        rig.check()
+
     def test_nothing_hidden_is_stored(self, page: int) -> None:
         rig = TierRig(page_size=page)
         running = rig.start(tokens(64))
