@@ -18,7 +18,8 @@ import numpy as np
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, RadixCache
+from baton.radix.cache import RadixCache
+from baton.radix.kv_sequence import KVSequence
 from baton.radix.node import TreeNode
 from baton.runtime.config import ModelArgs, WorkerConfig
 from baton.runtime.text.tokenizer import Tokenizer

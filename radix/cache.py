@@ -19,6 +19,7 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction import EvictionOrder
+from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
@@ -29,22 +30,6 @@ LEAST_REST = 512
 
 class StaleHandleError(RuntimeError):
     """A handle was used whose node is gone (evicted between match and lock), or a lock was given back twice."""
-
-
-@dataclass(slots=True)
-class KVSequence:
-    """Everything one sequence holds on the device. Whoever has this object owns all of it: handing it on is O(1)."""
-
-    namespace: str
-    row: int
-    """Row in req_to_token; -1 once closed."""
-    node: TreeNode | None
-    """The last tree node of the sequence; the sequence holds one direct lock on it. None once closed."""
-    tree_len: int
-    """row[:tree_len] belongs to the tree and is protected by that lock; a multiple of page_size."""
-    length: int
-    """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. Whoever allocates slots
-    for the sequence updates this."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -180,7 +165,7 @@ class RadixCache:
         token_ids: int32 [committed], the committed ids from position 0; only their whole pages enter. Where the tree
         already has a page, the row switches to the tree's slots and its own are freed.
         """
-        node = self._own_node(seq, token_ids)
+        node = seq.open_node(len(token_ids))
         end = self._whole_pages(len(token_ids))
         if self.disabled or end <= seq.tree_len:
             return
@@ -196,46 +181,6 @@ class RadixCache:
         seq.node = last
         seq.tree_len = end
 
-    def truncate(self, seq: KVSequence, length: int, *, fence: int | None = None) -> None:
-        """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
-
-        A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says
-        where that is. ``fence`` as for `cache_finished_req`.
-        """
-        node = self._own_node(seq)
-        old_tree_len, old_length = seq.tree_len, seq.length
-        if length < seq.tree_len:
-            length = self._whole_pages(length)
-            shorter = self.tree.cut_path(node, length)
-            self.lock(shorter)
-            self.unlock(node)
-            seq.node, seq.tree_len = shorter, length
-        seq.length = length
-        first = max(old_tree_len, self._whole_pages(length + self.page_size - 1))
-        gone = self.req_to_token.rows[seq.row, first:old_length]
-        if fence is None:
-            self.allocator.free(gone)
-        else:
-            self.allocator.quarantine(gone, [fence])
-
-    def fork_sequence(self, seq: KVSequence, length: int, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
-        """Open a second sequence on the first ``length`` tokens of ``seq``, at least those in the tree. It shares the
-        locked path and gets its own slots for the private tokens.
-
-        Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied
-        from source to target before a later step writes to either. None, and nothing changed, if too few are free.
-        """
-        node = self._own_node(seq)
-        source = self.req_to_token.rows[seq.row, seq.tree_len : length].copy()
-        old, new = np.array([seq.tree_len], dtype=np.int32), np.array([length], dtype=np.int32)
-        target = self.allocator.alloc_extend(old, new, old)  # tree_len is whole pages, so no last slot is needed
-        if target is None:
-            return None
-        self.lock(node)
-        self.req_to_token.write(row, 0, self.req_to_token.rows[seq.row, : seq.tree_len])
-        self.req_to_token.write(row, seq.tree_len, target)
-        return KVSequence(seq.namespace, row, node, seq.tree_len, length), source, target
-
     def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, fence: int | None = None) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
 
@@ -243,7 +188,7 @@ class RadixCache:
         fence: that of a step in flight which still writes slots beyond the committed ones; the pages of those come back
         when it is closed, see `Allocator.quarantine`.
         """
-        node = self._own_node(seq, token_ids)
+        node = seq.open_node(len(token_ids))
         row = self.req_to_token.rows[seq.row]
         tree_end = existing = seq.tree_len
         whole = self._whole_pages(len(token_ids))
@@ -257,7 +202,7 @@ class RadixCache:
 
     def release(self, seq: KVSequence, *, fence: int | None = None) -> None:
         """End a sequence whose KV must not be kept. With a ``fence`` all its private pages are quarantined."""
-        node = self._own_node(seq)
+        node = seq.open_node()
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if fence is None else 0
         self._close(seq, node, (private[:split],), private[split:], fence)
@@ -280,17 +225,6 @@ class RadixCache:
             self.allocator.quarantine(in_flight, [fence])
         self.unlock(node)
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
-
-    def _own_node(self, seq: KVSequence, token_ids: np.ndarray | None = None) -> TreeNode:
-        """The sequence's node. Raises ValueError if the sequence is closed or the number of ids is impossible."""
-        if seq.node is None:
-            raise ValueError("this sequence is closed; it was finished or released before")
-        if token_ids is not None and not seq.tree_len <= len(token_ids) <= seq.length:
-            raise ValueError(
-                f"{len(token_ids)} committed tokens for a sequence with {seq.tree_len} tokens in the tree and slots "
-                f"for {seq.length}; the number must lie between these two"
-            )
-        return seq.node
 
     def _whole_pages(self, length: int) -> int:
         return length - length % self.page_size

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
-from .cache import KVSequence, RadixCache
+from .cache import RadixCache
+from .kv_sequence import KVSequence
 from .lazy_heap import SPARE_ENTRIES
 from .lease import LeaseState, LeaseTable
 from .node import ID_BYTES, TreeNode

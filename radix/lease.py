@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from .cache import KVSequence, RadixCache
+from .cache import RadixCache
+from .kv_sequence import KVSequence
 from .lazy_heap import LazyHeap
 from .lease_budget import LeaseBudget
 

@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..radix.cache import KVSequence
+from ..radix.kv_sequence import KVSequence
 from ..radix.lease import Lease, LeaseTerms
 from ..radix.node import TreeNode
 from .beam.rows import BeamKV

@@ -19,7 +19,9 @@ import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
-from ...radix.cache import KVSequence, RadixCache
+from ...radix.cache import RadixCache
+from ...radix.cuts import fork_sequence, truncate
+from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ..request import Request
 from .pending_copies import PendingCopies
@@ -113,7 +115,7 @@ class KVMemory:
             return
         in_tree = length < kv.tree_len
         tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
-        self.cache.truncate(kv, length)
+        truncate(self.cache, kv, length)
         if not in_tree or not len(tail):
             return
         self._evict_for(self.page_size)
@@ -138,7 +140,7 @@ class KVMemory:
         """Open a second sequence on the first ``length`` tokens, over the same locked path, in the caller's row. The
         next step copies the private part. None, and nothing changed, if there is no memory."""
         self._evict_for(self.round_up(length) - kv.tree_len)
-        forked = self.cache.fork_sequence(kv, length, row)
+        forked = fork_sequence(self.cache, kv, length, row)
         if forked is None:
             return None
         sequence, source, target = forked
@@ -202,7 +204,7 @@ class KVMemory:
         in_flight = fence if request.scheduled_len > request.committed_len else None
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
-        self.cache.truncate(kv, length, fence=in_flight)
+        truncate(self.cache, kv, length, fence=in_flight)
         lease = self.leases.grant(kv, terms, written_by=in_flight)
         if lease is None:
             self.cache.release(kv, fence=in_flight)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...memory_pool.req_to_token import ReqToTokenPool
-from ...radix.cache import KVSequence
+from ...radix.kv_sequence import KVSequence
 from ..batch import KVCopies
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...radix.cache import KVSequence, RadixCache
+from ...radix.cache import RadixCache
 from ...radix.invariants import dump
+from ...radix.kv_sequence import KVSequence
 from ..request import Request
 from .beam_memory import BeamMemory
 from .kv_memory import KVMemory

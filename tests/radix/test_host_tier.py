@@ -4,6 +4,7 @@ any order and fail, and no slot of either pool is ever lost or owned twice."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def tokens(count: int, first: int = 1) -> np.ndarray:
 class TierRig(CacheRig):
     """`pump` starts the copies that are due, `end` ends one; between the two the slots must stay as they are."""
 
-    def __init__(self, host_tokens: int = 512, policy: HostPolicy | None = None, **options: int) -> None:
+    def __init__(self, host_tokens: int = 512, policy: HostPolicy | None = None, **options: Any) -> None:
         super().__init__(**options)
         page = self.cache.page_size
         fences = self.allocator.fences
