@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from .block_file import BlockFiles, DamagedBlock
-from .block_keys import model_digest
+from .block_keys import KEY_BYTES, model_digest
 from .pool_folder import DiskPoolError, PoolFolder
 
 logger = logging.getLogger(__name__)
@@ -155,6 +155,8 @@ class DiskPool:
         A key stands for what is stored under it, so one that is there already is only marked as used.
         payload: uint8 [block_bytes], contiguous.
         """
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a block's key has {KEY_BYTES} bytes, not {len(key)}; block_keys makes them")
         data = self.view(payload)
         if key in self._index:
             self._use(key, now)

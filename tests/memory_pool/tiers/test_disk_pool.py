@@ -199,3 +199,12 @@ class TestArguments:
         with pytest.raises(ValueError, match="contiguous, writable bytes"):
             pool.get(key_of(1), good, 0.0)
         pool.close()
+
+    @pytest.mark.parametrize("size", [0, 19, 21])
+    def test_keys_of_another_length_are_refused(self, tmp_path: Path, size: int) -> None:
+        """Cut or padded, one would name the block of another."""
+        pool = open_pool(tmp_path)
+        with pytest.raises(ValueError, match=f"key has 20 bytes, not {size}"):
+            pool.put(bytes(size), payload_of(key_of(1)), 0.0)
+        assert len(pool) == 0 and not [path for path in tmp_path.rglob("??/*") if path.is_file()]
+        pool.close()
