@@ -56,10 +56,11 @@ def main() -> None:
     folder, block_bytes, capacity, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
     pool = DiskPool(folder, capacity, block_bytes, MODEL)
     numbers = np.random.default_rng(seed).permutation(10_000).tolist()
-    blocks = [(key_of(number), payload_of(key_of(number), block_bytes)) for number in numbers[:64]]
-    print("storing", flush=True)
+    blocks = [(key_of(number), payload_of(key_of(number), block_bytes)) for number in numbers[:8]]
     for turn in range(1_000_000):
         assert pool.put(*blocks[turn % len(blocks)], 0.0)
+        if turn == 0:
+            print("storing", flush=True)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_a_temporary_that_could_not_be_removed(pool: DiskPool, tmp_path: Path, m
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     """What bears a block's name is that block, whole; the next start removes the rest."""
-    block_bytes, capacity = 1 << 20, 12 << 20
+    block_bytes, capacity = 4 << 20, 13 << 20
     rng = np.random.default_rng(seed)
     command = [sys.executable, disk_blocks.__file__, str(tmp_path), str(block_bytes), str(capacity), "7"]
     paths = [str(ROOT / ".typing"), *filter(None, [os.environ.get("PYTHONPATH")])]
