@@ -196,19 +196,13 @@ class DiskIO:
     def _run(self) -> None:
         try:
             while self._take():
-                blocks = self._perform()
-                with self._changed:
-                    request, self._current = self._current, None
-                    assert request is not None
-                    self._finish(request, blocks)
+                self._complete(self._perform())
         except BaseException:
             logger.exception("the thread for KV on disk has failed; until the next start nothing is read or stored")
         finally:
+            self._complete(0)
             with self._changed:
                 self._ended = True
-                if self._current is not None:
-                    self._finish(self._current, 0)
-                    self._current = None
                 self._give_up(self._loads)
                 self._give_up(self._stores)
 
@@ -221,6 +215,13 @@ class DiskIO:
                 return False
             self._current = self._loads.popleft() if self._loads else self._stores.popleft()
             return True
+
+    def _complete(self, blocks: int) -> None:
+        """Hand the current request back, if there is one."""
+        with self._changed:
+            if self._current is not None:
+                self._finish(self._current, blocks)
+                self._current = None
 
     def _perform(self) -> int:
         match self._current:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -251,3 +252,17 @@ class TestArguments:
         with pytest.raises(ValueError, match="2 blocks cannot be read into 1 buffers"):
             io.load(keys(1, 2), buffers(1), None, NEVER)
         assert io.store(key_of(1), constant, "kept") and collect(io, 1) == [("kept", 1)]
+
+
+def test_buffers_that_came_back_are_not_kept(io: DiskIO, pool: DiskPool) -> None:
+    """An idle thread must not hold the memory of its last request."""
+    fill(pool, [1])
+    (into,) = buffers(1)
+    assert io.load([key_of(1)], [into], "load", NEVER)
+    collect(io, 1)
+    freed = weakref.ref(into)
+    del into
+    give_up = time.monotonic() + 20
+    while freed() is not None and time.monotonic() < give_up:
+        time.sleep(0.001)
+    assert freed() is None
