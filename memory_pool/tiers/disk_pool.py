@@ -100,7 +100,7 @@ class DiskPool:
             raise
 
     def close(self) -> None:
-        """Give the folder up. No call that does I/O may be running or follow."""
+        """Give the folder up. No call that does I/O may be running; later ones find nothing and store nothing."""
         self._folder.close()
 
     def _take_stock(self) -> None:

@@ -75,9 +75,11 @@ class PoolFolder:
             raise
 
     def close(self) -> None:
-        """Give the folder up to the next process."""
-        os.close(self._fd)
-        os.close(self._lock_fd)
+        """Give the folder up to the next process. What is asked for later fails with EBADF."""
+        descriptors, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
+        for fd in descriptors:
+            if fd >= 0:  # not closed twice: the number may be somebody else's by then
+                os.close(fd)
 
     def _lock(self) -> int:
         try:

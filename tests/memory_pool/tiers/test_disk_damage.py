@@ -15,7 +15,7 @@ from disk_blocks import BLOCK, MODEL, ON_DISK, file_of, fill, holds, key_of, ope
 
 from baton.memory_pool.tiers.block_file import HEADER_BYTES
 from baton.memory_pool.tiers.block_keys import model_digest
-from baton.memory_pool.tiers.disk_pool import WARN_S, DiskPool
+from baton.memory_pool.tiers.disk_pool import TOUCH_S, WARN_S, DiskPool
 
 KEY = key_of(1)
 LAST = HEADER_BYTES + BLOCK - 1
@@ -114,6 +114,7 @@ def test_a_file_of_another_model(pool: DiskPool, file: Path, tmp_path: Path) -> 
 def test_a_file_that_is_gone(pool: DiskPool, file: Path) -> None:
     fill(pool, [1])
     file.unlink()
+    pool.touch([KEY], TOUCH_S)  # goes unnoticed
     is_lost(pool, file, "missing")
     shutil.rmtree(file.parent)
     is_lost(pool, file, "missing")
@@ -168,7 +169,7 @@ def test_a_link_in_the_place_of_a_subfolder(pool: DiskPool, file: Path, tmp_path
     (tmp_path / "file").touch()
     file.parent.symlink_to(tmp_path / leads_to)
     assert not holds(pool, KEY) and not pool.contains(KEY)
-    assert pool.stats.failures["not_a_file"] == 1
+    assert pool.stats.failures["not_a_file"] == 1 and pool.stats.failures["remove"] == 0 == pool.used_bytes
     assert not pool.put(KEY, payload_of(KEY), 0.0)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == [KEY.hex()]
     fill(pool, [2])

@@ -200,6 +200,18 @@ class TestFolder:
         pool.close()
 
 
+def test_a_pool_that_is_closed(tmp_path: Path) -> None:
+    """It touches neither its folder, which may be another's, nor descriptors that got its numbers."""
+    pool = open_pool(tmp_path)
+    fill(pool, [1])
+    pool.close()
+    successor = open_pool(tmp_path)
+    pool.close()
+    assert not holds(pool, key_of(1)) and not pool.put(key_of(2), payload_of(key_of(2)), 0.0)
+    assert holds(successor, key_of(1)) and not successor.contains(key_of(2))
+    successor.close()
+
+
 class TestStart:
     def test_what_earlier_pools_left_unfinished_goes(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         pool = open_pool(tmp_path)

@@ -121,6 +121,17 @@ def test_blocks_that_cannot_be_removed_go_on_counting(
     assert len(pool) == 3 and all(holds(pool, key_of(number)) for number in (1, 2, 3))
 
 
+def test_blocks_that_cannot_be_removed_at_start(tmp_path: Path, monkeypatch, caplog) -> None:
+    pool = open_pool(tmp_path, blocks=3)
+    fill(pool, [1, 2, 3])
+    pool.close()
+    monkeypatch.setattr(os, "unlink", fails_with(errno.EPERM))
+    pool = open_pool(tmp_path, blocks=1)
+    assert pool.stats.failures["remove"] == 3 and len(caplog.records) == 1
+    assert (len(pool), pool.used_bytes) == (0, 3 * ON_DISK) and not put(pool, 1, 0.0)
+    pool.close()
+
+
 def test_a_temporary_that_could_not_be_removed(pool: DiskPool, tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", fails_with(errno.EIO))
