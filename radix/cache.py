@@ -302,21 +302,28 @@ class RadixCache:
         return len(slots)
 
     def reset(self) -> bool:
-        """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked."""
+        """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked. Copies between
+        tiers hinder nobody: their slots wait in quarantine."""
+        holders = self.residency.holders()
+        for node in holders:
+            self.unlock(node)
         if self.tree.root.lock_ref > 1:
+            for node in holders:
+                self.lock(node)
             return False
         nodes = list(self.tree.nodes())
         for node in nodes:
-            self.allocator.free(node.value)
+            self.allocator.quarantine(node.value, [node.storing, node.loading])
             node.parent = None  # old handles must fail, not lock a node that is not there
+        self.residency.cut_loose()
         self._start_afresh()
         return True
 
     def abandon(self) -> None:
         """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
         when a page turns out to have two owners."""
+        self.allocator.reset(self.residency.cut_loose())
         self._start_afresh()
-        self.allocator.reset()
         self.req_to_token.reset()
 
     def _start_afresh(self) -> None:

@@ -47,12 +47,12 @@ class TierCopy:
 
 @dataclass(slots=True, frozen=True)
 class UnderWay:
-    """The nodes of a copy: from the one that ends there up to where it begins, also if they are split meanwhile."""
+    """A copy and its nodes: from the one that ends there up to where it begins, also if they are split meanwhile."""
 
-    node: TreeNode
+    copy: TierCopy
+    node: TreeNode | None
+    """None if the tree has been given up since."""
     start: int
-    to_host: bool
-    tokens: int
 
 
 @dataclass(slots=True)
@@ -120,6 +120,18 @@ class HostTier:
             if node.host is not None:
                 self._give_up(node)
 
+    def holders(self) -> Sequence[TreeNode]:
+        return [copy.node for copy in self.under_way.values() if copy.node is not None]
+
+    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+        copies = [under_way.copy for under_way in self.under_way.values()]
+        self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
+        self.allocator.reset([(copy.fence, copy.host_slots) for copy in copies])
+        self._wanted.clear()
+        self.order.clear()
+        self.tokens = 0
+        return [(copy.fence, copy.device_slots) for copy in copies]
+
     # -- to the host --------------------------------------------------------------------------------------------------
 
     def next_stores(self) -> list[TierCopy]:
@@ -162,8 +174,9 @@ class HostTier:
         self.tokens += len(node)
         self._storing += len(node)
         self._cache.lock(node)
-        self.under_way[fence] = UnderWay(node, node.prefix_len - len(node), True, len(node))
-        return TierCopy(fence, True, node.value.copy(), slots.copy())
+        copy = TierCopy(fence, True, node.value.copy(), slots.copy())
+        self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(node))
+        return copy
 
     def _allocate(self, tokens: int) -> np.ndarray | None:
         """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
@@ -194,39 +207,44 @@ class HostTier:
             node.loading = fence
             start += len(node)
         self._cache.lock(match.host_handle)
-        self.under_way[fence] = UnderWay(match.host_handle, match.device_len, False, len(slots))
-        return TierCopy(fence, False, slots, host_slots)
+        copy = TierCopy(fence, False, slots, host_slots)
+        self.under_way[fence] = UnderWay(copy, match.host_handle, match.device_len)
+        return copy
 
     # -- the end of a copy --------------------------------------------------------------------------------------------
 
     def ended(self, fence: int, ok: bool) -> np.ndarray | None:
         """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: who uses them has
         nothing, and the caller sees to that; the nodes have left the reachable tree."""
-        copy = self.under_way.pop(fence)
-        nodes = self._cache.tree.path(copy.node, copy.start)
-        bad: np.ndarray | None = None
-        for node in nodes:
-            node.storing = 0 if node.storing == fence else node.storing
-            node.loading = 0 if node.loading == fence else node.loading
-        if copy.to_host:
-            self._storing -= copy.tokens
-            self.counts.stored += copy.tokens if ok else 0
-            self.counts.failed_stores += 0 if ok else copy.tokens
-            if not ok:
-                self._forget_below(nodes[0])
+        ended = self.under_way.pop(fence)
+        tokens, to_host = len(ended.copy.host_slots), ended.copy.to_host
+        if to_host:
+            self._storing -= tokens
+            self.counts.stored += tokens if ok else 0
+            self.counts.failed_stores += 0 if ok else tokens
         else:
-            self.counts.loaded += copy.tokens if ok else 0
-            self.counts.failed_loads += 0 if ok else copy.tokens
-            bad = None if ok else np.concatenate([node.value for node in nodes])
-        if bad is not None:
-            self._cache.drop_path(copy.node, copy.start)
-        for node in nodes:
-            self._may_be_leaf(node)
-        self._cache.unlock(copy.node)
+            self.counts.loaded += tokens if ok else 0
+            self.counts.failed_loads += 0 if ok else tokens
+        if ended.node is not None:
+            self._settle(ended.node, ended.start, fence, trusted=ok, to_host=to_host)
         self.allocator.fences.close(fence)
         self.allocator.release_quarantine()
         self._cache.allocator.release_quarantine()
-        return bad
+        return None if ok or to_host or ended.node is None else ended.copy.device_slots
+
+    def _settle(self, node: TreeNode, start: int, fence: int, *, trusted: bool, to_host: bool) -> None:
+        """The nodes from position ``start`` down to ``node`` are copied, or are not to be trusted."""
+        nodes = self._cache.tree.path(node, start)
+        for copied in nodes:
+            copied.storing = 0 if copied.storing == fence else copied.storing
+            copied.loading = 0 if copied.loading == fence else copied.loading
+        if not trusted and to_host:
+            self._forget_below(nodes[0])
+        elif not trusted:
+            self._cache.drop_path(node, start)
+        for copied in nodes:
+            self._may_be_leaf(copied)
+        self._cache.unlock(node)
 
     def _forget_below(self, top: TreeNode) -> None:
         """Give up the copies of a node and of all below it: no copy is without its parent's."""

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from .node import TreeNode
 
 
@@ -46,6 +48,15 @@ class Residency(Protocol):
         among them."""
         ...
 
+    def holders(self) -> Sequence[TreeNode]:
+        """The nodes that copies under way lock, each as often as they do."""
+        ...
+
+    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+        """The tree is given up with all its nodes; copies under way go on for nobody. Returns the fence and the device
+        slots, int32 [n], of each."""
+        ...
+
 
 class DeviceOnly:
     """The residency of a single tier: what leaves the device is gone."""
@@ -61,3 +72,9 @@ class DeviceOnly:
 
     def forget(self, nodes: Sequence[TreeNode]) -> None:
         pass
+
+    def holders(self) -> Sequence[TreeNode]:
+        return ()
+
+    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+        return ()

@@ -79,7 +79,7 @@ class TierRig(CacheRig):
 
     def check(self) -> None:
         sequences = [running.kv for running in self.running]
-        check_tree(self.cache, sequences, [copy.node for copy in self.tier.under_way.values()])
+        check_tree(self.cache, sequences, self.tier.holders())
         conservation(self.cache, self.allocator, sequences).check()
         check_host(self.tier, self.cache.tree)
         self.check_contents()
@@ -272,6 +272,49 @@ class TestLife:
         assert rig.cache.match_len("", old) == 64 and rig.cache.match_len("", tokens(48, 2000)) == 0
         rig.check()
 
+    def test_a_reset_leaves_copies_under_way_their_slots(self, page: int) -> None:
+        rig = TierRig(page_size=page, num_tokens=128, host_tokens=128)
+        rig.insert(tokens(64))
+        rig.store_all()
+        rig.cache.evict(64)
+        rig.load(tokens(64))
+        rig.insert(tokens(32, 900))
+        rig.pump()
+        running = rig.start(tokens(3, 5000))
+        handle = rig.cache.match_prefix("", tokens(64)).handle
+        rig.cache.lock(handle)
+        assert rig.cache.reset() is False, "somebody else holds a node"
+        rig.cache.unlock(handle)
+        rig.check()
+        rig.release(running)
+        assert rig.cache.reset() is True
+        rig.check()
+        assert rig.allocator.quarantined_tokens == rig.host_allocator.quarantined_tokens == 64 + 32
+        rig.insert(tokens(32, 900))
+        rig.check()
+        rig.end_all()
+        rig.store_all()
+        rig.check()
+        assert rig.allocator.quarantined_tokens == 0 and rig.tier.tokens == 32
+
+    def test_so_does_abandoning_all(self, page: int) -> None:
+        rig = TierRig(page_size=page, num_tokens=128, host_tokens=128)
+        rig.insert(tokens(64))
+        rig.store_all()
+        rig.cache.evict(64)
+        rig.load(tokens(64))
+        rig.insert(tokens(32, 900))
+        rig.pump()
+        rig.start(tokens(3, 5000))
+        rig.cache.abandon()
+        rig.running.clear()
+        assert rig.allocator.free_tokens == rig.host_allocator.free_tokens == 128 - 96
+        rig.check()
+        for fence in list(rig.copies):
+            assert rig.end(fence, ok=False) is None, "nobody uses these slots"
+        rig.check()
+        assert rig.allocator.free_tokens == rig.host_allocator.free_tokens == 128
+
     def test_nothing_hidden_is_stored(self, page: int) -> None:
         rig = TierRig(page_size=page)
         running = rig.start(tokens(64))
@@ -331,7 +374,10 @@ def test_random_lives(seed: int, page: int) -> None:
         if match.device_len and not rig.running:
             rig.cache.drop_path(match.handle, kept=rng.choice([0, page]) if match.device_len > page else 0)
 
-    weights = {start: 5, compute: 6, publish: 4, leave: 3, rig.pump: 4, end: 5, distrust: 0.5}
+    def reset() -> None:
+        assert rig.cache.reset() is (not rig.running)
+
+    weights = {reset: 0.3, start: 5, compute: 6, publish: 4, leave: 3, rig.pump: 4, end: 5, distrust: 0.5}
     weights |= {lambda: rig.load(some_ids(), rng.choice(["", "salt"])): 4}
     weights |= {lambda: rig.cache.evict(rng.randrange(8 * page)): 3, lambda: rig.tier.evict(rng.randrange(4 * page)): 1}
     for _ in range(400):
