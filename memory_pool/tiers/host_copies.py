@@ -29,8 +29,11 @@ from .numba_copies import compile_copy
 LONG_RUN = 2**14
 """Bytes of one layer from which on numpy copies slices: a call takes about as long as 4 KiB."""
 
-GATHERED = 2**18
+GATHERED = 2**19
 """Bytes of one layer that numpy gathers before it scatters them: they stay in the core's own cache."""
+
+GATHERED_PIECES = 512
+"""At least as many pieces at a time: numpy keeps the GIL for up to 500."""
 
 STAGED = 2**24
 """Bytes of a GPU that hold pages on their way."""
@@ -116,7 +119,7 @@ def copy_pages_numpy(
         return
     page = np.dtype(f"V{size}")  # one item: a gather then moves it in one piece
     pages = [(ours.view(page)[:, 0], theirs.view(page)[:, 0]) for ours, theirs in planes]
-    piece = max(GATHERED // size, 1)
+    piece = max(GATHERED // size, GATHERED_PIECES)
     for start in range(0, count, piece):
         gathered, scattered = source_pages[start : start + piece], target_pages[start : start + piece]
         for ours, theirs in pages:
@@ -130,14 +133,15 @@ def copy_pages_torch(
     up = source.block is not None
     block = source.block if source.block is not None else target.block
     assert block is not None, "one side is host memory"
-    planes, device_pages, host_pages = (
-        (target.planes, target_pages, source_pages) if up else (source.planes, source_pages, target_pages)
+    device_side, device_pages, host_pages = (
+        (target, target_pages, source_pages) if up else (source, source_pages, target_pages)
     )
+    block, *planes = _in_words([block, *device_side.planes])
     device = planes[0].device
-    piece = max(STAGED // block[0].numel(), 1)
+    piece = max(STAGED // block[0].nbytes, 1)
     for start in range(0, len(host_pages), piece):
         rows = torch.from_numpy(device_pages[start : start + piece]).to(device, non_blocking=True)
-        staged = torch.empty((len(rows), *block.shape[1:]), dtype=torch.uint8, device=device)
+        staged = torch.empty((len(rows), *block.shape[1:]), dtype=block.dtype, device=device)
         by_plane = (*staged[:, 0].unbind(1), *staged[:, 1].unbind(1))
         if not up:
             for plane, part in zip(planes, by_plane, strict=True):
@@ -147,6 +151,14 @@ def copy_pages_torch(
         if up:
             for plane, part in zip(planes, by_plane, strict=True):
                 plane.index_copy_(0, rows, part)
+
+
+def _in_words(pages: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same bytes, uint8 [..., bytes] each, as int64 where all are whole words: torch's index functions go by
+    elements."""
+    if any(tensor.shape[-1] % 8 or tensor.storage_offset() % 8 for tensor in pages):
+        return pages
+    return [tensor.view(torch.int64) for tensor in pages]
 
 
 def _pieces(

@@ -145,6 +145,7 @@ def test_more_than_one_piece(name: str, monkeypatch: pytest.MonkeyPatch):
     pool = device_pool(60)
     host = host_pool(pool, 60, copy_pages=way(name))
     monkeypatch.setattr(host_copies, "GATHERED", 7 * 24)
+    monkeypatch.setattr(host_copies, "GATHERED_PIECES", 1)
     monkeypatch.setattr(host_copies, "STAGED", 7 * host.page_nbytes)
     rng = np.random.default_rng(2)
     source, kept = some_pages(rng, 60, 45), some_pages(rng, 60, 45)
@@ -278,7 +279,7 @@ def test_bytes_of_a_page_are_the_memory_itself():
     host = host_pool(pool, 32)
     assert host.page_nbytes == 16 * pool.bytes_per_token == host.page_bytes(1).nbytes == host.pages_view[0].nbytes
     data = np.random.default_rng(6).integers(0, 256, host.page_nbytes, dtype=np.uint8)
-    memoryview(host.page_bytes(2))[:] = data.tobytes()  # as a file reads into it
+    host.page_bytes(2).data[:] = data.data  # as a file reads into it
     assert host.pages_view[2].tobytes() == data.tobytes() and (host.pages_view[:2] == 0xA5).all()
     host.load(np.arange(32, 48), np.arange(16, 32))
     assert (device_bytes(pool)[1].ravel() == data).all()
