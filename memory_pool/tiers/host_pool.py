@@ -69,6 +69,7 @@ class HostPool:
         self._blocks = self.memory.view(torch.uint8).view(self.num_pages, 2, self.num_layers, -1)
         self._device = device_planes(device_pool.k, device_pool.v, page_size)
         self._host = host_planes(self._blocks)
+        self._parts: dict[tuple[int, int], tuple[PagedLayers, PagedLayers]] = {}
 
     def describe(self) -> str:
         """One line for the start-up log: tokens x bytes per token = size."""
@@ -102,8 +103,10 @@ class HostPool:
         if stop <= first:
             nothing = PagedLayers([], np.empty(0, np.int64), 0)
             return nothing, nothing
-        device = device_planes(self._device_k[first:stop], self._device_v[first:stop], self.page_size)
-        return host_planes(self._blocks[:, :, first:stop]), device
+        if (first, stop) not in self._parts:
+            device = device_planes(self._device_k[first:stop], self._device_v[first:stop], self.page_size)
+            self._parts[first, stop] = host_planes(self._blocks[:, :, first:stop]), device
+        return self._parts[first, stop]
 
     def _pages(self, device_slots: np.ndarray, host_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if len(device_slots) != len(host_slots):

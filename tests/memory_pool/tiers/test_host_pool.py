@@ -126,13 +126,16 @@ def test_layer_by_layer_is_the_same_as_at_once(name: str, page_size: int):
 
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("shift", [0, 5])
-def test_neighbours_that_stay_neighbours(name: str, shift: int):
+@pytest.mark.parametrize("swapped", [False, True])
+def test_neighbours_that_stay_neighbours(name: str, shift: int, swapped: bool):
     """Runs on both sides, on one, and runs that begin where another ends."""
     pool = device_pool(200, heads=LINES, layers=2)
     host = host_pool(pool, 200, copy_pages=way(name))
     runs = [np.arange(100, 180), np.arange(3, 50), np.arange(50, 60)]
     source = np.concatenate(runs)
     target = np.concatenate([runs[0] + shift, runs[2] - shift, runs[1]])
+    if swapped:
+        source, target = target, source
     expected = host_bytes(host)
     expected[target] = device_bytes(pool)[source]
     host.store(source.astype(np.int32), target.astype(np.int32))
@@ -175,6 +178,20 @@ def test_memory_that_begins_anywhere(name: str, offset: int):
     device = host_copies.device_planes([k], [v], 1)
     way(name)(host_copies.host_planes(source), device, np.array([4, 1]), np.array([2, 3]))
     assert torch.equal(memory, expected) and torch.equal(v[[2, 3], 0], source[[4, 1], 1, 0])
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_pages_that_are_no_whole_lines_apart(name: str):
+    """Only the first page of each layer begins at a cache line."""
+    rng = np.random.default_rng(8)
+    memory = torch.from_numpy(rng.integers(0, 256, 1024, dtype=np.uint8))
+    block = memory[-memory.data_ptr() % 64 :][: 5 * 136].view(5, 136)[:, :128].unflatten(1, (2, 1, 64))
+    k, v = (torch.from_numpy(rng.integers(0, 256, (5, 1, 64), dtype=np.uint8)) for _ in range(2))
+    expected = block.clone()
+    expected[3, 0, 0], expected[3, 1, 0] = k[1, 0], v[1, 0]
+    host = host_copies.host_planes(block)
+    way(name)(host_copies.device_planes([k], [v], 1), host, np.array([1]), np.array([3]))
+    assert torch.equal(block, expected)
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -334,6 +351,8 @@ def test_a_kernel_of_the_device_copies_all_of_it():
     host = HostPool(pool, 32, copy_pages=kernel)
     host.store(slots_of(np.array([4, 2]), 16), slots_of(np.array([1, 2]), 16))
     host.load(np.arange(32, 48), np.arange(16, 32), slice(1, 3))
+    host.store(np.empty(0, np.int64), np.empty(0, np.int64))
+    host.load(np.empty(0, np.int64), np.empty(0, np.int64))
     (device, memory, *pages), (part, device_part, *back) = calls
     assert pages == [[4, 2], [1, 2]] and back == [[2], [1]]
     assert device.addresses.tolist() == [layer.data_ptr() for layer in (*pool.k, *pool.v)]
