@@ -37,6 +37,8 @@ LIMIT_S = 20.0
 """No other shape is tried after so many seconds, because others hold the processor."""
 WORTH_IT = 0.95
 """A form must take less than this share of the time of F.linear to replace it."""
+NO_LOSS = 1.05
+"""oneDNN, which is taken for all row counts or none, must not take more than this share at any of them."""
 
 
 class UnusableFormError(RuntimeError):
@@ -117,11 +119,11 @@ def usable_forms(like: torch.Tensor, tried: Collection[str] = tuple(FORMS)) -> t
 
 
 def best_choice(times: Mapping[int, Mapping[str, float]]) -> ProductChoice:
-    """times: rows -> form -> seconds. All row counts weigh the same, whatever they take."""
+    """times: rows -> form -> seconds. All row counts weigh the same, whatever they take; none may lose."""
     plain = [_faster(of_rows) for of_rows in times.values()]
     if all(ONEDNN in of_rows for of_rows in times.values()):
         gain = [of_rows[ONEDNN] / of_rows[form] for of_rows, form in zip(times.values(), plain)]
-        if sum(gain) < WORTH_IT * len(gain):
+        if sum(gain) < WORTH_IT * len(gain) and max(gain) <= NO_LOSS:
             return ProductChoice.of(ONEDNN)
     return ProductChoice(tuple(plain))
 

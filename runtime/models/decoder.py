@@ -210,7 +210,7 @@ class Decoder:
         linears = [linear for layer in self.layers for linear in layer.linears]
         head = self.lm_head.linear
         choose_products([*linears, head], form, kept=[head] if self.lm_head.is_tied and embedding_rows is None else [])
-        if head.weight is None and embedding_rows is not None:
+        if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
             self.embed_tokens.read_from(embedding_rows)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:

@@ -146,10 +146,12 @@ class SpinLimit:
         self._thread.join()
 
     def _run(self) -> None:
-        threads = max(2, len(os.sched_getaffinity(0)))
-        torch.set_num_threads(threads)
-        torch.ones(threads << 16).add_(1)  # large enough for a part each
-        self._ready.set()
+        try:
+            threads = max(2, len(os.sched_getaffinity(0)))
+            torch.set_num_threads(threads)
+            torch.ones(threads << 16).add_(1)  # large enough for a part each
+        finally:
+            self._ready.set()  # whatever went wrong, the model's thread must not wait for ever
         self._end.wait()
 
 

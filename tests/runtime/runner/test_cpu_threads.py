@@ -21,6 +21,7 @@ from baton.runtime.runner.cpu_threads import (
     WINDOW_S,
     CpuThreads,
     OpenMPCrew,
+    SpinLimit,
     Usage,
     read_usage,
     watch_cpu_threads,
@@ -219,6 +220,17 @@ class TestThreads:
             assert names() == 0
         finally:
             torch.set_num_threads(before)
+
+    def test_a_limit_that_cannot_be_made_holds_nobody_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(pid: int) -> set[int]:
+            raise OSError("no such call")
+
+        monkeypatch.setattr(os, "sched_getaffinity", fail)
+        monkeypatch.setattr(threading, "excepthook", lambda args: None)
+        made = threading.Thread(target=SpinLimit, daemon=True)
+        made.start()
+        made.join(20)
+        assert not made.is_alive()
 
     def test_a_gpu_or_a_single_thread_is_not_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
