@@ -155,8 +155,9 @@ class PrefillScheduler:
             if request is not overdue and self._better_later(request, shared):
                 deferred += 1
                 continue
-            # Quarantined pages come back with the step in flight: wait for them, let nothing give way.
-            alone = not (running or step.requests or self._memory.allocator.quarantined_tokens)
+            # Quarantined pages come back with the step in flight: wait for them, let nothing give way. As for copies.
+            comes_back = self._memory.allocator.quarantined_tokens or self._memory.awaits_copies
+            alone = not (running or step.requests or comes_back)
             own_reserve = self._reserve.tokens(request)
             if not self._open(request, 0 if alone else reserve + own_reserve, alone, now):
                 break

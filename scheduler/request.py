@@ -71,6 +71,18 @@ class Inheritance:
                 self.path = "match"
 
 
+@dataclass(slots=True, frozen=True)
+class FoundTokens:
+    """Where the KV of a prompt's first tokens was found, in tokens."""
+
+    device: int = 0
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host
+
+
 class Request:
     """One sequence. ``index`` numbers the samples of a request with n > 1."""
 
@@ -78,11 +90,11 @@ class Request:
         "arrival",
         "beam_kv",
         "beams",
-        "cached_tokens",
         "committed_len",
         "constraint",
         "constraint_state",
         "finish",
+        "found",
         "index",
         "inheritance",
         "is_open",
@@ -157,10 +169,10 @@ class Request:
         self.num_output_placeholders = 0
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
-        self.cached_tokens = 0
-        """Prompt tokens found in the cache at the first admission."""
+        self.found = FoundTokens()
+        """What the first admission found in the cache."""
         self.queried = False
-        """True once cached_tokens is set and counted; a retracted request is not counted again."""
+        """True once what was found is counted; a retracted request is not counted again."""
         self.beams: BeamGroup | None = None
         """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
         self.beam_kv: BeamKV | None = None

@@ -15,6 +15,7 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
+from ..radix.host_tier import HostTier
 from ..radix.lease import LeaseTable
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
@@ -39,6 +40,7 @@ from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
+from .tiers.copies import TierCopies
 
 
 class Scheduler:
@@ -51,14 +53,16 @@ class Scheduler:
         allocator: Allocator,
         cache: RadixCache,
         eos_token_ids: tuple[int, ...],
+        tier: HostTier | None = None,
     ) -> None:
-        """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier: the cache's residency, if it is
+        one."""
         self._config = config
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         self._policy = make_policy(config.schedule_policy, cache, self._fill_time)
         self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
-        self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
+        self._memory = KVMemory(req_to_token, allocator, cache, self.leases, tier)
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(
@@ -76,6 +80,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
+        self.copies = TierCopies(self._memory, self._live, self._abort_each)
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
@@ -250,8 +255,8 @@ class Scheduler:
             try:
                 return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
-                if self._in_flight:
-                    return None  # retraction needs to know every token; the caller processes the step in flight first
+                if self._in_flight or self.copies.under_way:
+                    return None  # retraction needs to know every token, and what is being copied cannot be evicted
                 self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))
 
     def _retract(self, request: Request) -> None:

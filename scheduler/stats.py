@@ -31,7 +31,6 @@ class SchedulerCounters:
             if request.queried:
                 continue
             request.queried = True
-            request.cached_tokens = prefix_len
             if request.inheritance is not None:
                 inherited = request.inheritance.inherited_tokens
                 request.inheritance.recomputed_tokens = max(0, inherited - prefix_len)

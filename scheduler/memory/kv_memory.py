@@ -19,11 +19,12 @@ import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
-from ...radix.cache import RadixCache
+from ...radix.cache import MatchResult, RadixCache
 from ...radix.cuts import fork_sequence, truncate
+from ...radix.host_tier import HostTier, TierCopy
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
-from ..request import Request
+from ..request import FoundTokens, Request
 from .pending_copies import PendingCopies
 
 MAX_SLACK = 512
@@ -35,13 +36,22 @@ class KVMemory:
     """Opens, extends and closes the KV of requests. Owns the book of pending copies."""
 
     def __init__(
-        self, req_to_token: ReqToTokenPool, allocator: Allocator, cache: RadixCache, leases: LeaseTable
+        self,
+        req_to_token: ReqToTokenPool,
+        allocator: Allocator,
+        cache: RadixCache,
+        leases: LeaseTable,
+        tier: HostTier | None = None,
     ) -> None:
+        """tier: what keeps KV on the host; None for nothing."""
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
         self.leases = leases
+        self.tier = tier
         self.copies = PendingCopies(req_to_token)
+        self._loads: list[TierCopy] = []
+        """Ordered since the last `take_tier_copies`."""
         self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
 
     @property
@@ -66,25 +76,49 @@ class KVMemory:
         Succeeds only if the rest of its known tokens plus ``reserve`` tokens could be allocated without breaking a
         lease; else changes nothing.
         """
-        opened = self._open_lease(request, reserve, now) if request.has_claim else self._open_match(request, reserve)
+        on_host = 0
+        if request.has_claim:
+            opened = self._open_lease(request, reserve, now)
+        else:
+            opened, on_host = self._open_match(request, reserve)
         if opened is None:
             return False
         request.kv = opened
+        if not request.queried:
+            request.found = FoundTokens(opened.length - on_host, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
             request.inheritance.lost_claim()
         return True
 
-    def _open_match(self, request: Request, reserve: int) -> KVSequence | None:
+    def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:
+        """With the tokens of it that had to come from the host."""
         ids = request.token_ids.view(0, request.prefix_limit)
         match = self.cache.match_prefix(request.namespace, ids, after=request.prefix_node)
         request.prefix_node = None
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
         row = self.req_to_token.alloc() if needed <= self.available_tokens else None
-        opened = self.cache.open_sequence(request.namespace, match, row) if row is not None else None
+        whole = self._bring_back(match) if row is not None else match
+        opened = self.cache.open_sequence(request.namespace, whole, row) if row is not None else None
         self.cache.unlock(match.handle)
-        return opened
+        return opened, whole.device_len - match.device_len
+
+    def _bring_back(self, match: MatchResult) -> MatchResult:
+        """Order what a match has on the host to the device, where it is from now on. Returns the match as it is then:
+        the same, if there are no slots that can be written at once."""
+        if self.tier is None or match.host_handle is None:
+            return match
+        self._evict_for(match.host_len)
+        none = np.zeros(1, dtype=np.int32)
+        slots = self.allocator.alloc_extend(none, np.array([match.host_len], dtype=np.int32), none)
+        if slots is None:
+            return match
+        if self.copies.reads(slots):
+            self.allocator.free(slots)
+            return match
+        self._loads.append(self.tier.load(match, slots))
+        return MatchResult(match.device_len + match.host_len, 0, match.host_handle)
 
     def _open_lease(self, request: Request, reserve: int, now: float) -> KVSequence | None:
         """Take the claimed lease over, row, lock and partial page; or copy it, if the parent is to be kept."""
@@ -188,6 +222,32 @@ class KVMemory:
         short = needed - self.allocator.free_tokens
         if short > 0:
             self.cache.evict(max(short, self._least_eviction))
+
+    # -- copies between tiers ----------------------------------------------------------------------------------------
+
+    def take_tier_copies(self) -> list[TierCopy]:
+        """The copies to be made now, loads first. Steps formed before this call may read what the loads bring."""
+        if self.tier is None:
+            return []
+        loads, self._loads = self._loads, []
+        return loads + self.tier.next_stores()
+
+    @property
+    def awaits_copies(self) -> bool:
+        """Memory comes back, or may be evicted again, when copies between the tiers end."""
+        return self.tier is not None and bool(self.tier.under_way)
+
+    def users_of(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
+        """The requests that hold some of these slots, int32 [n]. Leases that do break."""
+        rows = self.req_to_token.rows
+
+        def uses(kv: KVSequence) -> bool:
+            return bool(np.isin(rows[kv.row, : kv.length], slots).any())
+
+        for lease in self.leases.live():
+            if lease.kv is not None and uses(lease.kv):
+                self.leases.break_lease(lease)
+        return [request for request in requests if request.kv is not None and uses(request.kv)]
 
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class LocalWorker:
                 answer.tokens += event.token_ids
                 answer.beams = event.request.beams
                 answer.finish = event.finish
-                answer.cached_tokens = event.request.cached_tokens
+                answer.cached_tokens = event.request.found.total
                 answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])

@@ -56,6 +56,22 @@ def test_simulation_without_radix_cache(page_size: int) -> None:
     simulate(SEED, steps=300, page_size=page_size, disable_radix_cache=True)
 
 
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("offset", range(2))
+def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, offset: int) -> None:
+    """Copies end late and in any order, and fail; the host is smaller or larger than the device."""
+    ratio = [1.0, 4.0][offset]
+    simulation = simulate(
+        SEED + 300 + offset, steps=150, page_size=page_size, depth=depth, faults=faults, host_ratio=ratio
+    )
+    assert simulation.harness.tiers is not None
+    counts = simulation.harness.tiers.tier.counts
+    assert counts.stored and (counts.failed_stores == 0 or faults), counts
+    assert counts.loaded or ratio == 1.0, counts
+
+
 def test_a_copy_of_a_copy_that_is_not_made_yet() -> None:
     """A lease is copied in the step in which its own slots are, while the slots they come from have been reused."""
     simulate(1072, steps=400, page_size=1, policy="lpm")

@@ -1,0 +1,50 @@
+"""Copies between device and host, as the scheduler sees them: which are due, and what becomes of requests if one fails.
+
+    next_batch ─▶ take ─▶ whoever makes copies, before the step is launched ─▶ ended
+
+A step may read what a load brings: whoever makes the copies has it wait, layer by layer. So nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...radix.host_tier import TierCopy
+from ..memory.kv_memory import KVMemory
+from ..queue.live import LiveRequests
+from ..request import Request, RequestEvent
+
+
+class TierCopies:
+    """Hands out the copies that the tiers want, and hears of their ends."""
+
+    FAILED = "its KV could not be brought back from host memory; send it again"
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        live: LiveRequests,
+        abort: Callable[[list[Request], float, str], list[RequestEvent]],
+    ) -> None:
+        """abort: ends requests at a time, with a message."""
+        self._memory = memory
+        self._live = live
+        self._abort = abort
+
+    def take(self) -> list[TierCopy]:
+        """The copies that are due, loads first; to be ordered before the step that was formed just now is launched."""
+        return self._memory.take_tier_copies()
+
+    @property
+    def under_way(self) -> int:
+        """Copies that have not ended."""
+        return len(self._memory.tier.under_way) if self._memory.tier is not None else 0
+
+    def ended(self, fence: int, ok: bool, now: float) -> list[RequestEvent]:
+        """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail; the requests that
+        would go on with what it did not bring end here."""
+        assert self._memory.tier is not None, "only a tier orders copies"
+        spoilt = self._memory.tier.ended(fence, ok)
+        if spoilt is None:
+            return []
+        return self._abort(self._memory.users_of(spoilt, self._live), now, self.FAILED)
