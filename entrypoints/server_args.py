@@ -1,7 +1,7 @@
 """All settings of a server. CLI flags and `Engine` keywords come from the same dataclass fields.
 
 Nothing is declared twice: each flag takes its name, type, default and help from a field of `ModelArgs`,
-`SchedulerConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process starts.
+`SchedulerConfig`, `TierConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..runtime.config import ModelArgs, WorkerConfig
+from ..runtime.config import ModelArgs, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
@@ -72,6 +72,7 @@ class ServerArgs:
 
     model: ModelArgs
     scheduler: SchedulerConfig
+    tiers: TierConfig
     server: ServerConfig
 
     @property
@@ -87,6 +88,7 @@ class ServerArgs:
         return WorkerConfig(
             model=self.model,
             scheduler=self.scheduler,
+            tiers=self.tiers,
             item_tries=_named_files(self.server.item_trie),
             max_item_tries=self.server.max_item_tries,
             max_item_trie_bytes=self.server.max_item_trie_mb * 2**20,
@@ -94,8 +96,8 @@ class ServerArgs:
         )
 
 
-_PARTS: dict[str, type] = {"model": ModelArgs, "scheduler": SchedulerConfig, "server": ServerConfig}
-_TITLES = {"model": "model", "scheduler": "scheduler and KV cache", "server": "server"}
+_PARTS: dict[str, type] = {"model": ModelArgs, "scheduler": SchedulerConfig, "tiers": TierConfig, "server": ServerConfig}
+_TITLES = {"model": "model", "scheduler": "scheduler and KV cache", "tiers": "tiers of the KV cache", "server": "server"}
 
 
 def compose(settings: dict[str, Any]) -> ServerArgs:
@@ -113,6 +115,7 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
     args = ServerArgs(
         model=ModelArgs(**grouped["model"]),
         scheduler=SchedulerConfig(**grouped["scheduler"]),
+        tiers=TierConfig(**grouped["tiers"]),
         server=ServerConfig(**grouped["server"]),
     )
     _refuse_contradictions(args)

@@ -263,15 +263,27 @@ class RadixCache:
     def evict(self, num_tokens: int) -> int:
         """Free at least ``num_tokens`` tokens, least recently used leaves first; not many more, see `EvictionOrder`.
 
-        Returns the tokens freed: less than asked if the rest is locked. Evicting 0 is always safe.
+        Returns the tokens freed: less than asked if the rest is locked, or must be copied first. Evicting 0 is always
+        safe.
         """
-        victims = self.order.choose_victims(self.tree, num_tokens)
+        residency = self.residency
+        victims, kept = self.order.choose_victims(self.tree, num_tokens - residency.leaving_tokens, residency.keeps)
+        freed = self._evicted(victims)
+        if kept:
+            homeless = residency.copy_leaving(kept)
+            for node in homeless:
+                self.order.take_off(node)
+            freed += self._evicted(homeless)
+        self.evicted_total += freed
+        return freed
+
+    def _evicted(self, victims: Sequence[TreeNode]) -> int:
+        """Free what has left the device, and drop what is nowhere else. Returns the tokens freed."""
         if not victims:
             return 0
         dropped = self.residency.select_dropped(victims)
         freed = self._free(victims)
         self.tree.remove_leaves(dropped)
-        self.evicted_total += freed
         return freed
 
     def drop_path(self, node: TreeNode, kept: int = 0) -> int:

@@ -53,6 +53,8 @@ class UnderWay:
     node: TreeNode | None
     """None if the tree has been given up since."""
     start: int
+    leaving: int = 0
+    """Tokens that will leave the device when it has ended."""
 
 
 @dataclass(slots=True)
@@ -70,11 +72,14 @@ class HostCounts:
 
 @dataclass(slots=True, frozen=True)
 class HostPolicy:
-    """min_hits: a node is stored when so many matches have ended there; 0: as soon as it is computed. max_storing:
-    tokens that are on their way to the host at a time."""
+    """When a node is stored."""
 
     min_hits: int = 0
+    """When so many matches have ended there; 0: as soon as it is computed."""
+    write_back: bool = False
+    """Only when it has to leave the device."""
     max_storing: int = 4096
+    """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
 
 
 class HostTier:
@@ -96,21 +101,39 @@ class HostTier:
         self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
         self.under_way: dict[int, UnderWay] = {}
         """Copies that have not ended, by fence."""
+        self._ready: list[TierCopy] = []
+        """Stores of what has to leave the device, to be made now."""
         self._storing = 0
+        self.leaving_tokens = 0
         self._least_rest = max(allocator.page_size, min(LEAST_REST, allocator.total_tokens // 256))
 
     # -- as a residency -----------------------------------------------------------------------------------------------
 
     def inserted(self, node: TreeNode) -> None:
-        if node.host is None and self.policy.min_hits == 0:
+        if node.host is None and self.policy.min_hits == 0 and not self.policy.write_back:
             self._wanted.append(node)
 
     def accessed(self, node: TreeNode) -> None:
-        if node.host is not None or node.parent is None:
+        if node.host is not None or node.parent is None or self.policy.write_back:
             return
         node.hits += 1
         if node.hits == self.policy.min_hits:
             self._wanted.append(node)
+
+    def keeps(self, node: TreeNode) -> bool:
+        return self.policy.write_back and node.host is None and self._cache.tree.reachable(node) is node
+
+    def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        homeless: list[TreeNode] = []
+        for node in nodes:
+            for upper in self._without_copy(node):
+                copy = self._store(upper, leaving=len(node) if upper is node else 0)
+                if copy is None:
+                    break
+                self._ready.append(copy)
+            if node.host is None:
+                homeless.append(node)
+        return homeless
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return [victim for victim in victims if victim.host is None]
@@ -126,6 +149,7 @@ class HostTier:
     def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
+        self.leaving_tokens = 0
         self.allocator.reset([(copy.fence, copy.host_slots) for copy in copies])
         self._wanted.clear()
         self.order.clear()
@@ -136,7 +160,7 @@ class HostTier:
 
     def next_stores(self) -> list[TierCopy]:
         """The copies to be made now. Parents go before their children."""
-        copies: list[TierCopy] = []
+        copies, self._ready = self._ready, []
         while self._wanted and self._storing < self.policy.max_storing:
             node = self._wanted.popleft()
             if not node.on_device or node.host is not None or self._cache.tree.reachable(node) is not node:
@@ -157,7 +181,7 @@ class HostTier:
             above = above.parent
         return found[::-1]
 
-    def _store(self, node: TreeNode) -> TierCopy | None:
+    def _store(self, node: TreeNode, leaving: int = 0) -> TierCopy | None:
         parent = node.parent
         assert parent is not None
         slots = self._allocate(len(node))
@@ -173,9 +197,10 @@ class HostTier:
         parent.host_children += 1
         self.tokens += len(node)
         self._storing += len(node)
+        self.leaving_tokens += leaving
         self._cache.lock(node)
         copy = TierCopy(fence, True, node.value.copy(), slots.copy())
-        self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(node))
+        self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(node), leaving)
         return copy
 
     def _allocate(self, tokens: int) -> np.ndarray | None:
@@ -218,6 +243,7 @@ class HostTier:
         nothing, and the caller sees to that; the nodes have left the reachable tree."""
         ended = self.under_way.pop(fence)
         tokens, to_host = len(ended.copy.host_slots), ended.copy.to_host
+        self.leaving_tokens -= ended.leaving
         if to_host:
             self._storing -= tokens
             self.counts.stored += tokens if ok else 0

@@ -3,6 +3,7 @@
     insert ──▶ on the device ──┬─ locked: it stays ───────── unlock ──┐
                                └─ unlocked: in the eviction order ◀───┘
                                           │ evict: the least recently used leaf, or the end of it
+                                          ├──▶ must be copied first: it is locked till that is done
                                           ▼
                                         victim ──select_dropped──▶ dropped: it leaves the tree, its slots are free
                                           │
@@ -33,6 +34,20 @@ class Residency(Protocol):
 
     def accessed(self, node: TreeNode) -> None:
         """A match ended here."""
+        ...
+
+    def keeps(self, node: TreeNode) -> bool:
+        """Must this unlocked leaf be copied before it may leave the device?"""
+        ...
+
+    def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        """Begin to copy nodes that must be, and lock them until that is done: then they can leave. Returns those for
+        which there is no room; they may leave now."""
+        ...
+
+    @property
+    def leaving_tokens(self) -> int:
+        """Tokens on the device that can leave once copies under way have ended."""
         ...
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
@@ -66,6 +81,16 @@ class DeviceOnly:
 
     def accessed(self, node: TreeNode) -> None:
         pass
+
+    def keeps(self, node: TreeNode) -> bool:
+        return False
+
+    def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        return nodes
+
+    @property
+    def leaving_tokens(self) -> int:
+        return 0
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return victims

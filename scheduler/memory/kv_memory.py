@@ -32,6 +32,10 @@ MAX_SLACK = 512
 few tokens anew."""
 
 
+class NotYet(Exception):
+    """There will be memory once copies that are under way have ended."""
+
+
 class KVMemory:
     """Opens, extends and closes the KV of requests. Owns the book of pending copies."""
 
@@ -60,8 +64,13 @@ class KVMemory:
 
     @property
     def available_tokens(self) -> int:
-        """Tokens that an allocation could get without breaking a lease: free ones and those eviction would free."""
-        return self.allocator.free_tokens + self.cache.evictable_tokens
+        """Tokens that an allocation could get without breaking a lease: free ones, those eviction would free, and those
+        that leave as soon as they are copied."""
+        return self.allocator.free_tokens + self.cache.evictable_tokens + self._leaving_tokens
+
+    @property
+    def _leaving_tokens(self) -> int:
+        return self.cache.residency.leaving_tokens
 
     def round_up(self, num_tokens: int) -> int:
         """``num_tokens`` in whole pages."""
@@ -74,7 +83,7 @@ class KVMemory:
         """Give a waiting request its row and a lock on what is cached of it: its claimed lease, or the longest prefix.
 
         Succeeds only if the rest of its known tokens plus ``reserve`` tokens could be allocated without breaking a
-        lease; else changes nothing.
+        lease; else changes nothing. Raises NotYet if that has to wait for copies.
         """
         on_host = 0
         if request.has_claim:
@@ -99,19 +108,28 @@ class KVMemory:
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
         row = self.req_to_token.alloc() if needed <= self.available_tokens else None
-        whole = self._bring_back(match) if row is not None else match
-        opened = self.cache.open_sequence(request.namespace, whole, row) if row is not None else None
-        self.cache.unlock(match.handle)
-        return opened, whole.device_len - match.device_len
+        if row is None:
+            self.cache.unlock(match.handle)
+            return None, 0
+        try:
+            whole = self._bring_back(match)
+            return self.cache.open_sequence(request.namespace, whole, row), whole.device_len - match.device_len
+        except NotYet:
+            self.req_to_token.free(row)
+            raise
+        finally:
+            self.cache.unlock(match.handle)
 
     def _bring_back(self, match: MatchResult) -> MatchResult:
         """Order what a match has on the host to the device, where it is from now on. Returns the match as it is then:
-        the same, if there are no slots that can be written at once."""
+        the same, if there are no slots that can be written at once. Raises NotYet if there will be."""
         if self.tier is None or match.host_handle is None:
             return match
         self._evict_for(match.host_len)
         none = np.zeros(1, dtype=np.int32)
         slots = self.allocator.alloc_extend(none, np.array([match.host_len], dtype=np.int32), none)
+        if slots is None and self._leaving_tokens:
+            raise NotYet
         if slots is None:
             return match
         if self.copies.reads(slots):
@@ -214,7 +232,7 @@ class KVMemory:
         """Free memory for what already runs: evict, then break leases, until ``needed`` tokens are free or nothing is
         left to give way."""
         self._evict_for(needed)
-        while needed > self.allocator.free_tokens and self.leases.break_one(now):
+        while needed > self.allocator.free_tokens + self._leaving_tokens and self.leases.break_one(now):
             self._evict_for(needed)
 
     def _evict_for(self, needed: int) -> None:
@@ -233,9 +251,9 @@ class KVMemory:
         return loads + self.tier.next_stores()
 
     @property
-    def awaits_copies(self) -> bool:
-        """Memory comes back, or may be evicted again, when copies between the tiers end."""
-        return self.tier is not None and bool(self.tier.under_way)
+    def copies_under_way(self) -> int:
+        """Copies between the tiers that have not ended. What they read or write cannot be evicted."""
+        return len(self.tier.under_way) if self.tier is not None else 0
 
     def users_of(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
         """The requests that hold some of these slots, int32 [n]. Leases that do break."""

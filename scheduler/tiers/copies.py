@@ -38,7 +38,7 @@ class TierCopies:
     @property
     def under_way(self) -> int:
         """Copies that have not ended."""
-        return len(self._memory.tier.under_way) if self._memory.tier is not None else 0
+        return self._memory.copies_under_way
 
     def ended(self, fence: int, ok: bool, now: float) -> list[RequestEvent]:
         """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail; the requests that

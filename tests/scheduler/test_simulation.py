@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from simulation import SEED, simulate
 
+from baton.radix.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
 
 
@@ -64,12 +65,23 @@ def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, o
     """Copies end late and in any order, and fail; the host is smaller or larger than the device."""
     ratio = [1.0, 4.0][offset]
     simulation = simulate(
-        SEED + 300 + offset, steps=150, page_size=page_size, depth=depth, faults=faults, host_ratio=ratio
+        SEED + 300 + offset, steps=100, page_size=page_size, depth=depth, faults=faults, host_ratio=ratio
     )
     assert simulation.harness.tiers is not None
     counts = simulation.harness.tiers.tier.counts
     assert counts.stored and (counts.failed_stores == 0 or faults), counts
     assert counts.loaded or ratio == 1.0, counts
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("policy", [HostPolicy(write_back=True), HostPolicy(min_hits=1)], ids=["back", "selective"])
+def test_simulation_with_a_host_tier_that_stores_late(policy: HostPolicy, page_size: int, faults: bool) -> None:
+    depth = 2 if faults else 1
+    simulation = simulate(
+        SEED + 300, steps=100, page_size=page_size, depth=depth, faults=faults, host_ratio=3.0, host_policy=policy
+    )
+    assert simulation.harness.tiers is not None and simulation.harness.tiers.tier.counts.stored
 
 
 def test_a_copy_of_a_copy_that_is_not_made_yet() -> None:
