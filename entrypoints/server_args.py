@@ -1,7 +1,8 @@
 """All settings of a server. CLI flags and `Engine` keywords come from the same dataclass fields.
 
 Nothing is declared twice: each flag takes its name, type, default and help from a field of `ModelArgs`,
-`SchedulerConfig`, `TierConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process starts.
+`SchedulerConfig`, `TierConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process
+starts.
 """
 
 from __future__ import annotations
@@ -96,8 +97,18 @@ class ServerArgs:
         )
 
 
-_PARTS: dict[str, type] = {"model": ModelArgs, "scheduler": SchedulerConfig, "tiers": TierConfig, "server": ServerConfig}
-_TITLES = {"model": "model", "scheduler": "scheduler and KV cache", "tiers": "tiers of the KV cache", "server": "server"}
+_PARTS: dict[str, type] = {
+    "model": ModelArgs,
+    "scheduler": SchedulerConfig,
+    "tiers": TierConfig,
+    "server": ServerConfig,
+}
+_TITLES = {
+    "model": "model",
+    "scheduler": "scheduler and KV cache",
+    "tiers": "tiers of the KV cache",
+    "server": "server",
+}
 
 
 def compose(settings: dict[str, Any]) -> ServerArgs:
@@ -257,6 +268,7 @@ def _about_unknown(token: str, parser: argparse.ArgumentParser) -> str:
 def _refuse_contradictions(args: ServerArgs) -> None:
     _check_model(args.model)
     _check_scheduler(args.scheduler)
+    _check_tiers(args.tiers, args.scheduler)
     _check_server(args.server)
 
 
@@ -280,6 +292,19 @@ def _check_model(model: ModelArgs) -> None:
     for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
         value = getattr(model, name)
         _need(value >= 0, f"{_flag_name(name)} is {value}; use 0 for no graphs, or the size of the largest")
+
+
+def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
+    for name in ("host_cache_gb", "host_cache_ratio"):
+        _at_least(tiers, 0, (name,))
+        _need(
+            not (getattr(tiers, name) and scheduler.disable_radix_cache),
+            f"{_flag_name(name)} keeps what the radix cache holds; leave it out, or --disable-radix-cache",
+        )
+    _need(
+        not (tiers.host_cache_gb and tiers.host_cache_ratio),
+        "--host-cache-gb and --host-cache-ratio both size the host cache; set one of them",
+    )
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:

@@ -12,18 +12,21 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
+from ..memory_pool.tiers.host_pool import HostPool
 from ..radix.cache import RadixCache
+from ..radix.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import pack_ids
-from .channels import Endpoints, Receiver, Sender
+from .channels import Endpoints, Receiver, Sender, Waker
 from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
 from .constraints.item_trie_file import load_item_trie
@@ -40,22 +43,51 @@ from .sampling.sampler import Sampler
 from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
+from .tiers.host_cache import HOST_POLICIES, make_host_pool
+from .tiers.make_transfers import make_transfers
+from .tiers.transfer import Transfers
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 5.0
+"""The longest that the end of a worker waits for a copy between the tiers."""
 
-def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> Scheduler:
-    """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model"."""
+
+def build_scheduler(
+    config: SchedulerConfig,
+    eos_token_ids: tuple[int, ...],
+    host_tokens: int = 0,
+    host_policy: HostPolicy | None = None,
+) -> Scheduler:
+    """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
+
+    host_tokens: of the host tier; 0 for none.
+    """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
     cache = RadixCache(req_to_token, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
-    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids)
+    tier = None
+    if host_tokens:
+        tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
+        cache.residency = tier
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier)
 
 
-def build_worker(
-    config: WorkerConfig, backends: DeviceBackends | None = None
-) -> tuple[Scheduler, StepRunner, StepProfiler, dict]:
-    """Load the model and build everything around it; the dict is the worker's description of itself.
+class Worker(NamedTuple):
+    """The parts of a worker."""
+
+    scheduler: Scheduler
+    step_runner: StepRunner
+    profiler: StepProfiler
+    info: dict
+    """Its description of itself."""
+    runner: ModelRunner
+    host_pool: HostPool | None
+    """Set where there is a host tier; somebody must make its copies (`connect_tiers`)."""
+
+
+def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -> Worker:
+    """Load the model and build everything around it.
 
     backends: None chooses those that fit the device.
     """
@@ -74,7 +106,9 @@ def build_worker(
         asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
     )
     eos_token_ids = runner.config.eos_token_ids
-    scheduler = build_scheduler(resolved, eos_token_ids)
+    host_pool = make_host_pool(config.tiers, runner.kv_pool)
+    host_tokens = host_pool.num_tokens if host_pool is not None else 0
+    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, HOST_POLICIES[config.tiers.host_write_policy])
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
@@ -89,9 +123,10 @@ def build_worker(
         "cuda_graphs": runner.has_graphs,
         "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
+        "tiers": dataclasses.asdict(config.tiers) | {"host_tokens": host_tokens},
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return scheduler, step_runner, runner.profiler, info
+    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool)
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
@@ -103,6 +138,15 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
     """The returned function loads it at its first call: most workers need no text, and tests run models without one."""
     folder = config.model.tokenizer_path or config.model.model_path
     return functools.cache(lambda: Tokenizer.load(resolve_model_folder(folder)))
+
+
+def connect_tiers(worker: Worker, wake: Callable[[], None]) -> Transfers | None:
+    """Have the copies between device and host made, where there is a host tier. wake: ends the event loop's sleep;
+    called from another thread."""
+    if worker.host_pool is None:
+        return None
+    worker.runner.transfers = make_transfers(worker.host_pool, worker.runner.device, wake)
+    return worker.runner.transfers
 
 
 def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
@@ -120,16 +164,20 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     trie that cannot be loaded."""
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
+    waker = Waker(endpoints.to_worker)
+    transfers = None
     try:
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
-        scheduler, step_runner, profiler, info = build_worker(config)
+        worker = build_worker(config)
+        scheduler, step_runner, profiler, info = worker[:4]
         item_tries = ItemTries(
             info["vocab_size"], max_tries=config.max_item_tries, max_bytes=config.max_item_trie_bytes
         )
         for name, trie in tries.items():
             item_tries.put(name, trie)
+        transfers = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner)
         gc.collect()
         gc.freeze()  # what is alive now stays alive: later collections can skip it
@@ -146,11 +194,14 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             profiler=profiler,
             overlap=info["overlap"],
             watch_threads=watch_cpu_threads(info["device"]),
+            transfers=transfers,
         )
         loop.run(stop)
     finally:
-        inbox.close()
-        outbox.close()
+        if transfers is not None:
+            transfers.close(CLOSE_S)
+        for channel in (waker, inbox, outbox):
+            channel.close()
 
 
 if __name__ == "__main__":

@@ -126,6 +126,8 @@ class KVMemory:
         if self.tier is None or match.host_handle is None:
             return match
         self._evict_for(match.host_len)
+        if match.host_handle.parent is None:
+            return match  # what had to leave the device took its place on the host
         none = np.zeros(1, dtype=np.int32)
         slots = self.allocator.alloc_extend(none, np.array([match.host_len], dtype=np.int32), none)
         if slots is None and self._leaving_tokens:

@@ -54,8 +54,8 @@ class PendingCopies:
         return self._find(sequence) is not None
 
     def reads(self, slots: np.ndarray) -> bool:
-        """Are some of these slots, int32 [n], to be copied from? They may have been freed since: the step that makes the
-        copies does so before it writes, but a load would not wait for that."""
+        """Are some of these slots, int32 [n], to be copied from? They may have been freed since: the step that makes
+        the copies does so before it writes anything, but a load would not wait for that."""
         return any(np.isin(entry.copies.source, slots).any() for entry in self._entries.values())
 
     def source_of(self, sequence: KVSequence, slots: np.ndarray) -> np.ndarray:

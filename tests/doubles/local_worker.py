@@ -11,11 +11,11 @@ from typing import Any
 from forced_options import FORCED
 from specs import make_spec
 
-from baton.runtime.config import ModelArgs, WorkerConfig
+from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepInFlight
-from baton.runtime.worker import build_worker
+from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
@@ -49,15 +49,25 @@ class LocalWorker:
         overlap: bool = False,
         backends: DeviceBackends | None = None,
         model_options: dict[str, Any] | None = None,
+        tiers: TierConfig | None = None,
         **options: Any,
     ) -> None:
         options = {"max_total_tokens": 4096, **options}
         defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", **FORCED}
         model = ModelArgs(model_path=str(model_path), **(defaults | (model_options or {})))
-        config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
-        self.scheduler, self.step_runner, _, self.info = build_worker(config, backends)
+        config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options), tiers=tiers or TierConfig())
+        worker = build_worker(config, backends)
+        self.scheduler, self.step_runner, self.info = worker.scheduler, worker.step_runner, worker.info
+        self.transfers = connect_tiers(worker, lambda: None)
         self.overlap = overlap
         self._count = 0
+
+    def end_copies(self) -> None:
+        """Wait for the copies between device and host that are under way."""
+        assert self.transfers is not None
+        while self.transfers.under_way:
+            for ended in self.transfers.poll():
+                self.scheduler.copies.ended(ended.fence, ended.ok, 0.0)
 
     def generate(
         self,
@@ -89,10 +99,15 @@ class LocalWorker:
         in_flight: deque[StepInFlight] = deque()
         while True:
             batch = self.scheduler.next_batch(0.0)
+            if self.transfers is not None:
+                self.transfers.order(self.scheduler.copies.take())
             if batch is not None:
                 in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:
                     continue
+            if not in_flight and self.transfers is not None and self.transfers.under_way:
+                self.end_copies()
+                continue
             if not in_flight:
                 break
             output = self.step_runner.finish(in_flight.popleft())

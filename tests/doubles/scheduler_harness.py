@@ -108,9 +108,7 @@ class Harness:
         self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos))
         self.tiers: FakeTiers | None = None
         if host_tokens:
-            self.tiers = FakeTiers(
-                self.cache, self.model, host_tokens=host_tokens, policy=host_policy, rng=copies_rng
-            )
+            self.tiers = FakeTiers(self.cache, self.model, host_tokens=host_tokens, policy=host_policy, rng=copies_rng)
         tier = self.tiers.tier if self.tiers is not None else None
         self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, tier)
         self.depth = depth

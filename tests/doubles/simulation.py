@@ -43,7 +43,8 @@ class Simulation:
     """One run from one seed. Time advances by one second per step; everything else is drawn."""
 
     def __init__(self, seed: int, *, faults: bool = False, host_ratio: float = 0.0, **options) -> None:
-        """faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier; 0: none."""
+        """faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of
+        the pool; 0: none."""
         self.rng = rng = random.Random(seed)
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])

@@ -1,4 +1,4 @@
-"""Copies between device and host for a scheduler on the KV-echo model: they are made late, end in any order, and fail."""
+"""Copies between device and host for a scheduler on the KV-echo model: made late, ended in any order, and failing."""
 
 from __future__ import annotations
 

@@ -84,6 +84,11 @@ def test_simulation_with_a_host_tier_that_stores_late(policy: HostPolicy, page_s
     assert simulation.harness.tiers is not None and simulation.harness.tiers.tier.counts.stored
 
 
+def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:
+    policy = HostPolicy(write_back=True)
+    simulate(6072, steps=200, page_size=2, depth=2, policy="lpm", host_ratio=0.5, host_policy=policy)
+
+
 def test_a_copy_of_a_copy_that_is_not_made_yet() -> None:
     """A lease is copied in the step in which its own slots are, while the slots they come from have been reused."""
     simulate(1072, steps=400, page_size=1, policy="lpm")
