@@ -77,10 +77,14 @@ class FoundTokens:
 
     device: int = 0
     host: int = 0
+    disk: int = 0
+    """They went to the host on this request's account, and from there on."""
+    remote: int = 0
+    """As ``disk``."""
 
     @property
     def total(self) -> int:
-        return self.device + self.host
+        return self.device + self.host + self.disk + self.remote
 
 
 class Request:
