@@ -158,9 +158,8 @@ class DiskTier:
         return going_on
 
     @property
-    def held_tokens(self) -> int:
-        """Host tokens that reads under way fill."""
-        return sum(len(reading.order.host_slots) for reading in self.readings.values() if reading.wanted)
+    def coming(self) -> list[np.ndarray]:
+        return [reading.order.host_slots for reading in self.readings.values() if reading.wanted]
 
     # -- orders -------------------------------------------------------------------------------------------------------
 

@@ -95,6 +95,11 @@ class Below(Protocol):
         """Fences of all that reads from the host."""
         ...
 
+    @property
+    def coming(self) -> list[np.ndarray]:
+        """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
+        ...
+
     def cut_loose(self) -> list[tuple[int, np.ndarray]]:
         """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
         ...
