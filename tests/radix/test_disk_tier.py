@@ -225,6 +225,14 @@ def random_life(seed: int, page: int) -> int:
     def pick() -> Running | None:
         return rng.choice(rig.running) if rig.running else None
 
+    said: list[np.ndarray] = [some_ids()]
+
+    def insert() -> None:
+        if rig.pool.num_free:
+            said.append(some_ids())
+            whole = rig.start(said[-1])
+            rig.finish(whole) if rig.compute(whole) else rig.release(whole)
+
     def start() -> None:
         if rig.pool.num_free:
             rig.start(some_ids(), rng.choice(["", "salt"]))
@@ -267,8 +275,19 @@ def random_life(seed: int, page: int) -> int:
             rig.finish(running)
         assert rig.cache.reset()
 
-    weights = {reset: 0.5, start: 5, compute: 6, publish: 4, leave: 4, rig.pump: 4, end: 6, distrust: 0.3, lose: 1}
-    weights |= {rig.pump_disk: 4, end_disk: 6, lambda: read(rig, some_ids(), rng.choice(["", "salt"])): 6}
+    weights = {
+        reset: 0.5,
+        insert: 8,
+        start: 3,
+        compute: 6,
+        publish: 4,
+        leave: 4,
+        rig.pump: 4,
+        end: 6,
+        distrust: 0.3,
+        lose: 1,
+    }
+    weights |= {rig.pump_disk: 4, end_disk: 6, lambda: read(rig, rng.choice(said)): 8}
     weights |= {lambda: rig.load(some_ids(), rng.choice(["", "salt"])): 4}
     weights |= {
         lambda: rig.cache.evict(rng.randrange(20 * page)): 4,
