@@ -19,7 +19,7 @@ from ..scheduler.outcome import RequestRefused
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.tiers.copies import TierCopies
+from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
@@ -123,7 +123,7 @@ class EventLoop:
         batch = self._scheduler.next_batch(now)
         self._profiler.lap("schedule")
         if self._transfers is not None:
-            self._transfers.order(self._scheduler.copies.take())
+            self._transfers.order(self._scheduler.tiers.take())
             self._profiler.lap("tiers")
         self._last_launched = batch
         if batch is not None:
@@ -186,9 +186,9 @@ class EventLoop:
     def end_copies(self, now: float) -> None:
         """Tell the scheduler which copies between the tiers have ended."""
         for ended in self._transfers.poll() if self._transfers is not None else ():
-            events = self._scheduler.copies.ended(ended.fence, ended.ok, now)
+            events = self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now)
             if events:
-                self.tell(events, now, failure=RequestRefused(TierCopies.FAILED, status=500, code="kv_load_failed"))
+                self.tell(events, now, failure=RequestRefused(Tiers.FAILED, status=500, code="kv_load_failed"))
 
     # -- messages ------------------------------------------------------------------------------------------------------
 

