@@ -22,7 +22,7 @@ import xxhash
 from .block_keys import KEY_BYTES
 
 _MAGIC = b"baton-kv"
-_VERSION = 1
+VERSION = 1
 _IDENTITY = struct.Struct(f"<8sI{KEY_BYTES}s{KEY_BYTES}sQ")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _IDENTITY.size + _CHECKSUM.size
@@ -63,7 +63,7 @@ class BlockFrame:
 
     def _identity(self, key: bytes) -> bytes:
         """The header without the checksum."""
-        return _IDENTITY.pack(_MAGIC, _VERSION, self.model, key, self.block_bytes)
+        return _IDENTITY.pack(_MAGIC, VERSION, self.model, key, self.block_bytes)
 
 
 def check_key(key: bytes) -> None:

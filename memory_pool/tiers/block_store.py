@@ -75,6 +75,10 @@ class BlockStore(Protocol):
         """Remove every block of this model."""
         ...
 
+    def close(self) -> None:
+        """Give up what it holds open. For whoever opened it, when no other call is running."""
+        ...
+
 
 class RareWarnings:
     """Says which failures to log: one of each kind in WARN_S."""

@@ -289,6 +289,8 @@ class Batches:
 
     def clear(self, now: float) -> None: ...
 
+    def close(self) -> None: ...
+
 
 def test_stores_go_together_where_that_is_of_use(memory: np.ndarray) -> None:
     batches = Batches()
