@@ -162,6 +162,12 @@ class TestRoundTrips:
         events.clear()
         assert store.find(keys(*range(9)), 0.0) == 5 and "".join(events).count("sr") == 1 == events.count("s")
 
+    def test_a_miss_costs_no_connection(self, store: RemoteStore) -> None:
+        """What had been asked for beyond it is taken in."""
+        assert all(put(store, 1, 3))
+        socket = store._link._connection._sock
+        assert get(store, 1, 2, 3) == 1 and get(store, 3, 1) == 2 and store._link._connection._sock is socket
+
     def test_a_batch_is_bounded_by_bytes(self, server: RedisServer) -> None:
         for block_bytes, blocks in ((2**23, 1), (2**22, 2), (2**26, 1)):
             store = RemoteStore(server.url, block_bytes, MODEL)
@@ -183,8 +189,9 @@ class TestSharing:
     def test_models_do_not(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, b"another")
         assert put(store, 1, 2) == [True] * 2 and other.find(keys(1), 0.0) == 0 and put(other, 1) == [True]
+        assert store.contains(KEY)
         store.clear(0.0)
-        assert store.find(keys(1), 0.0) == 0 and not store.contains(KEY) and get(other, 1) == 1
+        assert not store.contains(KEY) and store.find(keys(1), 0.0) == 0 and get(other, 1) == 1
         other.close()
 
     def test_clear_finds_more_than_one_page_of_names(

@@ -267,10 +267,11 @@ class Batches:
     def __init__(self) -> None:
         self.batches: list[list[bytes]] = []
         self.payloads: list[bytes] = []
+        self.known: set[bytes] = set()
         self.open = threading.Event()
 
     def contains(self, key: bytes) -> bool:
-        return False
+        return key in self.known
 
     def find(self, keys: Sequence[bytes], now: float) -> int:
         return len(keys)
@@ -302,6 +303,17 @@ def test_stores_go_together_where_that_is_of_use(memory: np.ndarray) -> None:
     assert batches.batches == [keys(1, 2, 3), keys(4), [b"touch"], keys(5)]
     assert batches.payloads == [bytes(payload_of(key)) for key in keys(1, 2, 3, 4, 5)]
     assert io.close(60) and io.queued_bytes == 0
+
+
+def test_what_came_to_be_there_is_left_out_of_a_batch(memory: np.ndarray) -> None:
+    batches, now = Batches(), [0.0]
+    io = BlockIO(batches, memory, 10 * BLOCK, clock=lambda: now.append(now[-1] + 1.0) or now[-1])
+    assert io.load(keys(9), pages(9), "load", NEVER)
+    assert all(store(io, memory, number) for number in (1, 2, 3))
+    batches.known.add(key_of(1))
+    batches.open.set()
+    assert io.close(60) and batches.batches == [keys(2, 3)]
+    assert io.poll()[1:] == [(1, 1, 1 / 3), (2, 1, 1 / 3), (3, 0, 1 / 3)]  # a tick of the clock, shared
 
 
 class TestSlowDisk:
@@ -422,6 +434,14 @@ def test_a_thread_that_dies_leaves_nobody_waiting(
     assert io.poll() == [] and io.pending == 0 == io.queued_bytes
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and errors[0].exc_info is not None and "KV on disk" in errors[0].getMessage()
+
+
+def test_a_thread_that_dies_wakes_its_owner(pool: DiskPool, memory: np.ndarray, monkeypatch, caplog) -> None:
+    woken = threading.Event()
+    monkeypatch.setattr(DiskPool, "put_many", None)
+    io = BlockIO(pool, memory, BLOCK, wake=woken.set)
+    assert store(io, memory, 1) and woken.wait(60) and brief(io.poll()) == [(1, 0)] and len(caplog.records) == 1
+    assert io.close(60)
 
 
 class TestArguments:
