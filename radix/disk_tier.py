@@ -57,8 +57,8 @@ class BlockRead:
     keys: tuple[bytes, ...]
     host_slots: np.ndarray
     """int32 [len(keys) * block_tokens]"""
-    deadline: float
-    """In the scheduler's time: nobody waits longer."""
+    timeout: float
+    """Seconds from the order on: nobody waits longer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -224,7 +224,7 @@ class DiskTier:
         end = first + count
         return OnDisk(namespace, ids[: end * size].copy(), first, tuple(keys[first:end]), gain, under_way)
 
-    def begin_read(self, found: OnDisk, deadline: float) -> int | None:
+    def begin_read(self, found: OnDisk, timeout: float) -> int | None:
         """Order a read; its fence. None if the host has no room, or others fill it just now."""
         tokens = len(found.keys) * self.block_tokens
         coming = sum(map(len, self.coming))
@@ -234,7 +234,7 @@ class DiskTier:
         if slots is None:
             return None
         fence = self._host.allocator.fences.open()
-        order = BlockRead(fence, found.keys, slots, deadline)
+        order = BlockRead(fence, found.keys, slots, timeout)
         self.readings[fence] = Reading(order, found.namespace, found.ids)
         self._reading_keys |= dict.fromkeys(found.keys, fence)
         self._new_reads.append(order)

@@ -63,6 +63,8 @@ class BlockIOStats:
     """Stores that were not accepted because too much was queued."""
     late_loads: int = 0
     """Loads that ran into their deadline."""
+    unsound_stores: int = 0
+    """Blocks that were not stored because what is in them cannot be right."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +104,7 @@ class BlockIO:
     wake: called by the thread when there is something to `poll`, without any lock of ours.
     clock: seconds; what deadlines are measured on.
     name: of the thread, and in the log.
+    is_sound: may this block, uint8 [block_bytes], be stored? What is stored may be read after any restart.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class BlockIO:
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         name: str = "disk",
+        is_sound: Callable[[np.ndarray], bool] = lambda block: True,
     ) -> None:
         if max_queued_bytes < pool.block_bytes:
             raise ValueError(f"max_queued_bytes {max_queued_bytes} leaves no room for one block of {pool.block_bytes}")
@@ -121,6 +125,7 @@ class BlockIO:
         self._pool = pool
         self._pages = BlockPages(pages, pool.block_bytes)
         self._wake = wake
+        self._is_sound = is_sound
         self._clock = clock
         self._max_queued_bytes = max_queued_bytes
         self._changed = threading.Condition()
@@ -329,9 +334,14 @@ class BlockIO:
         """What has come into the store meanwhile is not looked at."""
         there = [self._pool.contains(store.key) for store in stores]
         wanted = [store for store, known in zip(stores, there) if not known]
-        source = _Pages(self, np.array([store.pages for store in wanted]))
-        written = iter(self._pool.put_many([store.key for store in wanted], source, now) if wanted else ())
-        return [int(known or next(written)) for known in there]
+        sound = [store for store in wanted if self._is_sound(self._pages.gather(store.pages))]
+        if len(sound) < len(wanted):
+            self.stats.unsound_stores += len(wanted) - len(sound)
+            logger.warning("%d blocks of KV are not finite and are not stored", len(wanted) - len(sound))
+        source = _Pages(self, np.array([store.pages for store in sound]))
+        written = self._pool.put_many([store.key for store in sound], source, now) if sound else []
+        kept = {store.key for store, done in zip(sound, written, strict=True) if done}
+        return [int(known or store.key in kept) for store, known in zip(stores, there)]
 
 
 class _Pages:

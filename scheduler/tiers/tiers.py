@@ -125,7 +125,7 @@ class Tiers:
         request.status = RequestStatus.WAITING
         if found is None:
             return False
-        if not self._begin(request, found):
+        if not self._begin(request, found, now):
             if not self._readers:
                 return False  # nobody makes room
             self._in_turn.append(request)
@@ -137,10 +137,10 @@ class Tiers:
             return None
         return self._disk.find(request.namespace, request.token_ids.view(0, request.prefix_limit))
 
-    def _begin(self, request: Request, found: OnDisk) -> bool:
+    def _begin(self, request: Request, found: OnDisk, now: float) -> bool:
         """Begin to read for a request, or join whoever reads it. False if it must wait for its turn."""
         assert self._disk is not None
-        fence = found.under_way or self._disk.begin_read(found, request.disk_deadline)
+        fence = found.under_way or self._disk.begin_read(found, request.disk_deadline - now)
         if fence is None:
             return False
         request.reads += 1
@@ -152,7 +152,7 @@ class Tiers:
         while self._in_turn:
             request = self._in_turn[0]
             found = self._find(request)
-            begun = found is not None and self._begin(request, found)
+            begun = found is not None and self._begin(request, found, now)
             if not begun and found is not None and self._readers:
                 return
             self._in_turn.popleft()

@@ -28,7 +28,7 @@ def read(rig: DiskRig, ids: np.ndarray, namespace: str = "") -> int | None:
     found = rig.disk.find(namespace, ids)
     if found is None or found.under_way:
         return None
-    fence = rig.disk.begin_read(found, deadline=0.0)
+    fence = rig.disk.begin_read(found, timeout=1.0)
     rig.pump_disk()
     return fence
 

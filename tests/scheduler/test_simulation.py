@@ -94,7 +94,8 @@ def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -
     first = simulate(SEED + 400, steps=60, **options).harness.tiers
     assert first is not None and first.disk is not None and first.disk.counts.written
     again = simulate(SEED + 400, steps=60, blocks=first.blocks, **options).harness.tiers
-    assert again is not None and again.disk is not None and again.disk.counts.adopted, again.disk.counts
+    assert again is not None and again.disk is not None
+    assert again.disk.counts.adopted, again.disk.counts
 
 
 def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:
