@@ -124,7 +124,7 @@ class HostTier:
         self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
         self.under_way: dict[int, UnderWay] = {}
         """Copies that have not ended, by fence."""
-        self.below: Below | None = None
+        self.below: list[Below] = []
         """What is behind the host."""
         self._ready: list[TierCopy] = []
         """Stores of what has to leave the device, to be made now."""
@@ -175,8 +175,10 @@ class HostTier:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
         self.leaving_tokens = 0
-        behind = self.below.cut_loose() if self.below is not None else []
-        self.allocator.reset([(copy.fence, copy.host_slots) for copy in copies] + behind)
+        going_on = [(copy.fence, copy.host_slots) for copy in copies]
+        for tier in self.below:
+            going_on += tier.cut_loose()
+        self.allocator.reset(going_on)
         self._wanted.clear()
         self.order.clear()
         self.tokens = 0
@@ -297,8 +299,9 @@ class HostTier:
         for copied in nodes:
             self.may_be_leaf(copied)
         self._cache.unlock(node)
-        if trusted and to_host and self.below is not None:
-            self.below.stored(node)
+        if trusted and to_host:
+            for tier in self.below:
+                tier.stored(node)
 
     def _forget_below(self, top: TreeNode) -> None:
         """Give up the copies of a node and of all below it: no copy is without its parent's."""
@@ -330,8 +333,8 @@ class HostTier:
         """Free the copy of a node. A copy from or to it that is under way still has its slots."""
         assert node.host is not None and node.parent is not None
         fences = [fence for fence in (node.storing, node.loading) if fence]
-        if self.below is not None:
-            fences += self.below.reading
+        for tier in self.below:
+            fences += tier.reading
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
         self.tokens -= len(node)

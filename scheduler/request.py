@@ -93,20 +93,21 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "asked",
         "beam_kv",
         "beams",
+        "brought",
         "committed_len",
         "constraint",
         "constraint_state",
-        "disk_deadline",
         "finish",
         "found",
-        "from_disk",
         "index",
         "inheritance",
         "is_open",
         "kv",
         "last_step",
+        "loading_deadline",
         "logprob_next",
         "logprobs",
         "max_new_tokens",
@@ -180,11 +181,13 @@ class Request:
         self.found = FoundTokens()
         """What the first admission found in the cache."""
         self.reads = 0
-        """Reads from disk that it has waited for, or waits for."""
-        self.disk_deadline = math.inf
-        """When it goes on without them."""
-        self.from_disk = 0
-        """Tokens that these brought to the host."""
+        """Reads of blocks that it has waited for, or waits for."""
+        self.asked = False
+        """True once a remote store has been asked what it has."""
+        self.loading_deadline = math.inf
+        """When it goes on without."""
+        self.brought: dict[str, int] = {}
+        """Tokens that these brought to the host, by store."""
         self.queried = False
         """True once what was found is counted; a retracted request is not counted again."""
         self.beams: BeamGroup | None = None

@@ -10,12 +10,14 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
+from ..radix.block_tier import BlockTier
 from ..radix.cache import RadixCache
-from ..radix.disk_tier import DiskTier
 from ..radix.host_tier import HostTier
 from ..radix.lease import LeaseTable
 from .batch import ScheduleBatch, StepResult, StopMatch
@@ -55,9 +57,9 @@ class Scheduler:
         cache: RadixCache,
         eos_token_ids: tuple[int, ...],
         tier: HostTier | None = None,
-        disk: DiskTier | None = None,
+        stores: Sequence[BlockTier] = (),
     ) -> None:
-        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, disk: below the device."""
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
         self._config = config
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
@@ -81,7 +83,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
-        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, disk)
+        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, stores)
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""

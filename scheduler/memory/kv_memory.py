@@ -94,8 +94,9 @@ class KVMemory:
             return False
         request.kv = opened
         if not request.queried:
-            on_disk = min(on_host, request.from_disk)
-            request.found = FoundTokens(opened.length - on_host, on_host - on_disk, on_disk)
+            disk = min(on_host, request.brought.get("disk", 0))
+            remote = min(on_host - disk, request.brought.get("remote", 0))
+            request.found = FoundTokens(opened.length - on_host, on_host - disk - remote, disk, remote)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
             request.inheritance.lost_claim()

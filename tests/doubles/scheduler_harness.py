@@ -84,7 +84,7 @@ class Harness:
         host_tokens: int = 0,
         host_policy: HostPolicy | None = None,
         block_tokens: int = 0,
-        blocks: FakeBlocks | None = None,
+        blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
         tiers_rng: random.Random | None = None,
         **more: Any,
     ) -> None:
@@ -119,8 +119,8 @@ class Harness:
                 blocks=blocks,
                 rng=tiers_rng,
             )
-        host, disk = (self.tiers.host, self.tiers.disk) if self.tiers is not None else (None, None)
-        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, host, disk)
+        host, stores = (self.tiers.host, self.tiers.stores) if self.tiers is not None else (None, [])
+        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, host, stores)
         self.depth = depth
         self.eos = eos
         self.check = check

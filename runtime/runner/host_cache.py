@@ -10,8 +10,8 @@ from ...memory_pool.kv_pool import MHAKVPool
 from ...memory_pool.tiers.host_pool import HostPool
 from ...radix.host_tier import HostPolicy
 from ..config import TierConfig
-from ..runner.host_cache_sizing import plan_host_tokens
-from ..runner.memory_sizing import available_memory
+from .host_cache_sizing import plan_host_tokens
+from .memory_sizing import available_memory
 
 logger = logging.getLogger(__name__)
 
