@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..scheduler.outcome import FinishReason
+from ..scheduler.outcome import FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
 
 
@@ -121,7 +121,7 @@ class TokenOutput(Message, frozen=True):
     index: int = 0
     new_ids: bytes = b""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    found: FoundTokens = FoundTokens()
     completion_tokens: int = 0
     finish: FinishReason | None = None
     params: DetokenizeParams | None = None

@@ -141,7 +141,7 @@ class RequestMeter:
         metrics.output_finished(output.finish.type)
         # All results of a search count as one.
         if output.index == 0 or not self._is_search:
-            metrics.cached_tokens.inc(output.cached_tokens)
+            metrics.cached_tokens.inc(output.found.total)
             if self._is_continuation and output.index == 0:
                 metrics.prompt_tokens.inc(output.prompt_tokens)  # the parent's length is known only now
             if self._started is not None:

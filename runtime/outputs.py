@@ -95,7 +95,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         index=request.index,
         new_ids=pack_ids(pending.ids),
         prompt_tokens=request.prompt_len,
-        cached_tokens=request.found.total,
+        found=request.found,
         completion_tokens=request.num_output_tokens,
         finish=event.finish,
         params=pending.params,
@@ -115,7 +115,7 @@ def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, n
     common = TokenOutput(
         rid=request.rid,
         prompt_tokens=request.prompt_len,
-        cached_tokens=request.found.total,
+        found=request.found,
         finish=finish,
         params=pending.params,
         input_logprobs=_chunk(pending.input_logprobs),

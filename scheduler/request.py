@@ -30,7 +30,7 @@ from ..radix.node import TreeNode
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
-from .outcome import FinishReason, RequestRefused, Retained
+from .outcome import FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 
@@ -69,22 +69,6 @@ class Inheritance:
             self.lease = None
             if self.path == "handoff":
                 self.path = "match"
-
-
-@dataclass(slots=True, frozen=True)
-class FoundTokens:
-    """Where the KV of a prompt's first tokens was found, in tokens."""
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    """They went to the host on this request's account, and from there on."""
-    remote: int = 0
-    """As ``disk``."""
-
-    @property
-    def total(self) -> int:
-        return self.device + self.host + self.disk + self.remote
 
 
 class Request:

@@ -7,6 +7,12 @@ from typing import Any
 import msgspec
 
 from ...runtime.answer import Output
+from ...scheduler.outcome import FoundTokens
+
+
+def cached_tokens(found: FoundTokens) -> dict[str, Any]:
+    """``cached_tokens`` and, as in SGLang, ``cached_tokens_details``: in which tier they were."""
+    return {"cached_tokens": found.total, "cached_tokens_details": msgspec.structs.asdict(found)}
 
 
 def beam_scores(output: Output) -> dict[str, Any]:

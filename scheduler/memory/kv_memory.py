@@ -24,7 +24,8 @@ from ...radix.cuts import fork_sequence, truncate
 from ...radix.host_tier import HostTier, TierCopy
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
-from ..request import FoundTokens, Request
+from ..outcome import FoundTokens
+from ..request import Request
 from .pending_copies import PendingCopies
 
 MAX_SLACK = 512

@@ -20,7 +20,7 @@ from baton.runtime.messages import (
     WorkerStats,
 )
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason, RequestRefused
+from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
@@ -36,8 +36,8 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
             assert isinstance(request, RequestSpec)
             assert unpack_ids(request.input_ids).tolist() == [97, 98]
             assert (request.sampling, request.namespace, request.stream) == (sampling, "n", True)
-            await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, cached_tokens=1)
-            await backend.output("r", "yz", LENGTH, prompt_tokens=2, completion_tokens=3, cached_tokens=1)
+            await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, found=FoundTokens(1))
+            await backend.output("r", "yz", LENGTH, prompt_tokens=2, completion_tokens=3, found=FoundTokens(1))
             (output,) = await call.outputs()
             assert output.text == "xyz" and output.token_ids == list(b"xyz")
             assert (output.finish, output.prompt_tokens, output.completion_tokens) == (LENGTH, 2, 3)
@@ -259,7 +259,7 @@ def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with await backend.manager.open([prompt()], stream=True) as call:
             await backend.output("r", "x")
-            await backend.output("r", "yz", LENGTH, cached_tokens=1)
+            await backend.output("r", "yz", LENGTH, found=FoundTokens(1))
             await call.outputs()
         with await backend.manager.open([prompt()], stream=False):
             pass
