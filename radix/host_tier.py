@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -82,6 +83,28 @@ class HostPolicy:
     """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
 
 
+class Below(Protocol):
+    """A tier behind the host, which reads the host's copies and brings others."""
+
+    def stored(self, node: TreeNode) -> None:
+        """A node has a copy on the host now."""
+        ...
+
+    @property
+    def reading(self) -> Sequence[int]:
+        """Fences of all that reads from the host."""
+        ...
+
+    @property
+    def coming(self) -> list[np.ndarray]:
+        """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
+        ...
+
+    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
+        """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
+        ...
+
+
 class HostTier:
     """A residency that keeps what leaves the device, if it was stored before (write-through).
 
@@ -101,6 +124,8 @@ class HostTier:
         self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
         self.under_way: dict[int, UnderWay] = {}
         """Copies that have not ended, by fence."""
+        self.below: Below | None = None
+        """What is behind the host."""
         self._ready: list[TierCopy] = []
         """Stores of what has to leave the device, to be made now."""
         self._storing = 0
@@ -150,7 +175,8 @@ class HostTier:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
         self.leaving_tokens = 0
-        self.allocator.reset([(copy.fence, copy.host_slots) for copy in copies])
+        behind = self.below.cut_loose() if self.below is not None else []
+        self.allocator.reset([(copy.fence, copy.host_slots) for copy in copies] + behind)
         self._wanted.clear()
         self.order.clear()
         self.tokens = 0
@@ -184,7 +210,7 @@ class HostTier:
     def _store(self, node: TreeNode, leaving: int = 0) -> TierCopy | None:
         parent = node.parent
         assert parent is not None
-        slots = self._allocate(len(node))
+        slots = self.allocate(len(node))
         if slots is None:
             self.counts.no_room += len(node)
             return None
@@ -203,7 +229,7 @@ class HostTier:
         self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(node), leaving)
         return copy
 
-    def _allocate(self, tokens: int) -> np.ndarray | None:
+    def allocate(self, tokens: int) -> np.ndarray | None:
         """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
         short = tokens - self.allocator.free_tokens
         if short > 0:
@@ -269,8 +295,10 @@ class HostTier:
         elif not trusted:
             self._cache.drop_path(node, start)
         for copied in nodes:
-            self._may_be_leaf(copied)
+            self.may_be_leaf(copied)
         self._cache.unlock(node)
+        if trusted and to_host and self.below is not None:
+            self.below.stored(node)
 
     def _forget_below(self, top: TreeNode) -> None:
         """Give up the copies of a node and of all below it: no copy is without its parent's."""
@@ -302,12 +330,19 @@ class HostTier:
         """Free the copy of a node. A copy from or to it that is under way still has its slots."""
         assert node.host is not None and node.parent is not None
         fences = [fence for fence in (node.storing, node.loading) if fence]
+        if self.below is not None:
+            fences += self.below.reading
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
         self.tokens -= len(node)
         node.parent.host_children -= 1
-        self._may_be_leaf(node.parent)
+        self.may_be_leaf(node.parent)
 
-    def _may_be_leaf(self, node: TreeNode) -> None:
+    def took_copy(self, node: TreeNode) -> None:
+        """A node got a copy from elsewhere."""
+        self.tokens += len(node)
+        self.may_be_leaf(node)
+
+    def may_be_leaf(self, node: TreeNode) -> None:
         if HostOrder.is_leaf(node):
             self.order.add(node)

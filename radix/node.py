@@ -23,6 +23,7 @@ class TreeNode:
     """
 
     __slots__ = (
+        "block_keys",
         "child_key",
         "children",
         "device_children",
@@ -73,6 +74,8 @@ class TreeNode:
         """Fence of the copy to the device that is under way; 0 if none is."""
         self.hits = 0
         """Matches that ended here."""
+        self.block_keys: list[bytes] | None = None
+        """Names of the blocks that end in this node; None until somebody asks (see disk_tier.py)."""
         self.lock_ref = 0
         """Direct locks + locked children. Above 0 the node must not be evicted."""
         self.lease_ref = 0

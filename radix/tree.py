@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .node import ID_BYTES, TreeNode
+from .node import ID_BYTES, NO_SLOTS, TreeNode
 
 _HIDDEN = "\0hidden "
 """What hidden branches are filed under begins with this; no client's namespace does."""
@@ -96,6 +96,7 @@ class RadixTree:
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
         upper.on_device, upper.hits = node.on_device, node.hits
         upper.storing, upper.loading = node.storing, node.loading
+        node.block_keys = None
         upper.lock_ref = 1 if node.lock_ref else 0
         upper.lease_ref = 1 if node.lease_ref else 0
         node.parent.children[node.child_key] = upper
@@ -136,6 +137,24 @@ class RadixTree:
         parent.device_children += 1
         self.total_nodes += 1
         return leaf
+
+    def add_host_leaf(
+        self, parent: TreeNode, namespace: str, key: bytes, host: np.ndarray, last_access: int
+    ) -> TreeNode:
+        """As `add_leaf`, for a node that is on the host only; its parent is there too, or is the root."""
+        leaf = self.add_leaf(parent, namespace, key, NO_SLOTS, last_access)
+        leaf.on_device, leaf.host = False, host
+        parent.device_children -= 1
+        parent.host_children += 1
+        return leaf
+
+    def namespace_of(self, node: TreeNode) -> str:
+        """The namespace of a node that `reachable` returns, the root aside."""
+        while node.parent is not self.root:
+            assert node.parent is not None
+            node = node.parent
+        assert isinstance(node.child_key, tuple)
+        return node.child_key[0]
 
     def remove_leaves(self, leaves: Sequence[TreeNode]) -> None:
         """Remove nodes without a copy on the host that have no children, or only such as come earlier in ``leaves``.

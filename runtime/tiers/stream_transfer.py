@@ -80,6 +80,7 @@ class StreamTransfers:
     def under_way(self) -> int:
         return self._under_way
 
+    @torch.inference_mode()  # the pools may have been made in it; torch then writes to them in no other
     def order(self, copies: Sequence[TierCopy]) -> None:
         self._under_way += len(copies)
         if self._closed:
@@ -114,11 +115,10 @@ class StreamTransfers:
             stream.synchronize()
         return True
 
-    @torch.inference_mode()  # the pools may have been made in it; torch then writes to them in no other
     def _queue_loads(self, loads: list[TierCopy]) -> None:
         self._up.wait_stream(self._cuda.current_stream())
         sound, arrived = list(loads), []
-        with self._cuda.stream(self._down):
+        with self._cuda.stream(self._up):
             began = self._mark()
             for piece in self._pieces:
                 for copy in list(sound):
@@ -131,7 +131,6 @@ class StreamTransfers:
         if sound:
             self._loads.append(_Queued(sound, began, arrived))
 
-    @torch.inference_mode()
     def _queue_store(self, copy: TierCopy) -> None:
         self._down.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(self._down):

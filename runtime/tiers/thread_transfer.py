@@ -99,7 +99,7 @@ class ThreadTransfers:
             self._changed.notify_all()
 
     def wait_layer(self, layer: int) -> None:
-        if not self.loading:
+        if not (self._groups or self._failed):
             return
         with self._changed:  # the last group is the last to come
             while not self._failed and self._groups and self._groups[-1].layers <= layer:

@@ -4,101 +4,15 @@ any order and fail, and no slot of either pool is ever lost or owned twice."""
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, Running, int32
+from cache_rig import Running, int32
+from host_rig import TierRig, tokens
 
-from baton.memory_pool.allocator import Allocator
-from baton.radix.host_invariants import check_host
-from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
-from baton.radix.invariants import check_tree, conservation
+from baton.radix.host_tier import HostPolicy
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
-
-
-def tokens(count: int, first: int = 1) -> np.ndarray:
-    return np.arange(first, first + count, dtype=np.int32)
-
-
-class TierRig(CacheRig):
-    """`pump` starts the copies that are due, `end` ends one; between the two the slots must stay as they are."""
-
-    def __init__(self, host_tokens: int = 512, policy: HostPolicy | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        page = self.cache.page_size
-        fences = self.allocator.fences
-        self.host_allocator = Allocator(host_tokens, page, fences=fences, check=True)
-        self.tier = HostTier(self.cache, self.host_allocator, policy)
-        self.cache.residency = self.tier
-        self.host: list[object] = [None] * (host_tokens + page)
-        self.copies: dict[int, TierCopy] = {}
-
-    def pump(self) -> None:
-        for copy in self.tier.next_stores():
-            self.copies[copy.fence] = copy
-
-    def end(self, fence: int, ok: bool = True) -> np.ndarray | None:
-        """The copy is made only now: whoever changed its slots meanwhile would have spoilt it."""
-        copy = self.copies.pop(fence)
-        source, target = (self.kv, self.host) if copy.to_host else (self.host, self.kv)
-        froms, tos = copy.device_slots, copy.host_slots
-        if not copy.to_host:
-            froms, tos = tos, froms
-        for number, (a, b) in enumerate(zip(froms.tolist(), tos.tolist(), strict=True)):
-            target[b] = source[a] if ok or number % 2 else "rubbish"
-        return self.tier.ended(fence, ok)
-
-    def end_all(self, ok: bool = True) -> None:
-        while self.copies:
-            self.end(next(iter(self.copies)), ok)
-
-    def store_all(self) -> None:
-        self.pump()
-        while self.copies:
-            self.end_all()
-            self.pump()
-
-    def load(self, ids: np.ndarray, namespace: str = "") -> int | None:
-        """Begin to bring back what is cached of ``ids``; the fence, or None if there is nothing or no room."""
-        match = self.cache.match_prefix(namespace, ids)
-        if not match.host_len:
-            return None
-        self.cache.lock(match.handle)
-        if (short := match.host_len - self.allocator.free_tokens) > 0:
-            self.cache.evict(short)
-        self.cache.unlock(match.handle)
-        old = int32(match.device_len)
-        slots = self.allocator.alloc_extend(old, old + int32(match.host_len), old)
-        if slots is None:
-            return None
-        copy = self.tier.load(match, slots)
-        self.copies[copy.fence] = copy
-        return copy.fence
-
-    def check(self) -> None:
-        sequences = [running.kv for running in self.running]
-        check_tree(self.cache, sequences, self.tier.holders())
-        conservation(self.cache, self.allocator, sequences).check()
-        check_host(self.tier, self.cache.tree)
-        self.check_contents()
-
-    def check_contents(self) -> None:
-        """What the tree names holds what its path says, on both tiers."""
-        tree = self.cache.tree
-        todo = [(child, key[0], b"") for key, child in tree.root.children.items() if isinstance(key, tuple)]
-        while todo:
-            node, namespace, above = todo.pop()
-            if tree.is_hidden(node):
-                continue
-            ids = above + node.key
-            places = ((node.value, self.kv, not node.loading), (node.host, self.host, not node.storing))
-            for slots, memory, ready in places:
-                if slots is not None and len(slots) and ready:
-                    for place, slot in enumerate(slots.tolist(), len(above) // 4):
-                        assert memory[slot] == (namespace, ids[: 4 * place + 4]), node
-            todo += [(child, namespace, ids) for child in node.children.values()]
 
 
 @PAGES

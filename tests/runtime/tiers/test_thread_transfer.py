@@ -300,6 +300,14 @@ class TestWake:
         wakes.wait()
         assert outcomes(transfers.poll()) == [(3, True)] and wakes.threads == {"baton-transfer"}
 
+    def test_a_failure_wakes_before_the_rest_has_come(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
+        pool.errors["load", 2, 0] = RuntimeError("a broken line")
+        pool.hold()
+        transfers.order([load(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
+        pool.permit(2)
+        wakes.wait()
+        assert outcomes(transfers.poll()) == [(2, False)]
+
     def test_a_wake_that_fails_stops_no_copy(self, pool: HeldPool, caplog) -> None:
         def fail() -> None:
             raise OSError("the socket is gone")
