@@ -186,7 +186,7 @@ class EventLoop:
     def end_copies(self, now: float) -> None:
         """Tell the scheduler which copies between the tiers have ended."""
         for ended in self._transfers.poll() if self._transfers is not None else ():
-            events = self._scheduler.copies.ended(ended.fence, ended.ok, now)
+            events = self._scheduler.copies.ended(ended.fence, ended.ok, now, ended.seconds)
             if events:
                 self.tell(events, now, failure=RequestRefused(TierCopies.FAILED, status=500, code="kv_load_failed"))
 

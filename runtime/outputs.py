@@ -164,7 +164,7 @@ def _continuation(inheritance: Inheritance) -> ContinuationOutput:
 
 def _retained(retained: Retained, now: float) -> RetainedOutput:
     ttl = max(0.0, retained.deadline - now) if retained.refused is None else 0.0
-    return RetainedOutput(tokens=retained.tokens, ttl=ttl, refused=retained.refused)
+    return RetainedOutput(tokens=retained.tokens, ttl=ttl, refused=retained.refused, tier=retained.tier)
 
 
 def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:

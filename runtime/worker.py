@@ -58,10 +58,11 @@ def build_scheduler(
     eos_token_ids: tuple[int, ...],
     host_tokens: int = 0,
     host_policy: HostPolicy | None = None,
+    bytes_per_token: int = 0,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
-    host_tokens: of the host tier; 0 for none.
+    host_tokens: of the host tier; 0 for none. bytes_per_token: of KV, for the stats.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -70,7 +71,7 @@ def build_scheduler(
     if host_tokens:
         tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
         cache.residency = tier
-    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier)
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, bytes_per_token)
 
 
 class Worker(NamedTuple):
@@ -108,7 +109,8 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
     eos_token_ids = runner.config.eos_token_ids
     host_pool = make_host_pool(config.tiers, runner.kv_pool)
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
-    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, HOST_POLICIES[config.tiers.host_write_policy])
+    host_policy = HOST_POLICIES[config.tiers.host_write_policy]
+    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, host_policy, runner.kv_pool.bytes_per_token)
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
@@ -123,7 +125,8 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         "cuda_graphs": runner.has_graphs,
         "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
-        "tiers": dataclasses.asdict(config.tiers) | {"host_tokens": host_tokens},
+        "tiers": dataclasses.asdict(config.tiers)
+        | {"host_tokens": host_tokens, "host_copied_by": host_pool.copied_by if host_pool is not None else None},
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
     return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool)

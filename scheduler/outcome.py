@@ -48,6 +48,9 @@ class Retained:
     tokens: int = 0
     deadline: float = 0.0
     refused: str | None = None
+    tier: str | None = None
+    """Where no lease keeps them: the tier that has ``tokens``, in whole pages, or will before they leave the device. It
+    gives up what was used least recently."""
 
 
 class RequestRefused(Exception):

@@ -43,7 +43,7 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
+ContinuationPath = Literal["handoff", "fork", "match", "tier", "fallback"]
 
 
 @dataclass(slots=True)
@@ -69,6 +69,12 @@ class Inheritance:
             self.lease = None
             if self.path == "handoff":
                 self.path = "match"
+
+    def admitted(self, found: FoundTokens) -> None:
+        """Called with the first step: the first tokens of the prompt need not be computed."""
+        self.recomputed_tokens = max(0, self.inherited_tokens - found.total)
+        if self.path == "match" and found.below_device and found.device < self.inherited_tokens:
+            self.path = "tier"
 
 
 class Request:

@@ -94,7 +94,8 @@ class KVMemory:
         if opened is None:
             return False
         request.kv = opened
-        if not request.queried:
+        if not request.queried:  # what was brought back when it was opened in vain counts too
+            on_host = min(max(on_host, request.found.host), opened.length)
             request.found = FoundTokens(opened.length - on_host, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
@@ -276,9 +277,9 @@ class KVMemory:
         """Let others share what a request has computed so far; it goes on."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
-    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> Lease | None:
+    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
-        the request has ended as with `close`."""
+        the request has ended as with `close`, and a tier keeps so many tokens."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
@@ -286,11 +287,19 @@ class KVMemory:
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
         truncate(self.cache, kv, length, fence=in_flight)
-        lease = self.leases.grant(kv, terms, written_by=in_flight)
+        lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
+            demoted = self.demote(kv)
             self.cache.release(kv, fence=in_flight)
         self._forget(request)
-        return lease
+        return lease, demoted
+
+    def demote(self, kv: KVSequence) -> int:
+        """Have a tier keep what the tree has of a sequence. Returns how many tokens one promises to: 0 if none does."""
+        if self.tier is None or kv.node is None:
+            return 0
+        self.tier.demoted(kv.node)
+        return self.tier.promised_tokens(kv.node)
 
     def lease_copy(self, request: Request, terms: LeaseTerms) -> Lease | None:
         """Lease a copy of what a running request has computed by now; None if there is no room. The request runs on."""
@@ -323,19 +332,23 @@ class KVMemory:
         self.allocator.fences.close(fence)
         self.allocator.release_quarantine()
 
-    def take_back_unfilled(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
-        """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they
-        hold beyond the tree is not there: it counts as never committed, so that none of it is shared when they end."""
-        unfilled: list[Request] = []
-        for request in requests:
-            if request.kv is None:
-                continue
-            private = self.req_to_token.rows[request.kv.row, request.kv.tree_len : request.kv.length]
-            if np.isin(private, slots).any():
-                request.committed_len = min(request.committed_len, request.kv.tree_len)
-                unfilled.append(request)
-        return unfilled
-
     def _forget(self, request: Request) -> None:
         request.kv = None
         request.committed_len = request.scheduled_len = 0
+
+
+def take_back_unfilled(rows: np.ndarray, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
+    """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they hold
+    beyond the tree is not there: it counts as never committed, so that none of it is shared when they end.
+
+    rows: those of the request rows' pool.
+    """
+    unfilled: list[Request] = []
+    for request in requests:
+        if request.kv is None:
+            continue
+        private = rows[request.kv.row, request.kv.tree_len : request.kv.length]
+        if np.isin(private, slots).any():
+            request.committed_len = min(request.committed_len, request.kv.tree_len)
+            unfilled.append(request)
+    return unfilled

@@ -236,6 +236,11 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
 
         info, _ = await asyncio.gather(backend.manager.control.info(), reply("info", True, b'{"a": 1}'))
         assert info == {"a": 1}
+        tiers, _ = await asyncio.gather(backend.manager.control.tiers(), reply("tiers", True, b'{"host": null}'))
+        assert tiers == {"host": None}
+        with pytest.raises(RequestRefused, match="worker broke") as caught:
+            await asyncio.gather(backend.manager.control.tiers(), reply("tiers", False, b'"worker broke"'))
+        assert caught.value.status == 500
         await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", True, b"null"))
         with pytest.raises(RequestRefused, match="requests run") as caught:
             await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", False, b'"requests run"'))
