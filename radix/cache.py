@@ -271,14 +271,16 @@ class RadixCache:
         Returns the tokens freed: less than asked if the rest is locked, or must be copied first. Evicting 0 is always
         safe.
         """
-        residency = self.residency
-        victims, kept = self.order.choose_victims(self.tree, num_tokens - residency.leaving_tokens, residency.keeps)
-        freed = self._evicted(victims)
-        if kept:
-            homeless = residency.copy_leaving(kept)
+        residency, freed = self.residency, 0
+        while (short := num_tokens - freed - residency.leaving_tokens) > 0:
+            victims, kept = self.order.choose_victims(self.tree, short, residency.keeps)
+            freed += self._evicted(victims)
+            homeless = residency.copy_leaving(kept) if kept else ()
             for node in homeless:
                 self.order.take_off(node)
             freed += self._evicted(homeless)
+            if not homeless:
+                break
         self.evicted_total += freed
         return freed
 

@@ -145,8 +145,15 @@ class HostTier:
         if node.hits == self.policy.min_hits:
             self._wanted.append(node)
 
+    def demoted(self, node: TreeNode) -> None:
+        if node.host is None and node.parent is not None:
+            node.demoted = True  # a flag for `keeps`, in case memory is needed before the copy is made
+            if not self.policy.write_back:
+                self._wanted.append(node)
+
     def keeps(self, node: TreeNode) -> bool:
-        return self.policy.write_back and node.host is None and self._cache.tree.reachable(node) is node
+        wanted = self.policy.write_back or node.demoted
+        return wanted and node.host is None and self._cache.tree.reachable(node) is node
 
     def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
         homeless: list[TreeNode] = []
@@ -159,6 +166,17 @@ class HostTier:
             if node.host is None:
                 homeless.append(node)
         return homeless
+
+    def promised_tokens(self, node: TreeNode) -> int:
+        """Of the path down to a node that was `demoted`: tokens that are stored or being stored, or will be before they
+        leave the device. Later the least recently used go first, also of these."""
+        tree = self._cache.tree
+        if tree.reachable(node) is not node:
+            return 0
+        missing = self._without_copy(node)
+        if not missing or node.prefix_len <= self.allocator.total_tokens:
+            return node.prefix_len
+        return missing[0].prefix_len - len(missing[0])
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return [victim for victim in victims if victim.host is None]
@@ -221,7 +239,7 @@ class HostTier:
             self.counts.no_room += len(node)
             return None
         fence = self.allocator.fences.open()
-        node.host, node.storing = slots, fence
+        node.host, node.storing, node.demoted = slots, fence, False
         parent.host_children += 1
         self.tokens += len(node)
         self._storing += len(node)

@@ -67,10 +67,11 @@ def build_scheduler(
     host_tokens: int = 0,
     host_policy: HostPolicy | None = None,
     stores: Stores | None = None,
+    bytes_per_token: int = 0,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
-    host_tokens: of the host tier; 0 for none. stores: what is behind it.
+    host_tokens: of the host tier; 0 for none. stores: what is behind it. bytes_per_token: of KV, for the stats.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -84,7 +85,7 @@ def build_scheduler(
         names = BlockNames(cache, stores.fingerprint, stores.block_tokens)
         for name, store in stores.by_name.items():
             behind.append(BlockTier(cache, tier, store, names, name=name, asks=name == "remote"))
-    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, behind)
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, behind, bytes_per_token)
 
 
 class Worker(NamedTuple):
@@ -129,7 +130,7 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         model = model_fingerprint(resolve_model_folder(config.model.model_path), runner.config, dummy_device=dummy)
         stores = open_stores(config.tiers, host_pool, model)
     policy = HOST_POLICIES[config.tiers.host_write_policy]
-    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, stores)
+    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, stores, runner.kv_pool.bytes_per_token)
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
@@ -144,7 +145,12 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         "cuda_graphs": runner.has_graphs,
         "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
-        "tiers": dataclasses.asdict(config.tiers) | {"host_tokens": host_tokens, "remote_cache_url": _shown(stores)},
+        "tiers": {
+            **dataclasses.asdict(config.tiers),
+            "host_tokens": host_tokens,
+            "host_copied_by": host_pool.copied_by if host_pool is not None else None,
+            "remote_cache_url": _shown(stores),
+        },
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
     return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores)

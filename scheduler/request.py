@@ -30,7 +30,7 @@ from ..radix.node import TreeNode
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
-from .outcome import FinishReason, RequestRefused, Retained
+from .outcome import FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 
@@ -44,7 +44,7 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
+ContinuationPath = Literal["handoff", "fork", "match", "tier", "fallback"]
 
 
 @dataclass(slots=True)
@@ -71,21 +71,11 @@ class Inheritance:
             if self.path == "handoff":
                 self.path = "match"
 
-
-@dataclass(slots=True, frozen=True)
-class FoundTokens:
-    """Where the KV of a prompt's first tokens was found, in tokens."""
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    """They went to the host on this request's account, and from there on."""
-    remote: int = 0
-    """As ``disk``."""
-
-    @property
-    def total(self) -> int:
-        return self.device + self.host + self.disk + self.remote
+    def admitted(self, found: FoundTokens) -> None:
+        """Called with the first step: the first tokens of the prompt need not be computed."""
+        self.recomputed_tokens = max(0, self.inherited_tokens - found.total)
+        if self.path == "match" and found.below_device and found.device < self.inherited_tokens:
+            self.path = "tier"
 
 
 class Request:

@@ -39,5 +39,13 @@ def make_host_pool(config: TierConfig, device_pool: MHAKVPool) -> HostPool | Non
     if not num_tokens:
         return None
     pool = HostPool(device_pool, num_tokens)
-    logger.info("%s; %s", pool.describe(), config.host_write_policy)
+    tokens, size = device_pool.num_tokens, device_pool.bytes_per_token
+    logger.info(
+        "tiers: device KV pool: %d tokens × %d bytes = %.2f GiB; %s, %s",
+        tokens,
+        size,
+        tokens * size / 2**30,
+        pool.describe(),
+        config.host_write_policy,
+    )
     return pool

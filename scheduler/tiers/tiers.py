@@ -18,9 +18,12 @@ from collections.abc import Callable, Sequence
 from ...radix.block_tier import BlockOrder, BlockTier, Found
 from ...radix.host_tier import TierCopy
 from ..memory.kv_memory import KVMemory
+from ..policies.fill_time import FillTime
 from ..queue.live import LiveRequests
 from ..queue.waiting import WaitingQueue
 from ..request import Request, RequestEvent, RequestStatus
+from ..stats import CopyStats, TierStats
+from .rates import TierRates
 
 LOADING_S = 5.0
 """The longest that a request waits for its prefix, its turn included; then what has not come is computed."""
@@ -43,14 +46,18 @@ class Tiers:
         live: LiveRequests,
         waiting: WaitingQueue,
         abort: Callable[[list[Request], float, str], list[RequestEvent]],
+        fill_time: FillTime,
         stores: Sequence[BlockTier] = (),
     ) -> None:
-        """abort: ends requests at a time, with a message. stores: behind the host, the fastest first."""
+        """abort: ends requests at a time, with a message. fill_time: knows what computing KV again would cost. stores:
+        behind the host, the fastest first."""
         self._memory = memory
         self._live = live
         self._waiting = waiting
         self._abort = abort
         self._stores = stores
+        self._rates = {name: TierRates(fill_time) for name in ("host", *(store.name for store in stores))}
+        memory.loading_pays = self._rates["host"].loading_pays
         self._readers: dict[int, list[Request]] = {}
         """Who waits for which read, or for which answer."""
         self._in_turn: deque[Request] = deque()
@@ -75,24 +82,63 @@ class Tiers:
             orders += store.take_orders()
         return orders
 
-    def copy_ended(self, fence: int, ok: bool, now: float) -> list[RequestEvent]:
+    def copy_ended(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
         """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail; the requests that
-        would go on with what it did not bring end here."""
+        would go on with what it did not bring end here. seconds: how long it took itself."""
         assert self._memory.tier is not None, "only a tier orders copies"
+        copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
+        if ok:
+            (rates.stores if copy.to_host else rates.loads).note(len(copy.host_slots), seconds)
         spoilt = self._memory.tier.ended(fence, ok)
         if spoilt is None:
             return []
         return self._abort(self._memory.users_of(spoilt, self._live), now, self.FAILED)
 
-    def blocks_ended(self, fence: int, blocks: int, now: float) -> None:
-        """An order of a store is over; see `BlockTier.ended`. Those who waited for it go on."""
+    def blocks_ended(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
+        """An order of a store is over; see `BlockTier.ended`. Those who waited for it go on. seconds: how long it took
+        itself."""
         store = next(store for store in self._stores if store.owns(fence))
+        if fence in store.writing or fence in store.readings:
+            rates = self._rates[store.name]
+            (rates.stores if fence in store.writing else rates.loads).note(blocks * store.block_tokens, seconds)
         adopted = store.ended(fence, blocks)
         readers = self._readers.pop(fence, [])
         for request in readers:
             request.brought[store.name] = request.brought.get(store.name, 0) + adopted
         self.queue(readers, now)
         self._begin_in_turn(now)
+
+    def stats(self) -> tuple[TierStats, ...]:
+        """Of each tier below the device."""
+        host = self._memory.tier
+        if host is None:
+            return ()
+        counts, rates = host.counts, self._rates["host"]
+        tiers = [
+            TierStats(
+                tier="host",
+                total_tokens=host.allocator.total_tokens,
+                used_tokens=host.tokens,
+                free_tokens=host.allocator.free_tokens,
+                quarantined_tokens=host.allocator.quarantined_tokens,
+                copies_under_way=len(host.under_way),
+                evicted_tokens=counts.evicted,
+                no_room_tokens=counts.no_room,
+                stores=CopyStats(counts.stored, *rates.stores.seen, counts.failed_stores),
+                loads=CopyStats(counts.loaded, *rates.loads.seen, counts.failed_loads),
+            )
+        ]
+        for store in self._stores:
+            seen, rates = store.counts, self._rates[store.name]
+            tiers.append(
+                TierStats(
+                    tier=store.name,
+                    copies_under_way=len(store.writing) + len(store.readings),
+                    stores=CopyStats(seen.written, *rates.stores.seen, seen.failed_writes),
+                    loads=CopyStats(seen.read, *rates.loads.seen, seen.missed),
+                )
+            )
+        return tuple(tiers)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -143,6 +189,7 @@ class Tiers:
         """The store that brings most, the fastest of equals."""
         ids = request.token_ids.view(0, request.prefix_limit)
         found = [(store, there) for store in self._stores if (there := store.find(request.namespace, ids)) is not None]
+        found = [each for each in found if self._rates[each[0].name].loading_pays()]
         return max(found, key=lambda each: each[1].gain) if found else None
 
     def _ask(self, request: Request, now: float) -> bool:

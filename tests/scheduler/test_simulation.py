@@ -74,6 +74,10 @@ def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, o
     assert counts.loaded or ratio == 1.0 or page_size == 64, counts
 
 
+def test_simulation_of_parents_that_come_back_from_the_host() -> None:
+    assert "tier" in simulate(321, steps=100, host_ratio=4.0).paths
+
+
 @pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("policy", [HostPolicy(write_back=True), HostPolicy(min_hits=1)], ids=["back", "selective"])
