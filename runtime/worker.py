@@ -20,10 +20,10 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.tiers.host_pool import HostPool
 from ..memory_pool.tiers.remote_store import RemoteStore
-from ..radix.block_names import BlockNames
-from ..radix.block_tier import BlockTier
 from ..radix.cache import RadixCache
-from ..radix.host_tier import HostPolicy, HostTier
+from ..radix.tiers.block_names import BlockNames
+from ..radix.tiers.block_tier import BlockTier
+from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ Only committed tokens may enter the tree or a lease.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -78,15 +78,26 @@ class Inheritance:
             self.path = "tier"
 
 
+@dataclass(slots=True)
+class Loading:
+    """What a request waits for, or has waited for, of the stores behind the host."""
+
+    reads: int = 0
+    asked: bool = False
+    """True once a store has been asked what it has."""
+    deadline: float = math.inf
+    """When it goes on without."""
+    brought: dict[str, int] = field(default_factory=dict)
+    """Tokens that came to the host, by store."""
+
+
 class Request:
     """One sequence. ``index`` numbers the samples of a request with n > 1."""
 
     __slots__ = (
         "arrival",
-        "asked",
         "beam_kv",
         "beams",
-        "brought",
         "committed_len",
         "constraint",
         "constraint_state",
@@ -97,7 +108,7 @@ class Request:
         "is_open",
         "kv",
         "last_step",
-        "loading_deadline",
+        "loading",
         "logprob_next",
         "logprobs",
         "max_new_tokens",
@@ -107,7 +118,6 @@ class Request:
         "prefix_node",
         "prompt_len",
         "queried",
-        "reads",
         "retain_ttl",
         "retained",
         "retractions",
@@ -154,7 +164,7 @@ class Request:
         """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprob_next = 0
         """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
-        self.last_step = 0  # the last one that computed tokens of it
+        self.last_step = 0  # that computed tokens of it
         self.status = RequestStatus.PARKED
         self.inheritance: Inheritance | None = None
         """Set for a continuation once its parent's tokens are known."""
@@ -163,21 +173,13 @@ class Request:
         self.is_open = False
         """True once a step has contained it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
-        self.committed_len = 0
-        self.scheduled_len = 0
+        self.committed_len = self.scheduled_len = 0
         self.num_output_placeholders = 0
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
         self.found = FoundTokens()
         """What the first admission found in the cache."""
-        self.reads = 0
-        """Reads of blocks that it has waited for, or waits for."""
-        self.asked = False
-        """True once a remote store has been asked what it has."""
-        self.loading_deadline = math.inf
-        """When it goes on without."""
-        self.brought: dict[str, int] = {}
-        """Tokens that these brought to the host, by store."""
+        self.loading = Loading()
         self.queried = False
         """True once what was found is counted; a retracted request is not counted again."""
         self.beams: BeamGroup | None = None
@@ -198,6 +200,16 @@ class Request:
         start_len = self.logprobs.start_len if self.logprobs is not None else -1
         self.logprob_next = max(1, start_len) if start_len >= 0 else self.prompt_len
         self.status = RequestStatus.WAITING
+
+    def note_found(self, length: int, on_host: int) -> None:
+        """It is opened with the KV of its first ``length`` tokens, ``on_host`` of which had to be loaded from there.
+        Counts until its first step has been formed; what was loaded when it was opened in vain counts too."""
+        if self.queried:
+            return
+        on_host = min(max(on_host, self.found.total - self.found.device), length)
+        disk = min(on_host, self.loading.brought.get("disk", 0))
+        remote = min(on_host - disk, self.loading.brought.get("remote", 0))
+        self.found = FoundTokens(length - on_host, on_host - disk - remote, disk, remote)
 
     def commit(self, length: int) -> None:
         """Mark the first ``length`` tokens as committed: their KV is written and their step's result processed."""

@@ -16,10 +16,10 @@ import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
-from ..radix.block_tier import BlockTier
 from ..radix.cache import RadixCache
-from ..radix.host_tier import HostTier
 from ..radix.lease import LeaseTable
+from ..radix.tiers.block_tier import BlockTier
+from ..radix.tiers.host_tier import HostTier
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
 from .config import SchedulerConfig
@@ -168,8 +168,7 @@ class Scheduler:
         return events
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
-        rids = dict.fromkeys(request.rid for request in requests)  # siblings end together
-        return [event for rid in rids for event in self.abort(rid, now, message)]
+        return [event for rid in dict.fromkeys(r.rid for r in requests) for event in self.abort(rid, now, message)]
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.

@@ -8,7 +8,7 @@ import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
 from ...memory_pool.tiers.host_pool import HostPool
-from ...radix.host_tier import HostPolicy
+from ...radix.tiers.host_tier import HostPolicy
 from ..config import TierConfig
 from .host_cache_sizing import plan_host_tokens
 from .memory_sizing import available_memory

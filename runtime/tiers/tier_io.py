@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...radix.block_tier import BlockFind, BlockOrder, BlockRead, BlockWrite
-from ...radix.host_tier import TierCopy
+from ...radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockWrite
+from ...radix.tiers.host_tier import TierCopy
 from .block_io import BlockIO, Stored
 from .transfer import Ended, Transfers
 

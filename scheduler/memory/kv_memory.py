@@ -21,10 +21,9 @@ from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import MatchResult, RadixCache
 from ...radix.cuts import fork_sequence, truncate
-from ...radix.host_tier import HostTier, TierCopy
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
-from ..outcome import FoundTokens
+from ...radix.tiers.host_tier import HostTier, TierCopy
 from ..request import Request
 from .pending_copies import PendingCopies
 
@@ -96,11 +95,7 @@ class KVMemory:
         if opened is None:
             return False
         request.kv = opened
-        if not request.queried:  # what was brought back when it was opened in vain counts too
-            on_host = min(max(on_host, request.found.total - request.found.device), opened.length)
-            disk = min(on_host, request.brought.get("disk", 0))
-            remote = min(on_host - disk, request.brought.get("remote", 0))
-            request.found = FoundTokens(opened.length - on_host, on_host - disk - remote, disk, remote)
+        request.note_found(opened.length, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
             request.inheritance.lost_claim()

@@ -15,8 +15,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ...radix.block_tier import BlockOrder, BlockTier, Found
-from ...radix.host_tier import TierCopy
+from ...radix.tiers.block_tier import BlockOrder, BlockTier, Found
+from ...radix.tiers.host_tier import TierCopy
 from ..memory.kv_memory import KVMemory
 from ..policies.fill_time import FillTime
 from ..queue.live import LiveRequests
@@ -104,7 +104,8 @@ class Tiers:
         adopted = store.ended(fence, blocks)
         readers = self._readers.pop(fence, [])
         for request in readers:
-            request.brought[store.name] = request.brought.get(store.name, 0) + adopted
+            brought = request.loading.brought
+            brought[store.name] = brought.get(store.name, 0) + adopted
         self.queue(readers, now)
         self._begin_in_turn(now)
 
@@ -160,7 +161,7 @@ class Tiers:
         if not (self._readers or self._in_turn):
             return
         loading = itertools.chain(self._in_turn, *self._readers.values())
-        overdue = [request for request in loading if now >= request.loading_deadline]
+        overdue = [request for request in loading if now >= request.loading.deadline]
         for request in overdue:
             self.remove(request)
             request.status = RequestStatus.WAITING
@@ -171,16 +172,16 @@ class Tiers:
         request.status = RequestStatus.WAITING
         if not self._stores or request.has_claim:
             return False
-        if request.reads == 0:
-            request.loading_deadline = now + LOADING_S
-        if request.reads >= MAX_READS or now >= request.loading_deadline:
+        if request.loading.reads == 0:
+            request.loading.deadline = now + LOADING_S
+        if request.loading.reads >= MAX_READS or now >= request.loading.deadline:
             return False
         if (best := self._find(request)) is not None:
             if not self._begin(request, *best, now):
                 if not self._readers:
                     return False  # nobody makes room
                 self._in_turn.append(request)
-        elif request.asked or not self._ask(request, now):
+        elif request.loading.asked or not self._ask(request, now):
             return False
         request.status = RequestStatus.LOADING
         return True
@@ -198,17 +199,17 @@ class Tiers:
         for store in self._stores:
             fence = store.begin_find(request.namespace, ids, ASKING_S)
             if fence is not None:
-                request.asked, request.loading_deadline = True, now + ASKING_S
+                request.loading.asked, request.loading.deadline = True, now + ASKING_S
                 self._readers[fence] = [request]
                 return True
         return False
 
     def _begin(self, request: Request, store: BlockTier, found: Found, now: float) -> bool:
         """Begin to read for a request, or join whoever reads it. False if it must wait for its turn."""
-        fence = found.under_way or store.begin_read(found, request.loading_deadline - now)
+        fence = found.under_way or store.begin_read(found, request.loading.deadline - now)
         if fence is None:
             return False
-        request.reads += 1
+        request.loading.reads += 1
         self._readers.setdefault(fence, []).append(request)
         return True
 

@@ -9,11 +9,11 @@ import numpy as np
 from cache_rig import CacheRig, int32
 
 from baton.memory_pool.allocator import Allocator
-from baton.radix.block_names import BlockNames
-from baton.radix.block_tier import BlockFind, BlockOrder, BlockTier, BlockWrite
-from baton.radix.host_invariants import check_blocks, check_host
-from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
 from baton.radix.invariants import check_tree, conservation
+from baton.radix.tiers.block_names import BlockNames
+from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockTier, BlockWrite
+from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 
 
 def tokens(count: int, first: int = 1) -> np.ndarray:

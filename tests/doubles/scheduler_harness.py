@@ -17,8 +17,8 @@ from tier_rig import FakeBlocks, FakeTiers
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.host_tier import HostPolicy
 from baton.radix.invariants import check_leases, check_tree, conservation
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis

@@ -11,11 +11,11 @@ import numpy as np
 from kv_echo import KVEchoModel
 
 from baton.memory_pool.allocator import Allocator
-from baton.radix.block_names import BlockNames
-from baton.radix.block_tier import BlockFind, BlockOrder, BlockRead, BlockTier, BlockWrite
 from baton.radix.cache import RadixCache
-from baton.radix.host_invariants import check_blocks, check_host
-from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
+from baton.radix.tiers.block_names import BlockNames
+from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockTier, BlockWrite
+from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 
 
 @dataclass

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from host_rig import TierRig, tokens
 
-from baton.radix.host_tier import HostPolicy
 from baton.radix.lease import LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 from baton.radix.node import TreeNode
+from baton.radix.tiers.host_tier import HostPolicy
 
 SELECTIVE = HostPolicy(min_hits=5)
 POLICIES = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from simulation import SEED, simulate
 from tier_rig import FakeBlocks
 
-from baton.radix.host_tier import HostPolicy
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
 
 

@@ -9,7 +9,7 @@ from continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids
 from kv_echo import expected_output, prompt_of
 from scheduler_harness import PAGES, Harness
 
-from baton.radix.host_tier import HostPolicy
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.outcome import FoundTokens, Retained
 
 POLICIES = pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ..memory_pool.tiers.block_keys import block_keys, root_key
-from .cache import RadixCache
-from .node import ID_BYTES, TreeNode
+from ...memory_pool.tiers.block_keys import block_keys, root_key
+from ..cache import RadixCache
+from ..node import ID_BYTES, TreeNode
 
 MAX_ROOTS = 4096
 """Namespaces whose root keys are kept."""

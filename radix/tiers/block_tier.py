@@ -22,10 +22,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ..cache import RadixCache
+from ..node import TreeNode
 from .block_names import BlockNames
-from .cache import RadixCache
 from .host_tier import MAX_WANTED, HostTier
-from .node import TreeNode
 
 MAX_ASKED = 1024
 """Blocks that a store is asked for at a time."""

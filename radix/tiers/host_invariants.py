@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..invariants import InvariantError
+from ..node import TreeNode
+from ..tree import RadixTree
 from .block_tier import BlockTier
 from .host_order import HostOrder
 from .host_tier import HostTier
-from .invariants import InvariantError
-from .node import TreeNode
-from .tree import RadixTree
 
 
 def check_host(tier: HostTier, tree: RadixTree) -> None:

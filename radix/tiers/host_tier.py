@@ -24,10 +24,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..memory_pool.allocator import Allocator
-from .cache import LEAST_REST, MatchResult, RadixCache
+from ...memory_pool.allocator import Allocator
+from ..cache import LEAST_REST, MatchResult, RadixCache
+from ..node import TreeNode
 from .host_order import HostOrder
-from .node import TreeNode
 
 MAX_WANTED = 1 << 14
 """Nodes that may wait to be stored; where copies are slower than the model, the oldest are given up."""
