@@ -56,7 +56,7 @@ def conversations(args: argparse.Namespace) -> list[Part]:
 
 
 def traffic(args: argparse.Namespace) -> list[Part]:
-    sizes: dict[str, int] = {"clients": 8, "prompt": 256, "user": 32, "answer": 32, "each": 2, "pairs": args.pairs}
+    sizes: dict[str, int] = {"clients": 8, "prompt": 256, "user": 32, "answer": 32, "each": 1, "pairs": args.pairs}
     if args.quick:
         sizes = {"clients": 2, "prompt": 40, "user": 8, "answer": 6, "each": 1, "pairs": 2}
     work = write_cost.Traffic(**sizes)

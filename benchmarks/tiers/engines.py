@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from baton.runtime.channels import Endpoints
 from baton.runtime.config import TierConfig, WorkerConfig
-from baton.runtime.worker import run_worker
+from baton.runtime.worker import Worker, build_worker, run_worker
 from benchmarks.common.clients import EngineClient
 
 HAS_DISK = "disk_cache_path" in {field.name for field in dataclasses.fields(TierConfig)}
@@ -74,6 +75,12 @@ class TierEngine(EngineClient):
             pstats.Stats(self._profile).sort_stats("tottime").print_stats(30)
 
 
+def build_with_cpu_clock(config: WorkerConfig) -> Worker:
+    worker = build_worker(config)
+    worker.profiler._clock = time.thread_time
+    return worker
+
+
 @dataclass(frozen=True, kw_only=True)
 class Maker:
     """What all engines of a run share."""
@@ -119,9 +126,11 @@ class Maker:
 
     @contextlib.asynccontextmanager
     async def running(self, names: Sequence[str], pools: Pools) -> AsyncIterator[dict[str, TierEngine]]:
-        """Engines by name, all open at once. A name that ends in " again" is a second one of its kind."""
+        """Engines by name, all open at once. A name that ends in " again" is a second one of its kind. Profiles of
+        their steps are of CPU time: what other processes do on the cores is not in them."""
         engines: dict[str, TierEngine] = {}
-        with tempfile.TemporaryDirectory() as disk:
+        timed = mock.patch("baton.runtime.worker.build_worker", build_with_cpu_clock)
+        with tempfile.TemporaryDirectory() as disk, timed:
             try:
                 for name in names:
                     kind = name.removesuffix(" again")

@@ -39,7 +39,7 @@ def draw_turns(panel: Any, part: dict[str, Any]) -> None:
 def draw_cost(panel: Any, part: dict[str, Any]) -> None:
     labels = []
     for name, kinds in part["differences"].items():
-        for kind, label in (("cpu_s", "scheduler CPU"), ("wall_s", "wall")):
+        for kind, label in (("cpu_s", "CPU"), ("host_s", "own work"), ("wall_s", "wall")):
             found = kinds[kind]
             panel.errorbar(len(labels), 100 * found["mean"], yerr=100 * found["half_width"], fmt="o", capsize=4)
             labels.append(f"{name}\n{label}")

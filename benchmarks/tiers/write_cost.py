@@ -1,5 +1,8 @@
 """What write-through costs traffic that needs no tier: everything fits the device, and is copied to the host anyway.
 
+The scheduler's thread also runs the model on a CPU, which is nearly all of its time and varies by more than the tier
+costs. So its own work is taken alone too, by the phases of its steps: all but launch. Both are shares of all its time.
+
 Three engines in turn: without a tier, with one, and a second without one, which says what two equal engines differ by
 on this machine.
 """
@@ -20,7 +23,8 @@ from benchmarks.common.clients import Call
 from benchmarks.tiers.engines import SETTLE_S, Maker, Pools, TierEngine, goal, turns
 
 ENGINES = ("device", "host", "device again")
-MEASURES = ("cpu_s", "wall_s", "process_cpu_s")
+MEASURES = ("cpu_s", "host_s", "wall_s", "process_cpu_s")
+"""CPU of the scheduler's thread, of that its own work, wall, CPU of all threads."""
 GOAL_SHARE = 0.02
 
 
@@ -50,8 +54,17 @@ class Traffic:
         )
 
 
-async def run_traffic(engine: TierEngine, work: Traffic, seed: int) -> tuple[dict[str, float], list[list[int]]]:
-    """Seconds by measure, and the answers in order of their prompts."""
+@dataclass
+class Run:
+    seconds: dict[str, float]
+    """By measure."""
+    phases: dict[str, float]
+    """Seconds of all steps; and the number of ``steps``."""
+    answers: list[list[int]]
+    """In order of their prompts."""
+
+
+async def run_traffic(engine: TierEngine, work: Traffic, seed: int) -> Run:
     await engine.flush()
     rng = np.random.default_rng(seed)
     sizes = (work.prompt, work.user)
@@ -67,16 +80,21 @@ async def run_traffic(engine: TierEngine, work: Traffic, seed: int) -> tuple[dic
                 prompt = prompt + reply.output
                 answers[talk] += reply.output
 
+    await engine.start_profile()
     cpu, process, began = engine.cpu_s(), time.process_time(), time.perf_counter()
     await asyncio.gather(*map(client, range(work.clients)))
     wall = time.perf_counter() - began
     await asyncio.sleep(SETTLE_S)  # what comes late counts as CPU time all the same
-    return {"cpu_s": engine.cpu_s() - cpu, "wall_s": wall, "process_cpu_s": time.process_time() - process}, answers
+    seconds = {"cpu_s": engine.cpu_s() - cpu, "wall_s": wall, "process_cpu_s": time.process_time() - process}
+    profile = (await engine.stop_profile())["kinds"]["all"]
+    phases = {phase: times["total"] / 1e3 for phase, times in profile["phases_ms"].items()}
+    seconds["host_s"] = sum(phases.values()) - phases["launch"]
+    return Run(seconds, phases | {"steps": profile["steps"]}, answers)
 
 
-def difference(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Of pairs, as a share of theirs: the mean, half the width of its 95 % confidence interval, and the median."""
-    shares = [a / b - 1 for a, b in zip(ours, theirs, strict=True)]
+def difference(ours: list[float], theirs: list[float], wholes: list[float]) -> dict[str, float]:
+    """Of pairs, as a share of a whole: the mean, half the width of its 95 % confidence interval, and the median."""
+    shares = [(a - b) / whole for a, b, whole in zip(ours, theirs, wholes, strict=True)]
     spread = student(len(shares) - 1) * stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.inf
     return {"mean": mean(shares), "half_width": spread, "median": median(shares)}
 
@@ -93,43 +111,37 @@ def student(degrees: int) -> float:
 
 
 async def measure(maker: Maker, work: Traffic, seed: int) -> dict[str, Any]:
-    seconds: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in MEASURES} for name in ENGINES}
-    answers: dict[str, list[list[int]]] = {name: [] for name in ENGINES}
-    phases: dict[str, dict[str, Any]] = {}
+    runs: dict[str, list[Run]] = {name: [] for name in ENGINES}
     async with maker.running(ENGINES, work.pools) as engines:
         for engine in engines.values():
             await run_traffic(engine, work, seed)
         for number, name in tqdm(turns(ENGINES, work.pairs), "write-through", unit="run", leave=False):
-            taken, said = await run_traffic(engines[name], work, seed + number)
-            for kind, value in taken.items():
-                seconds[name][kind].append(value)
-            answers[name] += said
-        for name, engine in engines.items():
-            await engine.start_profile()
-            await run_traffic(engine, work, seed)
-            phases[name] = totals((await engine.stop_profile())["kinds"]["all"])
+            runs[name].append(await run_traffic(engines[name], work, seed + number))
+    seconds = {name: {kind: [run.seconds[kind] for run in runs[name]] for kind in MEASURES} for name in ENGINES}
     plain = seconds["device"]
+    wholes = plain | {"host_s": plain["cpu_s"]}
     differences = {
-        name: {kind: difference(seconds[name][kind], plain[kind]) for kind in MEASURES} for name in ENGINES[1:]
+        name: {kind: difference(seconds[name][kind], plain[kind], wholes[kind]) for kind in MEASURES}
+        for name in ENGINES[1:]
     }
-    cost = differences["host"]["cpu_s"]
-    what = f"write-through, CPU of the scheduler's thread (± {100 * cost['half_width']:.2f} points)"
+    cost = differences["host"]
+    phases = {name: {key: mean(run.phases[key] for run in runs[name]) for key in runs[name][0].phases} for name in runs}
     return {
         "work": vars(work),
         "pools": vars(work.pools),
         "seconds": seconds,
         "differences": differences,
-        "phases": phases,
-        "equal_outputs": mean(a == b for a, b in zip(answers["host"], answers["device"], strict=True)),
-        "goals": [goal(what, cost["mean"], GOAL_SHARE, at_least=False)],
+        "phases_s": phases,
+        "equal_outputs": mean(ours.answers == theirs.answers for ours, theirs in zip(runs["host"], runs["device"])),
+        "goals": [
+            goal(f"write-through, {what} (± {cost[kind]['half_width']:.4f})", cost[kind]["mean"], share, at_least=False)
+            for what, kind, share in (
+                ("all of the scheduler's thread", "cpu_s", GOAL_SHARE),
+                ("its own work by all of its time", "host_s", GOAL_SHARE),
+            )
+        ],
         "skipped": [],
     }
-
-
-def totals(group: dict[str, Any]) -> dict[str, float]:
-    """Of a profile: milliseconds of all steps, by phase."""
-    phases = {phase: times.get("total", 0.0) for phase, times in group["phases_ms"].items()}
-    return phases | {"steps": group["steps"], "all": group["step_ms"]["total"]}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -138,10 +150,16 @@ def show(report: dict[str, Any]) -> None:
         f"\nwrite-through on traffic that fits the device: {work['clients']} clients, prompts of {work['prompt']}, "
         f"then {work['user']} more, answers of {work['answer']}; {work['pairs']} rounds"
     )
-    print(f"{'against no tier':<18}" + "".join(f"{name:>24}" for name in ("scheduler CPU", "wall", "process CPU")))
+    headings = ("scheduler CPU", "without the model", "wall", "all CPU")
+    print(f"{'more than no tier':<18}" + "".join(f"{name:>20}" for name in headings))
     for name, kinds in report["differences"].items():
         cells = [f"{100 * kinds[m]['mean']:+.2f} ± {100 * kinds[m]['half_width']:.2f} %" for m in MEASURES]
-        print(f"{name:<18}" + "".join(f"{cell:>24}" for cell in cells))
-    print("phases of one more run, ms in all: " + ", ".join(next(iter(report["phases"].values()))))
-    for name, phases in report["phases"].items():
-        print(f"{name:<18}" + " ".join(f"{value:>9.1f}" for value in phases.values()))
+        print(f"{name:<18}" + "".join(f"{cell:>20}" for cell in cells))
+    print(f"\n{'CPU ms per step':<18}" + "".join(f"{name:>10}" for name in report["phases_s"]["host"]))
+    for name, phases in report["phases_s"].items():
+        steps = phases["steps"]
+        print(
+            f"{name:<18}"
+            + "".join(f"{1e3 * value / steps:>10.3f}" for phase, value in phases.items() if phase != "steps")
+            + f"{steps:>10.0f}"
+        )
