@@ -96,6 +96,11 @@ class RadixCache:
         lowest.last_access = self._tick
         return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node)
 
+    def touch(self, node: TreeNode) -> None:
+        """Count an access to a node."""
+        self._tick += 1
+        node.last_access = self._tick
+
     def _on_device(self, node: TreeNode) -> TreeNode:
         """The last node of the path down to ``node`` that is on the device."""
         while not node.on_device:

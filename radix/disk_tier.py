@@ -57,8 +57,8 @@ class BlockRead:
     keys: tuple[bytes, ...]
     host_slots: np.ndarray
     """int32 [len(keys) * block_tokens]"""
-    deadline: float
-    """In the scheduler's time: nobody waits longer."""
+    timeout: float
+    """Seconds from the order on: nobody waits longer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -224,13 +224,17 @@ class DiskTier:
         end = first + count
         return OnDisk(namespace, ids[: end * size].copy(), first, tuple(keys[first:end]), gain, under_way)
 
-    def begin_read(self, found: OnDisk, deadline: float) -> int | None:
-        """Order a read; its fence. None if the host has no room."""
-        slots = self._host.allocate(len(found.keys) * self.block_tokens)
+    def begin_read(self, found: OnDisk, timeout: float) -> int | None:
+        """Order a read; its fence. None if the host has no room, or others fill it just now."""
+        tokens = len(found.keys) * self.block_tokens
+        coming = sum(map(len, self.coming))
+        if coming and coming + tokens > self._host.allocator.total_tokens // 4:
+            return None  # what comes for one must not push out what has come for another
+        slots = self._host.allocate(tokens)
         if slots is None:
             return None
         fence = self._host.allocator.fences.open()
-        order = BlockRead(fence, found.keys, slots, deadline)
+        order = BlockRead(fence, found.keys, slots, timeout)
         self.readings[fence] = Reading(order, found.namespace, found.ids)
         self._reading_keys |= dict.fromkeys(found.keys, fence)
         self._new_reads.append(order)
@@ -293,6 +297,8 @@ class DiskTier:
             leaf = tree.add_host_leaf(last, namespace, ids[above:].tobytes(), part.copy(), last.last_access)
             taken[above - start :] = True
             host.took_copy(leaf)
+            last = leaf
+        self._cache.touch(last)
         return taken
 
     # -- names --------------------------------------------------------------------------------------------------------

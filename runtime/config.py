@@ -43,6 +43,8 @@ class TierConfig:
     host_write_policy: Literal["write_through", "write_through_selective", "write_back"] = flag(
         "write_through", "KV goes to the host as soon as it is computed, once it was hit again, or when it is evicted"
     )
+    disk_cache_path: str = flag("", "folder for KV that outlives the host's memory and the server; needs a host cache")
+    disk_cache_gb: float = flag(0.0, "the most that one model's KV may take of that disk, in GiB")
 
 
 @dataclass(frozen=True, kw_only=True)

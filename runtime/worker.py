@@ -20,6 +20,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.tiers.host_pool import HostPool
 from ..radix.cache import RadixCache
+from ..radix.disk_tier import DiskTier
 from ..radix.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request_spec import RequestSpec
@@ -43,11 +44,16 @@ from .sampling.sampler import Sampler
 from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
+from .tiers.block_io import BlockIO
+from .tiers.disk_cache import DiskCache, model_fingerprint, open_disk_cache
 from .tiers.host_cache import HOST_POLICIES, make_host_pool
 from .tiers.make_transfers import make_transfers
-from .tiers.transfer import Transfers
+from .tiers.tier_io import TierIO, is_finite
 
 logger = logging.getLogger(__name__)
+
+MAX_QUEUED_BLOCKS = 128
+"""Blocks that may wait to be written; their pages on the host are not free meanwhile."""
 
 CLOSE_S = 5.0
 """The longest that the end of a worker waits for a copy between the tiers."""
@@ -58,10 +64,11 @@ def build_scheduler(
     eos_token_ids: tuple[int, ...],
     host_tokens: int = 0,
     host_policy: HostPolicy | None = None,
+    disk: DiskCache | None = None,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
-    host_tokens: of the host tier; 0 for none.
+    host_tokens: of the host tier; 0 for none. disk: what is behind it.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -70,7 +77,10 @@ def build_scheduler(
     if host_tokens:
         tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
         cache.residency = tier
-    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier)
+    disk_tier = None
+    if tier is not None and disk is not None:
+        disk_tier = DiskTier(cache, tier, disk.pool, fingerprint=disk.fingerprint, block_tokens=disk.block_tokens)
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, disk_tier)
 
 
 class Worker(NamedTuple):
@@ -83,7 +93,8 @@ class Worker(NamedTuple):
     """Its description of itself."""
     runner: ModelRunner
     host_pool: HostPool | None
-    """Set where there is a host tier; somebody must make its copies (`connect_tiers`)."""
+    """Set where there is a host tier; somebody must do what the tiers order (`connect_tiers`)."""
+    disk: DiskCache | None
 
 
 def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -> Worker:
@@ -108,7 +119,13 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
     eos_token_ids = runner.config.eos_token_ids
     host_pool = make_host_pool(config.tiers, runner.kv_pool)
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
-    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, HOST_POLICIES[config.tiers.host_write_policy])
+    disk = None
+    if config.tiers.disk_cache_path:
+        dummy = runner.device.type if config.model.load_format == "dummy" else ""
+        model = model_fingerprint(resolve_model_folder(config.model.model_path), runner.config, dummy_device=dummy)
+        disk = open_disk_cache(config.tiers, host_pool, model)
+    policy = HOST_POLICIES[config.tiers.host_write_policy]
+    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, disk)
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
@@ -126,7 +143,7 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         "tiers": dataclasses.asdict(config.tiers) | {"host_tokens": host_tokens},
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool)
+    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, disk)
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
@@ -140,13 +157,18 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
     return functools.cache(lambda: Tokenizer.load(resolve_model_folder(folder)))
 
 
-def connect_tiers(worker: Worker, wake: Callable[[], None]) -> Transfers | None:
-    """Have the copies between device and host made, where there is a host tier. wake: ends the event loop's sleep;
-    called from another thread."""
-    if worker.host_pool is None:
+def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
+    """Have everything done that the tiers order, where there are any. wake: ends the event loop's sleep; called from
+    other threads."""
+    pool, disk = worker.host_pool, None
+    if pool is None:
         return None
-    worker.runner.transfers = make_transfers(worker.host_pool, worker.runner.device, wake)
-    return worker.runner.transfers
+    transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake)
+    if worker.disk is not None:
+        is_sound = functools.partial(is_finite, dtype=worker.info["dtype"])
+        queued = MAX_QUEUED_BLOCKS * worker.disk.pool.block_bytes
+        disk = BlockIO(worker.disk.pool, pool.pages_view, queued, wake=wake, is_sound=is_sound)
+    return TierIO(transfers, pool.page_size, disk)
 
 
 def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
@@ -165,7 +187,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
     waker = Waker(endpoints.to_worker)
-    transfers = None
+    tier_io = None
     try:
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
@@ -177,7 +199,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         )
         for name, trie in tries.items():
             item_tries.put(name, trie)
-        transfers = connect_tiers(worker, waker.wake)
+        tier_io = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner)
         gc.collect()
         gc.freeze()  # what is alive now stays alive: later collections can skip it
@@ -194,12 +216,12 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             profiler=profiler,
             overlap=info["overlap"],
             watch_threads=watch_cpu_threads(info["device"]),
-            transfers=transfers,
+            tier_io=tier_io,
         )
         loop.run(stop)
     finally:
-        if transfers is not None:
-            transfers.close(CLOSE_S)
+        if tier_io is not None:
+            tier_io.close(CLOSE_S)
         for channel in (waker, inbox, outbox):
             channel.close()
 

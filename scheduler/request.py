@@ -1,10 +1,10 @@
 """The life of one sequence as the scheduler sees it. No text, no tensors, no clock.
 
     parked ──parent ends──▶ waiting ──admit──▶ prefilling ──last chunk──▶ running ──▶ finished
-                               ▲                                             │
+    loading ──disk───────────▶ ▲                                             │
                                └────────────────── retract ──────────────────┘
 
-Only a continuation whose parent still runs is ever parked.
+Only a continuation whose parent still runs is ever parked. Only a request that finds KV on disk is ever loading.
 
 Lengths of a sequence, always committed_len <= scheduled_len <= len(token_ids) + num_output_placeholders:
 
@@ -37,6 +37,7 @@ from .token_buffer import TokenBuffer
 
 class RequestStatus(Enum):
     PARKED = "parked"
+    LOADING = "loading"
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -97,8 +98,10 @@ class Request:
         "committed_len",
         "constraint",
         "constraint_state",
+        "disk_deadline",
         "finish",
         "found",
+        "from_disk",
         "index",
         "inheritance",
         "is_open",
@@ -113,6 +116,7 @@ class Request:
         "prefix_node",
         "prompt_len",
         "queried",
+        "reads",
         "retain_ttl",
         "retained",
         "retractions",
@@ -175,6 +179,12 @@ class Request:
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
         self.found = FoundTokens()
         """What the first admission found in the cache."""
+        self.reads = 0
+        """Reads from disk that it has waited for, or waits for."""
+        self.disk_deadline = math.inf
+        """When it goes on without them."""
+        self.from_disk = 0
+        """Tokens that these brought to the host."""
         self.queried = False
         """True once what was found is counted; a retracted request is not counted again."""
         self.beams: BeamGroup | None = None

@@ -15,6 +15,7 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
+from ..radix.disk_tier import DiskTier
 from ..radix.host_tier import HostTier
 from ..radix.lease import LeaseTable
 from .batch import ScheduleBatch, StepResult, StopMatch
@@ -40,7 +41,7 @@ from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
-from .tiers.copies import TierCopies
+from .tiers.tiers import Tiers
 
 
 class Scheduler:
@@ -54,9 +55,9 @@ class Scheduler:
         cache: RadixCache,
         eos_token_ids: tuple[int, ...],
         tier: HostTier | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
-        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier: the cache's residency, if it is
-        one."""
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, disk: below the device."""
         self._config = config
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
@@ -80,7 +81,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
-        self.copies = TierCopies(self._memory, self._live, self._abort_each)
+        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, disk)
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
@@ -103,16 +104,16 @@ class Scheduler:
         """
         if spec.rid in self._live:
             raise duplicate_rid(spec.rid)
-        check_queue(spec, len(self._waiting) + self.continuations.num_parked, self._config)
+        check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
         requests = self._factory.make(spec, now, own_ids, constraint)
         if spec.continuation is None:
             self._factory.begin(requests, requests[0].token_ids)
-            self._waiting.add(requests)
+            self.tiers.queue(requests, now)
         else:
             handover = self.continuations.find_parent(requests, self._live.of(spec.continuation.parent_rid))
             if handover is not None:
                 self._inherit(requests, handover, now)
-                self._waiting.add(requests)
+                self.tiers.queue(requests, now)
         self.continuations.forget(spec.rid)
         self._live.add(spec.rid, requests)
         return list(requests)
@@ -136,7 +137,7 @@ class Scheduler:
                 woken += children
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
-        self._waiting.add(woken)
+        self.tiers.queue(woken, now)
         return refused
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -199,8 +200,8 @@ class Scheduler:
         """Remove a request from the queue or set that holds it."""
         if request.status is RequestStatus.PARKED:
             self.continuations.unpark(request)
-        elif request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
+        elif request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
+            self.tiers.remove(request)
             self.continuations.give_claim_back(request, now)
         else:
             self._stop_computing(request)
@@ -227,6 +228,7 @@ class Scheduler:
         """Form the next step, prompts before decodes. None if there is nothing to do, or nothing until the step in
         flight has been processed."""
         self.leases.expire(now)
+        self.tiers.end_overdue(now)
         step = None
         if not self._decode_is_due():
             step = self._prefill.next_batch(self._waiting, self._decode, self._in_flight, self._counters.steps, now)
@@ -255,7 +257,7 @@ class Scheduler:
             try:
                 return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
-                if self._in_flight or self.copies.under_way:
+                if self._in_flight or self.tiers.under_way:
                     return None  # retraction needs to know every token, and what is being copied cannot be evicted
                 self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))
 
@@ -342,4 +344,4 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        return take_stats(self._counters, self._memory.cache, self.leases, running, len(self._waiting))
+        return take_stats(self._counters, self._memory.cache, self.leases, running, self.tiers.num_queued)

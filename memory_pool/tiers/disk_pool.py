@@ -1,11 +1,10 @@
 """Blocks of KV on disk, by their keys: which are there, which go when room is needed, and what to trust.
 
-A pool is one model's (`PoolFolder`), of blocks of one size (`BlockFiles`). Its index is in memory: looking up costs no
-I/O. Whatever goes wrong with a file or the disk is a miss or a block that is not stored, counted and logged now and
-then: the KV is computed again, and no request fails for it.
+A pool is a `BlockStore` of one model (`PoolFolder`), of blocks of one size (`BlockFiles`). Its index is in memory:
+looking up costs no I/O.
 
-One thread calls what does I/O (`put`, `get`, `touch`). `contains`, `longest`, `used_bytes` and `stats` may be read from
-any other: they look at single entries of a dict and at numbers, and what they say may be out of date when it is used.
+One thread calls what does I/O: what takes ``now``. `contains`, `longest`, `used_bytes` and `stats` may be read from any
+other: they look at single entries of a dict and at numbers, and what they say may be out of date when it is used.
 
 ``now`` is in seconds, on any clock that does not go back.
 """
@@ -16,14 +15,17 @@ import errno
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from .block_file import BlockFiles, DamagedBlock
-from .block_keys import KEY_BYTES, model_digest
+from .block_file import BlockFiles
+from .block_frame import DamagedBlock, check_key
+from .block_keys import model_digest
+from .block_store import BlockSource, BlockTarget, RareWarnings
 from .pool_folder import DiskPoolError, PoolFolder
 
 logger = logging.getLogger(__name__)
@@ -32,8 +34,6 @@ PAUSE_S = 10.0
 """How long nothing is written after the disk refused a write."""
 TOUCH_S = 60.0
 """How often, at most, a block's use is noted on disk. The order there is for the next start only."""
-WARN_S = 60.0
-"""How often, at most, each kind of failure is logged."""
 
 FAILURES = ("missing", "not_a_file", "size", "header", "checksum", "read", "no_space", "write", "remove")
 """Reads: a file that is gone, that a folder, link, … has replaced, of another size, with a wrong header (another key,
@@ -74,8 +74,6 @@ class DiskPool:
     """
 
     def __init__(self, folder: str | Path, capacity_bytes: int, block_bytes: int, fingerprint: bytes) -> None:
-        if block_bytes < 1:
-            raise ValueError(f"block_bytes must be at least 1, not {block_bytes}")
         model = model_digest(fingerprint)
         self._files = BlockFiles(model, block_bytes)
         if capacity_bytes < self._files.disk_bytes:
@@ -84,6 +82,7 @@ class DiskPool:
                 "give it room for hundreds of them"
             )
         self.block_bytes = block_bytes
+        self.store_batch = 1
         self.capacity_bytes = capacity_bytes
         self.stats = DiskStats()
         self._index: OrderedDict[bytes, float] = OrderedDict()
@@ -91,7 +90,7 @@ class DiskPool:
         self._lost_bytes = 0
         """On disk, and not to be removed."""
         self._paused_until = float("-inf")
-        self._logged_at: dict[str, float] = {}
+        self._warnings = RareWarnings()
         self._folder = PoolFolder(Path(folder), model)
         try:
             self._take_stock()
@@ -155,9 +154,15 @@ class DiskPool:
         A key stands for what is stored under it, so one that is there already is only marked as used.
         payload: uint8 [block_bytes], contiguous.
         """
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"a block's key has {KEY_BYTES} bytes, not {len(key)}; block_keys makes them")
-        data = self.view(payload)
+        self.view(payload)
+        return self._put(key, lambda: payload, now)
+
+    def put_many(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
+        """`put` for several, each looked at only if it is written."""
+        return [self._put(key, partial(source.block, index), now) for index, key in enumerate(keys)]
+
+    def _put(self, key: bytes, payload: Callable[[], np.ndarray], now: float) -> bool:
+        check_key(key)
         if key in self._index:
             self._use(key, now)
             return True
@@ -168,7 +173,7 @@ class DiskPool:
             return False
         try:
             with self._folder.subfolder(key, make=True) as fd:
-                self._files.write(fd, key, data)
+                self._files.write(fd, key, self.view(payload()))
         except OSError as error:
             self._refused(key, error, now)
             return False
@@ -190,6 +195,27 @@ class DiskPool:
         self.stats.hits += 1
         self.stats.bytes_read += self.block_bytes
         return True
+
+    def find(self, keys: Sequence[bytes], now: float) -> int:
+        """`longest`; here it costs nothing."""
+        return self.longest(keys)
+
+    def get_many(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
+        """`get` for the blocks of one sequence, up to the first that is not there. How many were."""
+        count = 0
+        for index, key in enumerate(keys):
+            if not (target.wanted() and self.get(key, target.room(index), now)):
+                break
+            target.accept(index)
+            count += 1
+        self.touch(keys[:count], now)
+        return count
+
+    def clear(self, now: float) -> None:
+        """Remove every block of this model, those of earlier processes included."""
+        keys, self._index = self._index, OrderedDict()
+        for key in keys:
+            self._remove(key, now)
 
     def touch(self, keys: Sequence[bytes], now: float) -> None:
         """Mark the blocks of one sequence as used, the last one first: a block is worth nothing without those before
@@ -240,8 +266,12 @@ class DiskPool:
         return self.used_bytes <= limit
 
     def _drop(self, key: bytes, now: float) -> None:
-        """Forget a block and remove its file. What cannot be removed goes on counting, unless it is no file of ours."""
+        """Forget a block and remove its file."""
         del self._index[key]
+        self._remove(key, now)
+
+    def _remove(self, key: bytes, now: float) -> None:
+        """Remove a block's file. What cannot be removed goes on counting, unless it is no file of ours."""
         try:
             self._folder.remove(key)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -268,8 +298,4 @@ class DiskPool:
     def _fails(self, kind: str, now: float) -> bool:
         """Count a failure. Whether to log it: not if one of its kind has been lately."""
         self.stats.failures[kind] += 1
-        last = self._logged_at.get(kind)
-        if last is not None and not now - last >= WARN_S:  # at start both are -inf, and this is NaN
-            return False
-        self._logged_at[kind] = now
-        return True
+        return self._warnings.due(kind, now)

@@ -94,7 +94,8 @@ class KVMemory:
             return False
         request.kv = opened
         if not request.queried:
-            request.found = FoundTokens(opened.length - on_host, on_host)
+            on_disk = min(on_host, request.from_disk)
+            request.found = FoundTokens(opened.length - on_host, on_host - on_disk, on_disk)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
             request.inheritance.lost_claim()

@@ -225,6 +225,14 @@ class KVEchoModel:
         beams = [self._answer(step, logprobs) for step in batch.beams]
         return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams, failed)
 
+    def write_block(self, slots: np.ndarray) -> np.ndarray:
+        """What the host holds in these slots."""
+        return self.host_kv[slots].copy()
+
+    def read_block(self, slots: np.ndarray, block: np.ndarray | None) -> None:
+        """Put a block there; None leaves rubbish."""
+        self.host_kv[slots] = np.arange(len(slots), dtype=np.uint64) if block is None else block
+
     def copy(self, copy: TierCopy, ok: bool = True) -> None:
         """Make a copy between device and host; one that fails leaves rubbish behind."""
         source, target, froms, tos = self._kv, self.host_kv, copy.device_slots, copy.host_slots

@@ -15,13 +15,14 @@ from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepInFlight
+from baton.runtime.tiers.tier_io import BlocksEnded
 from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import FinishReason
-from baton.scheduler.request import Inheritance
+from baton.scheduler.request import FoundTokens, Inheritance
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -32,10 +33,14 @@ class Answer:
     """Of a beam search none: see ``beams``."""
     beams: BeamGroup | None = None
     finish: FinishReason | None = None
-    cached_tokens: int = 0
+    found: FoundTokens = field(default_factory=FoundTokens)
     inheritance: Inheritance | None = None
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.found.total
 
 
 class LocalWorker:
@@ -58,16 +63,34 @@ class LocalWorker:
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options), tiers=tiers or TierConfig())
         worker = build_worker(config, backends)
         self.scheduler, self.step_runner, self.info = worker.scheduler, worker.step_runner, worker.info
-        self.transfers = connect_tiers(worker, lambda: None)
+        self.tier_io = connect_tiers(worker, lambda: None)
+        self._disk = worker.disk
         self.overlap = overlap
         self._count = 0
 
+    def close(self) -> None:
+        """End the threads of the tiers, and give their folder up."""
+        if self.tier_io is not None:
+            self.tier_io.close(10.0)
+        if self._disk is not None:
+            self._disk.pool.close()
+
     def end_copies(self) -> None:
-        """Wait for the copies between device and host that are under way."""
-        assert self.transfers is not None
-        while self.transfers.under_way:
-            for ended in self.transfers.poll():
-                self.scheduler.copies.ended(ended.fence, ended.ok, 0.0)
+        """Wait for all that the tiers have ordered."""
+        assert self.tier_io is not None
+        while True:
+            self.tier_io.order(self.scheduler.tiers.take())
+            if not self.tier_io.under_way:
+                return
+            self._end_orders()
+
+    def _end_orders(self) -> None:
+        """Tell the scheduler what is over by now."""
+        for ended in self.tier_io.poll() if self.tier_io is not None else ():
+            if isinstance(ended, BlocksEnded):
+                self.scheduler.tiers.blocks_ended(ended.fence, ended.blocks, 0.0)
+            else:
+                self.scheduler.tiers.copy_ended(ended.fence, ended.ok, 0.0)
 
     def generate(
         self,
@@ -98,15 +121,16 @@ class LocalWorker:
             rids |= {request.serial: spec.rid for request in self.scheduler.add(spec, 0.0, constraint=constraint)}
         in_flight: deque[StepInFlight] = deque()
         while True:
+            self._end_orders()
             batch = self.scheduler.next_batch(0.0)
-            if self.transfers is not None:
-                self.transfers.order(self.scheduler.copies.take())
+            if self.tier_io is not None:
+                self.tier_io.order(self.scheduler.tiers.take())
             if batch is not None:
                 in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:
                     continue
-            if not in_flight and self.transfers is not None and self.transfers.under_way:
-                self.end_copies()
+            if not in_flight and self.tier_io is not None and self.tier_io.under_way:
+                self._end_orders()
                 continue
             if not in_flight:
                 break
@@ -118,7 +142,7 @@ class LocalWorker:
                 answer.tokens += event.token_ids
                 answer.beams = event.request.beams
                 answer.finish = event.finish
-                answer.cached_tokens = event.request.found.total
+                answer.found = event.request.found
                 answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])

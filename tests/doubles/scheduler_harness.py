@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kv_echo import KVEchoModel, Stage, StepFailed
 from specs import make_spec
-from tier_rig import FakeTiers
+from tier_rig import FakeBlocks, FakeTiers
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -83,11 +83,13 @@ class Harness:
         check: bool = True,
         host_tokens: int = 0,
         host_policy: HostPolicy | None = None,
-        copies_rng: random.Random | None = None,
+        block_tokens: int = 0,
+        blocks: FakeBlocks | None = None,
+        tiers_rng: random.Random | None = None,
         **more: Any,
     ) -> None:
-        """host_tokens: of a host tier; 0 for none. copies_rng: decides when its copies end. more: other fields of
-        SchedulerConfig."""
+        """host_tokens: of a host tier; 0 for none. block_tokens: of a disk tier behind it, which has ``blocks``.
+        tiers_rng: decides when what they order ends. more: other fields of SchedulerConfig."""
         self.config = SchedulerConfig(
             context_length=context,
             max_total_tokens=num_tokens,
@@ -108,9 +110,17 @@ class Harness:
         self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos))
         self.tiers: FakeTiers | None = None
         if host_tokens:
-            self.tiers = FakeTiers(self.cache, self.model, host_tokens=host_tokens, policy=host_policy, rng=copies_rng)
-        tier = self.tiers.tier if self.tiers is not None else None
-        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, tier)
+            self.tiers = FakeTiers(
+                self.cache,
+                self.model,
+                host_tokens=host_tokens,
+                policy=host_policy,
+                block_tokens=block_tokens,
+                blocks=blocks,
+                rng=tiers_rng,
+            )
+        host, disk = (self.tiers.host, self.tiers.disk) if self.tiers is not None else (None, None)
+        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, host, disk)
         self.depth = depth
         self.eos = eos
         self.check = check
@@ -180,13 +190,13 @@ class Harness:
         """One turn of the loop; False if there was nothing to do. As in the event loop, no step is launched behind one
         whose launch failed."""
         self.now += 1.0
-        ended = self._end_copies()
+        ended = self._end_orders()
         batch = None
         newest = self._results[-1] if self._results else None
         if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
             batch = self.scheduler.next_batch(self.now)
         if self.tiers is not None:
-            self.tiers.order(self.scheduler.copies.take())
+            self.tiers.order(self.scheduler.tiers.take())
         if batch is not None:
             self._results.append(self._launch(batch))
         self.verify()
@@ -196,11 +206,14 @@ class Harness:
             return True
         return batch is not None or ended or bool(self.tiers)
 
-    def _end_copies(self) -> bool:
-        """Some of the copies between the tiers end; False if none does."""
+    def _end_orders(self) -> bool:
+        """Some of what the tiers have ordered ends; False if nothing does."""
         ended = self.tiers.take_ended() if self.tiers is not None else []
-        for fence, ok in ended:
-            events = self.scheduler.copies.ended(fence, ok, self.now)
+        for end in ended:
+            if end.blocks is not None:
+                self.scheduler.tiers.blocks_ended(end.fence, end.blocks, self.now)
+                continue
+            events = self.scheduler.tiers.copy_ended(end.fence, end.ok, self.now)
             self.failed |= {event.request.rid for event in events if event.refusal is None}
             self._take(events)
         if ended:

@@ -50,7 +50,7 @@ class Simulation:
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
             options["host_tokens"] = max(1, int(num_tokens * host_ratio) // 64) * 64
-            options["copies_rng"] = random.Random(seed + 1)
+            options["tiers_rng"] = random.Random(seed + 1)
         self.harness = Harness(
             num_tokens=num_tokens,
             rows=rng.choice([3, 8]),

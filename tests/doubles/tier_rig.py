@@ -1,8 +1,10 @@
-"""Copies between device and host for a scheduler on the KV-echo model: made late, ended in any order, and failing."""
+"""The tiers below the device for a scheduler on the KV-echo model: what it orders is made late, ends in any order, and
+fails."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +12,42 @@ from kv_echo import KVEchoModel
 
 from baton.memory_pool.allocator import Allocator
 from baton.radix.cache import RadixCache
-from baton.radix.host_invariants import check_host
+from baton.radix.disk_tier import BlockRead, BlockWrite, DiskTier
+from baton.radix.host_invariants import check_disk, check_host
 from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
 
 
 @dataclass
 class _Ordered:
-    copy: TierCopy
+    what: TierCopy | BlockRead | BlockWrite
     ok: bool
     made: bool = False
+    blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    fence: int
+    ok: bool
+    blocks: int | None
+    """None for a copy between device and host."""
+
+
+class FakeBlocks:
+    """Blocks by name."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, np.ndarray] = {}
+
+    def contains(self, key: bytes) -> bool:
+        return key in self.blocks
+
+    def longest(self, keys: Sequence[bytes]) -> int:
+        return next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))
 
 
 class FakeTiers:
-    """Owns the host tier and the copies that have been ordered. Without ``rng`` every copy is made, and ends, with the
-    turn in which it is ordered."""
+    """Owns the tiers and what they have ordered. Without ``rng`` every order is made, and ends, with the next turn."""
 
     def __init__(
         self,
@@ -32,52 +56,81 @@ class FakeTiers:
         *,
         host_tokens: int,
         policy: HostPolicy | None = None,
+        block_tokens: int = 0,
+        blocks: FakeBlocks | None = None,
         rng: random.Random | None = None,
-        failure_rate: float = 0.0,
     ) -> None:
+        """block_tokens: of a disk tier; 0 for none. blocks: what is there already."""
         page = cache.page_size
         allocator = Allocator(host_tokens, page, fences=cache.allocator.fences, check=True)
-        self.tier = HostTier(cache, allocator, policy)
-        cache.residency = self.tier
-        self.failure_rate = failure_rate
+        self.host = HostTier(cache, allocator, policy)
+        cache.residency = self.host
+        self.blocks = blocks or FakeBlocks()
+        self.disk: DiskTier | None = None
+        if block_tokens:
+            self.disk = DiskTier(cache, self.host, self.blocks, fingerprint=b"echo", block_tokens=block_tokens)
+        self.failure_rate = 0.0
         self._cache = cache
         self._model = model
         self._rng = rng
-        self._copies: list[_Ordered] = []
+        self._ordered: list[_Ordered] = []
         model.host_kv = np.zeros(host_tokens + page, dtype=np.uint64)
 
     def __len__(self) -> int:
-        """Copies that have not ended."""
-        return len(self._copies)
+        """Orders that have not ended."""
+        return len(self._ordered)
 
-    def order(self, copies: list[TierCopy]) -> None:
+    def order(self, orders: Sequence[TierCopy | BlockRead | BlockWrite]) -> None:
         rng = self._rng
-        self._copies += [_Ordered(copy, rng is None or rng.random() >= self.failure_rate) for copy in copies]
+        self._ordered += [_Ordered(order, rng is None or rng.random() >= self.failure_rate) for order in orders]
 
     def load_all(self) -> bool:
         """A step is launched: what it may read is brought first. False if that failed: so does the step."""
         ok = True
-        for ordered in self._copies:
-            if not ordered.copy.to_host:
+        for ordered in self._ordered:
+            if isinstance(ordered.what, TierCopy) and not ordered.what.to_host:
                 self._make(ordered)
                 ok = ok and ordered.ok
         return ok
 
-    def take_ended(self) -> list[tuple[int, bool]]:
-        """(fence, ok) of copies that end now: all, or those that chance picks, in any order."""
+    def take_ended(self) -> list[Ended]:
+        """Orders that end now: all, or those that chance picks, in any order."""
         rng = self._rng
         if rng is not None:
-            rng.shuffle(self._copies)
-        count = len(self._copies) if rng is None else rng.randrange(len(self._copies) + 1)
-        ended, self._copies = self._copies[:count], self._copies[count:]
+            rng.shuffle(self._ordered)
+        count = len(self._ordered) if rng is None else rng.randrange(len(self._ordered) + 1)
+        ended, self._ordered = self._ordered[:count], self._ordered[count:]
         for ordered in ended:
             self._make(ordered)
-        return [(ordered.copy.fence, ordered.ok) for ordered in ended]
+        return [
+            Ended(ordered.what.fence, ordered.ok, None if isinstance(ordered.what, TierCopy) else ordered.blocks)
+            for ordered in ended
+        ]
 
     def check(self) -> None:
-        check_host(self.tier, self._cache.tree)
+        check_host(self.host, self._cache.tree)
+        if self.disk is not None:
+            check_disk(self.disk, self.host, self._cache.tree)
 
     def _make(self, ordered: _Ordered) -> None:
-        if not ordered.made:
-            ordered.made = True
-            self._model.copy(ordered.copy, ordered.ok)
+        if ordered.made:
+            return
+        ordered.made = True
+        match ordered.what:
+            case TierCopy() as copy:
+                self._model.copy(copy, ordered.ok)
+            case BlockWrite() as write:
+                ordered.blocks = int(ordered.ok)
+                if ordered.ok:
+                    self.blocks.blocks[write.key] = self._model.write_block(write.host_slots)
+            case BlockRead() as read:
+                self._read(read, ordered)
+
+    def _read(self, read: BlockRead, ordered: _Ordered) -> None:
+        ordered.blocks = self.blocks.longest(read.keys)
+        if not ordered.ok and ordered.blocks and self._rng is not None:  # one is damaged
+            ordered.blocks = self._rng.randrange(ordered.blocks)
+            self.blocks.blocks.pop(read.keys[ordered.blocks])
+        for number, slots in enumerate(read.host_slots.reshape(len(read.keys), -1)):
+            block = self.blocks.blocks[read.keys[number]] if number < ordered.blocks else None
+            self._model.read_block(slots, block)

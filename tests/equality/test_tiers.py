@@ -53,3 +53,24 @@ def test_a_flood_between_turns_changes_no_answer(options: dict[str, Any], policy
             tiers.end_copies()
         flood(tiers, options["max_total_tokens"], turn)
     assert tier.counts.loaded > 300 and tier.counts.failed_loads == 0, tier.counts
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_new_server_says_the_same_from_disk(page_size: int, tmp_path: Path) -> None:
+    """The second worker finds what the first has left; the third, with the dtype changed, must not."""
+    tiers = TierConfig(host_cache_gb=0.05, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
+    rng = np.random.default_rng(SEED)
+    prompts = [rng.integers(5, 1600, count).tolist() for count in (700, 300, 129)]
+    sampling = SamplingParams(max_new_tokens=12, temperature=0.0)
+    found: list[list[tuple[int, int]]] = []
+    answers = []
+    for options in ({}, {}, {"model_options": {"dtype": "float16"}}):
+        worker = LocalWorker(TOY, tiers=tiers, page_size=page_size, **options)
+        got = worker.generate(prompts, sampling)
+        worker.end_copies()
+        answers.append([answer.tokens for answer in got])
+        found.append([(answer.cached_tokens, answer.found.disk) for answer in got])
+        worker.close()
+    assert answers[0] == answers[1]
+    assert found[0] == found[2] == [(0, 0)] * 3
+    assert found[1] == [(640, 640), (256, 256), (128, 128)]

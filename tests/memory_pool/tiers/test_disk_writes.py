@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from disk_blocks import BLOCK, ON_DISK, file_of, fill, holds, key_of, open_pool, payload_of
 
-from baton.memory_pool.tiers.block_file import HEADER_BYTES
-from baton.memory_pool.tiers.disk_pool import PAUSE_S, WARN_S, DiskPool
+from baton.memory_pool.tiers.block_frame import HEADER_BYTES
+from baton.memory_pool.tiers.block_store import WARN_S
+from baton.memory_pool.tiers.disk_pool import PAUSE_S, DiskPool
 
 ROOT = Path(__file__).parents[3]
 
