@@ -9,10 +9,11 @@
                    tier
     restart        a shared prompt after a restart; needs a disk tier
 
-Engines run in this process on token ids, all weights the same, and take turns, in reverse order every other round. TTFT
-is from the call to the first streamed token. A 40 M-parameter Llama of made-up weights, float32, on a CPU; matrix
-products are torch's, as what is chosen by trial may differ from engine to engine. How fast copies are beside a memcpy
-is measured by benchmarks/core/tier_copies.py. Writes tiers.json to benchmarks/results/.
+Engines run in this process on token ids (those of restart each in one of its own), all weights the same, and take
+turns, in reverse order every other round. TTFT is from the call to the first streamed token. A 40 M-parameter Llama of
+made-up weights, float32, on a CPU; matrix products are torch's, as what is chosen by trial may differ from engine to
+engine. How fast copies are beside a memcpy is measured by benchmarks/core/tier_copies.py. Writes tiers.json to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def leases(args: argparse.Namespace) -> list[Part]:
 
 
 def restarts(args: argparse.Namespace) -> list[Part]:
-    shared, rounds = (90, 1) if args.quick else (2000, args.rounds)
+    shared, rounds = (128, 1) if args.quick else (2000, args.rounds)
     work = restart.Restart(shared=shared, user=16, answer=4, rounds=rounds)
     return [(lambda maker: restart.measure(maker, work, args.seed), restart.show)]
 

@@ -3,9 +3,12 @@ with a disk behind that. Same weights, same pool on the device."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import cProfile
 import dataclasses
+import json
+import os
 import pstats
 import tempfile
 import threading
@@ -53,6 +56,7 @@ class TierEngine(EngineClient):
 
     def __init__(self, name: str, settings: dict[str, Any], *, cprofile: bool = False) -> None:
         self.name = name
+        self._disk = settings.get("disk_cache_path")
         self._profile = cProfile.Profile() if cprofile else None
         self._cpu_clock = 0
         super().__init__(settings | {"worker": self._run_worker})
@@ -63,6 +67,11 @@ class TierEngine(EngineClient):
             run_worker(config, endpoints, stop)
         else:
             self._profile.runcall(run_worker, config, endpoints, stop)
+
+    def drop_page_cache(self) -> None:
+        """What is on disk is read from there next time, not from the system's memory."""
+        if self._disk:
+            drop_page_cache(Path(self._disk))
 
     def cpu_s(self) -> float:
         """CPU seconds of the scheduler's thread so far; the threads that help it compute do not count."""
@@ -92,6 +101,10 @@ class Maker:
     write_policy: str
     cprofile: str
     """Name of the engine to profile, if any."""
+
+    @property
+    def vocab_size(self) -> int:
+        return json.loads((self.folder / "config.json").read_text())["vocab_size"]
 
     def settings(self, name: str, pools: Pools, disk: Path | None = None) -> dict[str, Any]:
         page = self.page_size
@@ -140,6 +153,28 @@ class Maker:
             finally:
                 for engine in engines.values():
                     await engine.close()
+
+
+def drop_page_cache(folder: Path) -> None:
+    """Write what is still to be written of the files in a folder, and have the system forget them."""
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # removed or renamed meanwhile
+            if file.is_file():
+                number = os.open(file, os.O_RDONLY)
+                os.fsync(number)
+                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(number)
+
+
+async def written(folder: Path, quiet_s: float = 1.0) -> int:
+    """Wait until the files in a folder have stopped growing; their bytes."""
+    seen, since = -1, time.monotonic()
+    while time.monotonic() - since < quiet_s:
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix != ".tmp" and file.is_file())
+        if size != seen:
+            seen, since = size, time.monotonic()
+        await asyncio.sleep(0.05)
+    return seen
 
 
 def tiers_to_compare() -> list[str]:

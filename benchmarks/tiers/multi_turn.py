@@ -1,4 +1,8 @@
-"""Conversations in turn, more than the device keeps: what of each is still there, and the time to the first token."""
+"""Conversations in turn, more than the device keeps: what of each is still there, and the time to the first token.
+
+Where there is a disk, the host has room for less than a third of the conversations; between turns the system is told to
+forget the files, so that they come from the disk.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.common.clients import Call, Client
-from benchmarks.tiers.engines import NO_DISK, Maker, Pools, goal, tiers_to_compare, turns
+from benchmarks.common.clients import Call
+from benchmarks.tiers.engines import NO_DISK, Maker, Pools, TierEngine, goal, tiers_to_compare, turns
 
 TIMES_THE_DEVICE = 4
 """The working set by the device's pool."""
@@ -84,7 +88,7 @@ class Cell:
         }
 
 
-async def run_round(client: Client, work: Conversations, cell: Cell, seed: int) -> None:
+async def run_round(client: TierEngine, work: Conversations, cell: Cell, seed: int) -> None:
     """All turns of all conversations, round-robin, ``at_once`` at a time. The prompts depend on the seed alone."""
     await client.flush()
     rng = np.random.default_rng(seed)
@@ -102,6 +106,7 @@ async def run_round(client: Client, work: Conversations, cell: Cell, seed: int) 
         cell.outputs.append(reply.output)
 
     for turn in range(work.turns):
+        client.drop_page_cache()
         for first in range(0, work.number, work.at_once):
             together = range(first, min(first + work.at_once, work.number))
             await asyncio.gather(*(take_turn(number, turn) for number in together))

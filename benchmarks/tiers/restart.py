@@ -1,9 +1,14 @@
-"""A server that is stopped and started again: what of a shared prompt the new one finds on disk."""
+"""A server that is stopped and started again: what of a shared prompt the new one finds on disk.
+
+It is stopped when all is written. Then the system is told to forget the files, so that they come from the disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.clients import Call
-from benchmarks.tiers.engines import HAS_DISK, NO_DISK, SETTLE_S, Maker, Pools, goal
+from benchmarks.common.clients import Call, random_ids
+from benchmarks.tiers.engines import HAS_DISK, NO_DISK, Maker, Pools, drop_page_cache, goal, written
 
 GOAL_CACHED = 0.95
 
@@ -32,23 +37,33 @@ class Restart:
         return Pools(device=4 * whole, context=whole + 8, host=16 * whole)
 
 
-async def run_round(maker: Maker, work: Restart, seed: int, disk: Path) -> dict[str, Any]:
-    """The same prompt, with another end, before and after."""
+async def serve(maker: Maker, work: Restart, disk: Path, shared: list[int], end: list[int]) -> dict[str, Any]:
+    """Start, answer one request after a short other one, wait until all is written, stop."""
+    engine = maker.make("disk", work.pools, disk=disk)
+    await engine.open()
+    try:
+        await engine.generate(Call(prompt=end[::-1], max_tokens=2))  # lazy initialisation
+        reply = await engine.generate(Call(prompt=shared + end, max_tokens=work.answer, stream=True))
+        await written(disk)
+    finally:
+        await engine.close()
+    return {"ttft_s": reply.ttft, "cached": reply.cached_tokens}
+
+
+def serve_in_this_process(*arguments: Any) -> dict[str, Any]:
+    return asyncio.run(serve(*arguments))
+
+
+def run_round(maker: Maker, work: Restart, seed: int, disk: Path) -> dict[str, Any]:
+    """The same prompt, with another end, before and after. Each in a process of its own."""
     rng = np.random.default_rng(seed)
+    shared = random_ids(rng, work.shared, maker.vocab_size)
     found: dict[str, Any] = {}
-    shared: list[int] = []
     for when in ("before", "after"):
-        engine = maker.make("disk", work.pools, disk=disk)
-        await engine.open()
-        try:
-            shared = shared or engine.make_prompt(rng, work.shared)
-            await engine.generate(Call(prompt=engine.make_prompt(rng, 16), max_tokens=2))
-            prompt = shared + engine.make_prompt(rng, work.user)
-            reply = await engine.generate(Call(prompt=prompt, max_tokens=work.answer, stream=True))
-            await asyncio.sleep(SETTLE_S)
-        finally:
-            await engine.close()
-        found[when] = {"ttft_s": reply.ttft, "cached": reply.cached_tokens}
+        end = random_ids(rng, work.user, maker.vocab_size)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            found[when] = process.submit(serve_in_this_process, maker, work, disk, shared, end).result()
+        drop_page_cache(disk)
     return found
 
 
@@ -59,7 +74,7 @@ async def measure(maker: Maker, work: Restart, seed: int) -> dict[str, Any]:
         return report
     for number in range(work.rounds):
         with tempfile.TemporaryDirectory() as disk:
-            report["rounds"].append(await run_round(maker, work, seed + number, Path(disk)))
+            report["rounds"].append(run_round(maker, work, seed + number, Path(disk)))
     least = min(found["after"]["cached"] for found in report["rounds"]) / work.shared
     report["goals"].append(goal("shared prompt found after a restart, least", least, GOAL_CACHED, at_least=True))
     return report

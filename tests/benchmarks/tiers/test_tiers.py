@@ -31,7 +31,12 @@ def test_conversations_find_all_on_the_host_and_nothing_on_the_device(report: di
     assert cells.keys() == ({"device", "host", "disk"} if HAS_DISK else {"device", "host"})
     for name, cell in cells.items():
         assert cell["reusable"] == reusable, name
-        assert cell["cached"] == ([0, 0, 0] if name == "device" else reusable), name
+        assert cell["cached"][0] == 0, name
+        for found, most in zip(cell["cached"][1:], reusable[1:]):
+            if name == "disk":  # in blocks of 64; one that the host gave up before it was written is not there
+                assert 0 < found <= 8 * 64
+            else:
+                assert found == (0 if name == "device" else most), name
         assert cell["equal_outputs"] == 1.0, name
         assert [len(times) for times in cell["ttft_s"]] == [8, 8, 8], name
 
@@ -64,7 +69,7 @@ def test_what_cannot_be_run_is_said_to_be_skipped(report: dict[str, Any]) -> Non
     (part,) = report["scenarios"]["restart"]
     if HAS_DISK:
         assert part["rounds"][0]["before"]["cached"] == 0
-        assert part["rounds"][0]["after"]["cached"] >= 0.95 * 90
+        assert part["rounds"][0]["after"]["cached"] >= 0.95 * 128
     else:
         assert part["goals"] == part["rounds"] == []
         assert "--disk-cache-path" in part["skipped"][0]
