@@ -109,10 +109,11 @@ async def run(args: argparse.Namespace) -> dict[str, list[Report]]:
 
 def show_goals(scenarios: dict[str, list[Report]]) -> None:
     parts = [part for reports in scenarios.values() for part in reports]
-    print(f"\n{'goal':<76}{'measured':>10}{'wanted':>10}")
+    print(f"\n{'goal':<60}{'measured':>20}{'wanted':>10}")
     for goal in (goal for part in parts for goal in part["goals"]):
         wanted = f"{'≥' if goal['at_least'] else '≤'} {goal['goal']:g}"
-        print(f"{goal['what']:<76}{goal['value']:>10.3f}{wanted:>10}  {'met' if goal['met'] else 'missed'}")
+        measured = f"{goal['value']:.4g}" + (f" ± {goal['half_width']:.2g}" if goal["half_width"] else "")
+        print(f"{goal['what']:<60}{measured:>20}{wanted:>10}  {goal['verdict']}")
     for reason in (reason for part in parts for reason in part["skipped"]):
         print(reason)
 

@@ -186,7 +186,15 @@ def turns(names: Sequence[str], rounds: int) -> list[tuple[int, str]]:
     return [(number, name) for number in range(rounds) for name in (names if number % 2 == 0 else names[::-1])]
 
 
-def goal(what: str, value: float, limit: float, *, at_least: bool) -> dict[str, Any]:
-    """JSON: a figure and whether it is where it should be."""
+def goal(what: str, value: float, limit: float, *, at_least: bool, half_width: float = 0.0) -> dict[str, Any]:
+    """JSON: a figure and whether it is where it should be. half_width: of its confidence interval, where it has one."""
     met = value >= limit if at_least else value <= limit
-    return {"what": what, "value": value, "goal": limit, "at_least": at_least, "met": met}
+    verdict = "undecided" if abs(value - limit) < half_width else "met" if met else "missed"
+    return {
+        "what": what,
+        "value": value,
+        "half_width": half_width,
+        "goal": limit,
+        "at_least": at_least,
+        "verdict": verdict,
+    }

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from benchmark_runs import run_benchmark
 
-from benchmarks.tiers.engines import HAS_DISK
-from benchmarks.tiers.write_cost import difference, student
+from benchmarks.tiers.engines import HAS_DISK, goal
+from benchmarks.tiers.write_cost import MEASURES, compare, difference, student
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,22 @@ def test_a_difference_comes_with_its_interval() -> None:
     found = difference([1.04, 1.08, 1.00, 1.04], [1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0])
     assert found["mean"] == found["median"] == pytest.approx(0.02)
     assert found["half_width"] == pytest.approx(3.182 * 0.01633 / 2, rel=0.02)  # t of 3 degrees, sd, root of 4
+
+
+def test_a_machine_that_slows_down_costs_the_tier_nothing() -> None:
+    seconds = {
+        name: {kind: [1.0 + late, 2.0 + late] for kind in MEASURES}
+        for name, late in (("device", 0.0), ("host", 0.1), ("device again", 0.2))
+    }
+    found = compare(seconds)
+    assert found["host"]["cpu_s"]["mean"] == pytest.approx(0.0)
+    assert found["device again"]["cpu_s"]["mean"] == pytest.approx((0.2 / 1.1 + 0.2 / 2.1) / 2)
+
+
+def test_a_goal_within_the_interval_is_neither_met_nor_missed() -> None:
+    verdicts = [goal("", 0.03, 0.02, at_least=False, half_width=width)["verdict"] for width in (0.0, 0.009, 0.011)]
+    assert verdicts == ["missed", "missed", "undecided"]
+    assert goal("", 0.01, 0.02, at_least=False)["verdict"] == goal("", 3.0, 3.0, at_least=True)["verdict"] == "met"
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(5, 2.571), (9, 2.262), (19, 2.093), (60, 2.000)])
