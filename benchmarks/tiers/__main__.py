@@ -143,10 +143,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    about = about_this_run("cpu")  # of the code that runs, and the load before it
     scenarios = asyncio.run(run(args))
     show_goals(scenarios)
     args.out.mkdir(parents=True, exist_ok=True)
-    report = about_this_run("cpu") | {"scenarios": scenarios}
+    report = about | {"scenarios": scenarios}
     (args.out / "tiers.json").write_text(json.dumps(report, indent=1) + "\n")
     if args.plot:
         plot(report, args.out / "tiers.png")
