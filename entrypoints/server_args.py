@@ -301,15 +301,16 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
             not (getattr(tiers, name) and scheduler.disable_radix_cache),
             f"{_flag_name(name)} keeps what the radix cache holds; leave it out, or --disable-radix-cache",
         )
-    _at_least(tiers, 0, ("disk_cache_gb",))
+    _at_least(tiers, 0, ("disk_cache_gb", "remote_cache_ttl"))
     _need(
         bool(tiers.disk_cache_path) == bool(tiers.disk_cache_gb),
         "--disk-cache-path and --disk-cache-gb go together; set both, or neither",
     )
-    _need(
-        not tiers.disk_cache_path or bool(tiers.host_cache_gb or tiers.host_cache_ratio),
-        "--disk-cache-path is filled from the host cache; set --host-cache-gb or --host-cache-ratio too",
-    )
+    for name in ("disk_cache_path", "remote_cache_url"):
+        _need(
+            not getattr(tiers, name) or bool(tiers.host_cache_gb or tiers.host_cache_ratio),
+            f"{_flag_name(name)} is filled from the host cache; set --host-cache-gb or --host-cache-ratio too",
+        )
     _need(
         not (tiers.host_cache_gb and tiers.host_cache_ratio),
         "--host-cache-gb and --host-cache-ratio both size the host cache; set one of them",

@@ -87,8 +87,7 @@ class RadixCache:
             return MatchResult(0, 0, self.tree.root)
         top = self.tree.root if after is None else self.tree.reachable(after)
         node = self.tree.match(top, namespace, _id_bytes(token_ids, top.prefix_len))
-        self._tick += 1
-        node.last_access = self._tick
+        self.touch(node)
         self.residency.accessed(node)
         if node.on_device:
             return MatchResult(node.prefix_len, 0, node)
@@ -213,12 +212,7 @@ class RadixCache:
         self._close(seq, node, (private[:split],), private[split:], fence)
 
     def _close(
-        self,
-        seq: KVSequence,
-        node: TreeNode,
-        freed: tuple[np.ndarray, ...],
-        in_flight: np.ndarray,
-        fence: int | None,
+        self, seq: KVSequence, node: TreeNode, freed: tuple[np.ndarray, ...], in_flight: np.ndarray, fence: int | None
     ) -> None:
         """Give back the row, then the slots (a row must not name a freed slot), then the lock."""
         self.req_to_token.free(seq.row)
@@ -252,8 +246,7 @@ class RadixCache:
         existing = self._on_device(last).prefix_len
         for known in self.tree.path(last, existing):  # it was computed again
             self.put_on_device(known, row[known.prefix_len - len(known) : known.prefix_len].copy())
-        self._tick += 1
-        last.last_access = self._tick
+        self.touch(last)
         if (start := last.prefix_len) < end:
             new_ids = data[(start - seq.tree_len) * ID_BYTES :]
             last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self._tick)
@@ -271,14 +264,16 @@ class RadixCache:
         Returns the tokens freed: less than asked if the rest is locked, or must be copied first. Evicting 0 is always
         safe.
         """
-        residency = self.residency
-        victims, kept = self.order.choose_victims(self.tree, num_tokens - residency.leaving_tokens, residency.keeps)
-        freed = self._evicted(victims)
-        if kept:
-            homeless = residency.copy_leaving(kept)
+        residency, freed = self.residency, 0
+        while (short := num_tokens - freed - residency.leaving_tokens) > 0:
+            victims, kept = self.order.choose_victims(self.tree, short, residency.keeps)
+            freed += self._evicted(victims)
+            homeless = residency.copy_leaving(kept) if kept else ()
             for node in homeless:
                 self.order.take_off(node)
             freed += self._evicted(homeless)
+            if not homeless:
+                break
         self.evicted_total += freed
         return freed
 
@@ -328,8 +323,7 @@ class RadixCache:
             for node in holders:
                 self.lock(node)
             return False
-        nodes = list(self.tree.nodes())
-        for node in nodes:
+        for node in list(self.tree.nodes()):
             self.allocator.quarantine(node.value, [node.storing, node.loading])
             node.parent = None  # old handles must fail, not lock a node that is not there
         self.residency.cut_loose()

@@ -26,6 +26,7 @@ class TreeNode:
         "block_keys",
         "child_key",
         "children",
+        "demoted",
         "device_children",
         "hits",
         "host",
@@ -65,7 +66,7 @@ class TreeNode:
         self.on_device = True
         """False for a victim of eviction; it stays in the tree if it has a copy on the host."""
         self.host: np.ndarray | None = None
-        """int32 [tokens]: slot of each token on the host; None if it has no copy. See host_tier.py for these five."""
+        """int32 [tokens]: slot of each token on the host; None if it has no copy. See host_tier.py for these six."""
         self.host_children = 0
         """Children that have a copy on the host."""
         self.storing = 0
@@ -76,6 +77,8 @@ class TreeNode:
         """Matches that ended here."""
         self.block_keys: list[bytes] | None = None
         """Names of the blocks that end in this node; None until somebody asks (see disk_tier.py)."""
+        self.demoted = False
+        """A lease held the path down to it, or should have: it is copied before it leaves the device."""
         self.lock_ref = 0
         """Direct locks + locked children. Above 0 the node must not be evicted."""
         self.lease_ref = 0

@@ -36,6 +36,10 @@ class Residency(Protocol):
         """A match ended here."""
         ...
 
+    def demoted(self, node: TreeNode) -> None:
+        """Somebody may come back for the path down to this node, and no lease keeps it on the device any more."""
+        ...
+
     def keeps(self, node: TreeNode) -> bool:
         """Must this unlocked leaf be copied before it may leave the device?"""
         ...
@@ -80,6 +84,9 @@ class DeviceOnly:
         pass
 
     def accessed(self, node: TreeNode) -> None:
+        pass
+
+    def demoted(self, node: TreeNode) -> None:
         pass
 
     def keeps(self, node: TreeNode) -> bool:

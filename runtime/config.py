@@ -44,6 +44,10 @@ class TierConfig:
         "write_through", "KV goes to the host as soon as it is computed, once it was hit again, or when it is evicted"
     )
     disk_cache_path: str = flag("", "folder for KV that outlives the host's memory and the server; needs a host cache")
+    remote_cache_url: str = flag(
+        "", "Redis server for KV that servers share, redis://… or rediss://…, or env:NAME of a variable that holds that"
+    )
+    remote_cache_ttl: int = flag(86400, "seconds for which a block stays there; 0: until the server drops it")
     disk_cache_gb: float = flag(0.0, "the most that one model's KV may take of that disk, in GiB")
 
 

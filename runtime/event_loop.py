@@ -187,8 +187,8 @@ class EventLoop:
         """Tell the scheduler which orders of its tiers are over."""
         for ended in self._tier_io.poll() if self._tier_io is not None else ():
             if isinstance(ended, BlocksEnded):
-                self._scheduler.tiers.blocks_ended(ended.fence, ended.blocks, now)
-            elif events := self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now):
+                self._scheduler.tiers.blocks_ended(ended.fence, ended.blocks, now, ended.seconds)
+            elif events := self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now, ended.seconds):
                 self.tell(events, now, failure=RequestRefused(Tiers.FAILED, status=500, code="kv_load_failed"))
 
     # -- messages ------------------------------------------------------------------------------------------------------

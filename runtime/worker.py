@@ -19,9 +19,11 @@ import msgspec
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.tiers.host_pool import HostPool
+from ..memory_pool.tiers.remote_store import RemoteStore
 from ..radix.cache import RadixCache
-from ..radix.disk_tier import DiskTier
-from ..radix.host_tier import HostPolicy, HostTier
+from ..radix.tiers.block_names import BlockNames
+from ..radix.tiers.block_tier import BlockTier
+from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
@@ -37,6 +39,7 @@ from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads
 from .runner.device_backends import DeviceBackends
+from .runner.host_cache import HOST_POLICIES, make_host_pool
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.probe import select_sampling_ops
@@ -45,9 +48,8 @@ from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
 from .tiers.block_io import BlockIO
-from .tiers.disk_cache import DiskCache, model_fingerprint, open_disk_cache
-from .tiers.host_cache import HOST_POLICIES, make_host_pool
 from .tiers.make_transfers import make_transfers
+from .tiers.stores import Stores, model_fingerprint, open_stores
 from .tiers.tier_io import TierIO, is_finite
 
 logger = logging.getLogger(__name__)
@@ -64,11 +66,12 @@ def build_scheduler(
     eos_token_ids: tuple[int, ...],
     host_tokens: int = 0,
     host_policy: HostPolicy | None = None,
-    disk: DiskCache | None = None,
+    stores: Stores | None = None,
+    bytes_per_token: int = 0,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
-    host_tokens: of the host tier; 0 for none. disk: what is behind it.
+    host_tokens: of the host tier; 0 for none. stores: what is behind it. bytes_per_token: of KV, for the stats.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -77,10 +80,12 @@ def build_scheduler(
     if host_tokens:
         tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
         cache.residency = tier
-    disk_tier = None
-    if tier is not None and disk is not None:
-        disk_tier = DiskTier(cache, tier, disk.pool, fingerprint=disk.fingerprint, block_tokens=disk.block_tokens)
-    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, disk_tier)
+    behind: list[BlockTier] = []
+    if tier is not None and stores is not None:
+        names = BlockNames(cache, stores.fingerprint, stores.block_tokens)
+        for name, store in stores.by_name.items():
+            behind.append(BlockTier(cache, tier, store, names, name=name, asks=name == "remote"))
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, behind, bytes_per_token)
 
 
 class Worker(NamedTuple):
@@ -94,7 +99,7 @@ class Worker(NamedTuple):
     runner: ModelRunner
     host_pool: HostPool | None
     """Set where there is a host tier; somebody must do what the tiers order (`connect_tiers`)."""
-    disk: DiskCache | None
+    stores: Stores | None
 
 
 def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -> Worker:
@@ -119,13 +124,13 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
     eos_token_ids = runner.config.eos_token_ids
     host_pool = make_host_pool(config.tiers, runner.kv_pool)
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
-    disk = None
-    if config.tiers.disk_cache_path:
+    stores = None
+    if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
         dummy = runner.device.type if config.model.load_format == "dummy" else ""
         model = model_fingerprint(resolve_model_folder(config.model.model_path), runner.config, dummy_device=dummy)
-        disk = open_disk_cache(config.tiers, host_pool, model)
+        stores = open_stores(config.tiers, host_pool, model)
     policy = HOST_POLICIES[config.tiers.host_write_policy]
-    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, disk)
+    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, stores, runner.kv_pool.bytes_per_token)
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
@@ -140,10 +145,21 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         "cuda_graphs": runner.has_graphs,
         "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
-        "tiers": dataclasses.asdict(config.tiers) | {"host_tokens": host_tokens},
+        "tiers": {
+            **dataclasses.asdict(config.tiers),
+            "host_tokens": host_tokens,
+            "host_copied_by": host_pool.copied_by if host_pool is not None else None,
+            "remote_cache_url": _shown(stores),
+        },
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, disk)
+    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores)
+
+
+def _shown(stores: Stores | None) -> str:
+    """The remote store's URL without its secrets; empty without one."""
+    remote = stores.by_name.get("remote") if stores is not None else None
+    return remote.address if isinstance(remote, RemoteStore) else ""
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
@@ -160,15 +176,15 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
 def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
     """Have everything done that the tiers order, where there are any. wake: ends the event loop's sleep; called from
     other threads."""
-    pool, disk = worker.host_pool, None
+    pool, threads = worker.host_pool, dict[str, BlockIO]()
     if pool is None:
         return None
     transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake)
-    if worker.disk is not None:
-        is_sound = functools.partial(is_finite, dtype=worker.info["dtype"])
-        queued = MAX_QUEUED_BLOCKS * worker.disk.pool.block_bytes
-        disk = BlockIO(worker.disk.pool, pool.pages_view, queued, wake=wake, is_sound=is_sound)
-    return TierIO(transfers, pool.page_size, disk)
+    is_sound = functools.partial(is_finite, dtype=worker.info["dtype"])
+    for name, store in worker.stores.by_name.items() if worker.stores is not None else ():
+        queued = MAX_QUEUED_BLOCKS * store.block_bytes
+        threads[name] = BlockIO(store, pool.pages_view, queued, wake=wake, name=name, is_sound=is_sound)
+    return TierIO(transfers, pool.page_size, threads)
 
 
 def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:

@@ -10,14 +10,16 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
-from ..radix.disk_tier import DiskTier
-from ..radix.host_tier import HostTier
 from ..radix.lease import LeaseTable
+from ..radix.tiers.block_tier import BlockTier
+from ..radix.tiers.host_tier import HostTier
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
 from .config import SchedulerConfig
@@ -29,7 +31,7 @@ from .endings import Endings
 from .limits import check_queue, duplicate_rid, lease_budget, timed_out
 from .memory.beam_memory import BeamMemory
 from .memory.distrust import Distrust
-from .memory.kv_memory import KVMemory
+from .memory.kv_memory import KVMemory, take_back_unfilled
 from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
 from .policies.fill_time import FillTime
@@ -55,10 +57,11 @@ class Scheduler:
         cache: RadixCache,
         eos_token_ids: tuple[int, ...],
         tier: HostTier | None = None,
-        disk: DiskTier | None = None,
+        stores: Sequence[BlockTier] = (),
+        bytes_per_token: int = 0,
     ) -> None:
-        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, disk: below the device."""
-        self._config = config
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
+        self._config, self._bytes_per_token = config, bytes_per_token
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         self._policy = make_policy(config.schedule_policy, cache, self._fill_time)
@@ -81,7 +84,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
-        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, disk)
+        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, self._fill_time, stores)
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
@@ -165,8 +168,7 @@ class Scheduler:
         return events
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
-        rids = dict.fromkeys(request.rid for request in requests)  # siblings end together
-        return [event for rid in rids for event in self.abort(rid, now, message)]
+        return [event for rid in dict.fromkeys(r.rid for r in requests) for event in self.abort(rid, now, message)]
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
@@ -308,7 +310,7 @@ class Scheduler:
         failed = [request for request in step.requests if request.finish is None]
         if len(batch.copies):
             self.leases.break_all()  # one of them may hold a copy that was never made
-            failed += self._memory.take_back_unfilled(batch.copies.target, self.live_requests)
+            failed += take_back_unfilled(self._memory.req_to_token.rows, batch.copies.target, self.live_requests)
         events = self._abort_each(failed, now, message)
         self._memory.close_fence(step.fence)
         return events
@@ -330,10 +332,8 @@ class Scheduler:
         holders = [request for request in self.live_requests if request.kv is not None]
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens
-        if not found.was_reset:
-            return []
         message = "the KV cache was found damaged and has been reset; send the request again"
-        return self._abort_each(holders, now, message)
+        return self._abort_each(holders, now, message) if found.was_reset else []
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""
@@ -344,4 +344,5 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        return take_stats(self._counters, self._memory.cache, self.leases, running, self.tiers.num_queued)
+        more = (self._fill_time.tokens_per_s, self._bytes_per_token, self.tiers.stats())
+        return take_stats(self._counters, self._memory.cache, self.leases, running, self.tiers.num_queued, *more)

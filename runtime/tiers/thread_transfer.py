@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...memory_pool.tiers.host_pool import HostPool
-from ...radix.host_tier import TierCopy
+from ...radix.tiers.host_tier import TierCopy
 from .transfer import Ended, check_loads, describe
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@
     the model               wait_layer, before it reads a layer
 
 A thread does it for a CPU (thread_transfer.py), streams for a GPU (stream_transfer.py); `make_transfers` has the right
-one. What is copied when is decided elsewhere (`radix/host_tier.py`).
+one. What is copied when is decided elsewhere (`radix/tiers/host_tier.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ...radix.host_tier import TierCopy
+from ...radix.tiers.host_tier import TierCopy
 
 
 class Ended(NamedTuple):

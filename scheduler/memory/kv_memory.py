@@ -13,7 +13,7 @@ prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import MatchResult, RadixCache
 from ...radix.cuts import fork_sequence, truncate
-from ...radix.host_tier import HostTier, TierCopy
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
-from ..request import FoundTokens, Request
+from ...radix.tiers.host_tier import HostTier, TierCopy
+from ..request import Request
 from .pending_copies import PendingCopies
 
 MAX_SLACK = 512
@@ -54,6 +54,8 @@ class KVMemory:
         self.leases = leases
         self.tier = tier
         self.copies = PendingCopies(req_to_token)
+        self.loading_pays: Callable[[], bool] = lambda: True
+        """Is it faster to bring KV back from the host than to compute it again? Set by who measures that."""
         self._loads: list[TierCopy] = []
         """Ordered since the last `take_tier_copies`."""
         self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
@@ -93,9 +95,7 @@ class KVMemory:
         if opened is None:
             return False
         request.kv = opened
-        if not request.queried:
-            on_disk = min(on_host, request.from_disk)
-            request.found = FoundTokens(opened.length - on_host, on_host - on_disk, on_disk)
+        request.note_found(opened.length, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
             request.inheritance.lost_claim()
@@ -124,7 +124,7 @@ class KVMemory:
     def _bring_back(self, match: MatchResult) -> MatchResult:
         """Order what a match has on the host to the device, where it is from now on. Returns the match as it is then:
         the same, if there are no slots that can be written at once. Raises NotYet if there will be."""
-        if self.tier is None or match.host_handle is None:
+        if self.tier is None or match.host_handle is None or not self.loading_pays():
             return match
         self._evict_for(match.host_len)
         if match.host_handle.parent is None:
@@ -276,9 +276,9 @@ class KVMemory:
         """Let others share what a request has computed so far; it goes on."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
-    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> Lease | None:
+    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
-        the request has ended as with `close`."""
+        the request has ended as with `close`, and a tier keeps so many tokens."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
@@ -286,11 +286,19 @@ class KVMemory:
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
         truncate(self.cache, kv, length, fence=in_flight)
-        lease = self.leases.grant(kv, terms, written_by=in_flight)
+        lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
+            demoted = self.demote(kv)
             self.cache.release(kv, fence=in_flight)
         self._forget(request)
-        return lease
+        return lease, demoted
+
+    def demote(self, kv: KVSequence) -> int:
+        """Have a tier keep what the tree has of a sequence. Returns how many tokens one promises to: 0 if none does."""
+        if self.tier is None or kv.node is None:
+            return 0
+        self.tier.demoted(kv.node)
+        return self.tier.promised_tokens(kv.node)
 
     def lease_copy(self, request: Request, terms: LeaseTerms) -> Lease | None:
         """Lease a copy of what a running request has computed by now; None if there is no room. The request runs on."""
@@ -323,19 +331,23 @@ class KVMemory:
         self.allocator.fences.close(fence)
         self.allocator.release_quarantine()
 
-    def take_back_unfilled(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
-        """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they
-        hold beyond the tree is not there: it counts as never committed, so that none of it is shared when they end."""
-        unfilled: list[Request] = []
-        for request in requests:
-            if request.kv is None:
-                continue
-            private = self.req_to_token.rows[request.kv.row, request.kv.tree_len : request.kv.length]
-            if np.isin(private, slots).any():
-                request.committed_len = min(request.committed_len, request.kv.tree_len)
-                unfilled.append(request)
-        return unfilled
-
     def _forget(self, request: Request) -> None:
         request.kv = None
         request.committed_len = request.scheduled_len = 0
+
+
+def take_back_unfilled(rows: np.ndarray, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
+    """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they hold
+    beyond the tree is not there: it counts as never committed, so that none of it is shared when they end.
+
+    rows: those of the request rows' pool.
+    """
+    unfilled: list[Request] = []
+    for request in requests:
+        if request.kv is None:
+            continue
+        private = rows[request.kv.row, request.kv.tree_len : request.kv.length]
+        if np.isin(private, slots).any():
+            request.committed_len = min(request.committed_len, request.kv.tree_len)
+            unfilled.append(request)
+    return unfilled

@@ -9,7 +9,7 @@ import numpy as np
 
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.memory_pool.tiers.host_pool import HostPool
-from baton.radix.host_tier import TierCopy
+from baton.radix.tiers.host_tier import TierCopy
 
 
 class Call(NamedTuple):

@@ -9,10 +9,11 @@ import numpy as np
 from cache_rig import CacheRig, int32
 
 from baton.memory_pool.allocator import Allocator
-from baton.radix.disk_tier import BlockRead, BlockWrite, DiskTier
-from baton.radix.host_invariants import check_disk, check_host
-from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
 from baton.radix.invariants import check_tree, conservation
+from baton.radix.tiers.block_names import BlockNames
+from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockTier, BlockWrite
+from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 
 
 def tokens(count: int, first: int = 1) -> np.ndarray:
@@ -117,10 +118,9 @@ class DiskRig(TierRig):
     def __init__(self, block_tokens: int, host_tokens: int = 512, **options: Any) -> None:
         super().__init__(host_tokens, **options)
         self.blocks = FakeDisk()
-        self.disk = DiskTier(
-            self.cache, self.tier, self.blocks, fingerprint=b"a model", block_tokens=block_tokens, max_writing=8
-        )
-        self.orders: dict[int, BlockRead | BlockWrite] = {}
+        names = BlockNames(self.cache, b"a model", block_tokens)
+        self.disk = BlockTier(self.cache, self.tier, self.blocks, names, max_writing=8)
+        self.orders: dict[int, BlockOrder] = {}
 
     def pump_disk(self) -> None:
         for order in self.disk.take_orders():
@@ -129,13 +129,14 @@ class DiskRig(TierRig):
     def end_disk(self, fence: int, most: int = 1 << 30) -> None:
         """It is carried out only now. most: of a read so many blocks come, of a write none if it is 0."""
         order = self.orders.pop(fence)
-        slots = order.host_slots.tolist()
+        assert not isinstance(order, BlockFind)
         if isinstance(order, BlockWrite):
             if most:
-                held = [self.host[slot] for slot in slots]
+                held = [self.host[slot] for slot in order.host_slots.tolist()]
                 assert self.blocks.blocks.setdefault(order.key, held) == held, "one name for two contents"
             self.disk.ended(fence, min(1, most))
             return
+        slots = order.host_slots.tolist()
         count, size = min(most, self.blocks.longest(order.keys)), self.disk.block_tokens
         for place, slot in enumerate(slots):
             self.host[slot] = (
@@ -153,4 +154,4 @@ class DiskRig(TierRig):
 
     def check(self) -> None:
         super().check()
-        check_disk(self.disk, self.tier, self.cache.tree)
+        check_blocks(self.disk, self.tier, self.cache.tree)

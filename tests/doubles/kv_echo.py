@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from baton.radix.host_tier import TierCopy
+from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, SequenceInfo, StepResult
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
 from baton.scheduler.constraints.item_trie import ItemTrie

@@ -64,7 +64,7 @@ class LocalWorker:
         worker = build_worker(config, backends)
         self.scheduler, self.step_runner, self.info = worker.scheduler, worker.step_runner, worker.info
         self.tier_io = connect_tiers(worker, lambda: None)
-        self._disk = worker.disk
+        self._stores = worker.stores
         self.overlap = overlap
         self._count = 0
 
@@ -72,8 +72,8 @@ class LocalWorker:
         """End the threads of the tiers, and give their folder up."""
         if self.tier_io is not None:
             self.tier_io.close(10.0)
-        if self._disk is not None:
-            self._disk.pool.close()
+        if self._stores is not None:
+            self._stores.close()
 
     def end_copies(self) -> None:
         """Wait for all that the tiers have ordered."""

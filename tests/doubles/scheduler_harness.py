@@ -17,8 +17,8 @@ from tier_rig import FakeBlocks, FakeTiers
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.host_tier import HostPolicy
 from baton.radix.invariants import check_leases, check_tree, conservation
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
@@ -84,7 +84,7 @@ class Harness:
         host_tokens: int = 0,
         host_policy: HostPolicy | None = None,
         block_tokens: int = 0,
-        blocks: FakeBlocks | None = None,
+        blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
         tiers_rng: random.Random | None = None,
         **more: Any,
     ) -> None:
@@ -119,8 +119,8 @@ class Harness:
                 blocks=blocks,
                 rng=tiers_rng,
             )
-        host, disk = (self.tiers.host, self.tiers.disk) if self.tiers is not None else (None, None)
-        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, host, disk)
+        host, stores = (self.tiers.host, self.tiers.stores) if self.tiers is not None else (None, [])
+        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, host, stores)
         self.depth = depth
         self.eos = eos
         self.check = check

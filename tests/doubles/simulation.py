@@ -98,6 +98,7 @@ class Simulation:
         harness.run()
         harness.now += 1000.0
         harness.step()  # the last leases expire
+        harness.run()  # what they held is stored, if there is a tier
         self.check()
 
     def step(self) -> None:

@@ -12,14 +12,15 @@ from kv_echo import KVEchoModel
 
 from baton.memory_pool.allocator import Allocator
 from baton.radix.cache import RadixCache
-from baton.radix.disk_tier import BlockRead, BlockWrite, DiskTier
-from baton.radix.host_invariants import check_disk, check_host
-from baton.radix.host_tier import HostPolicy, HostTier, TierCopy
+from baton.radix.tiers.block_names import BlockNames
+from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockTier, BlockWrite
+from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 
 
 @dataclass
 class _Ordered:
-    what: TierCopy | BlockRead | BlockWrite
+    what: TierCopy | BlockOrder
     ok: bool
     made: bool = False
     blocks: int = 0
@@ -57,18 +58,24 @@ class FakeTiers:
         host_tokens: int,
         policy: HostPolicy | None = None,
         block_tokens: int = 0,
-        blocks: FakeBlocks | None = None,
+        blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """block_tokens: of a disk tier; 0 for none. blocks: what is there already."""
+        """block_tokens: of a disk tier; 0 for none. blocks: what is there already, on disk and in a remote
+        store."""
         page = cache.page_size
         allocator = Allocator(host_tokens, page, fences=cache.allocator.fences, check=True)
         self.host = HostTier(cache, allocator, policy)
         cache.residency = self.host
-        self.blocks = blocks or FakeBlocks()
-        self.disk: DiskTier | None = None
+        self.blocks, self.far = blocks or (FakeBlocks(), FakeBlocks())
+        self.far_index = FakeBlocks()
+        """What of the remote store's blocks is known here."""
+        self.disk: BlockTier | None = None
+        self.remote: BlockTier | None = None
         if block_tokens:
-            self.disk = DiskTier(cache, self.host, self.blocks, fingerprint=b"echo", block_tokens=block_tokens)
+            names = BlockNames(cache, b"echo", block_tokens)
+            self.disk = BlockTier(cache, self.host, self.blocks, names)
+            self.remote = BlockTier(cache, self.host, self.far_index, names, name="remote", asks=True)
         self.failure_rate = 0.0
         self._cache = cache
         self._model = model
@@ -76,11 +83,15 @@ class FakeTiers:
         self._ordered: list[_Ordered] = []
         model.host_kv = np.zeros(host_tokens + page, dtype=np.uint64)
 
+    @property
+    def stores(self) -> list[BlockTier]:
+        return [tier for tier in (self.disk, self.remote) if tier is not None]
+
     def __len__(self) -> int:
         """Orders that have not ended."""
         return len(self._ordered)
 
-    def order(self, orders: Sequence[TierCopy | BlockRead | BlockWrite]) -> None:
+    def order(self, orders: Sequence[TierCopy | BlockOrder]) -> None:
         rng = self._rng
         self._ordered += [_Ordered(order, rng is None or rng.random() >= self.failure_rate) for order in orders]
 
@@ -109,8 +120,8 @@ class FakeTiers:
 
     def check(self) -> None:
         check_host(self.host, self._cache.tree)
-        if self.disk is not None:
-            check_disk(self.disk, self.host, self._cache.tree)
+        for tier in self.stores:
+            check_blocks(tier, self.host, self._cache.tree)
 
     def _make(self, ordered: _Ordered) -> None:
         if ordered.made:
@@ -122,15 +133,30 @@ class FakeTiers:
             case BlockWrite() as write:
                 ordered.blocks = int(ordered.ok)
                 if ordered.ok:
-                    self.blocks.blocks[write.key] = self._model.write_block(write.host_slots)
+                    block = self._model.write_block(write.host_slots)
+                    for blocks in self._of(write.store):
+                        blocks.blocks[write.key] = block
             case BlockRead() as read:
                 self._read(read, ordered)
+            case BlockFind() as find:
+                ordered.blocks = self._of(find.store)[0].longest(find.keys) if ordered.ok else 0
+                for key in find.keys[: ordered.blocks]:
+                    self.far_index.blocks[key] = self.far.blocks[key]
+
+    def _of(self, store: str) -> list[FakeBlocks]:
+        """Its blocks, and the index of them if that is another thing."""
+        return [self.blocks] if store == "disk" else [self.far, self.far_index]
 
     def _read(self, read: BlockRead, ordered: _Ordered) -> None:
-        ordered.blocks = self.blocks.longest(read.keys)
+        blocks, *index = self._of(read.store)
+        ordered.blocks = blocks.longest(read.keys)
         if not ordered.ok and ordered.blocks and self._rng is not None:  # one is damaged
             ordered.blocks = self._rng.randrange(ordered.blocks)
-            self.blocks.blocks.pop(read.keys[ordered.blocks])
+            for each in (blocks, *index):
+                each.blocks.pop(read.keys[ordered.blocks], None)
+        for key in read.keys[ordered.blocks :]:
+            for each in index:
+                each.blocks.pop(key, None)
         for number, slots in enumerate(read.host_slots.reshape(len(read.keys), -1)):
-            block = self.blocks.blocks[read.keys[number]] if number < ordered.blocks else None
+            block = blocks.blocks[read.keys[number]] if number < ordered.blocks else None
             self._model.read_block(slots, block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from local_worker import LocalWorker
 from mixed_requests import assert_same_answers, mixed_requests, some_items
+from redis_servers import RedisServer
 
 from baton.runtime.config import TierConfig
+from baton.scheduler.request import FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.equality
@@ -55,22 +58,41 @@ def test_a_flood_between_turns_changes_no_answer(options: dict[str, Any], policy
     assert tier.counts.loaded > 300 and tier.counts.failed_loads == 0, tier.counts
 
 
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(SEED)
+    return [rng.integers(5, 1600, count).tolist() for count in (700, 300, 129)]
+
+
+def serve(tiers: TierConfig, **options: Any) -> tuple[list[list[int]], list[FoundTokens]]:
+    """Start a worker, answer the prompts, end it: the answers, and where the prompts' KV was found."""
+    worker = LocalWorker(TOY, tiers=tiers, **options)
+    answers = worker.generate(prompts(), SamplingParams(max_new_tokens=12, temperature=0.0))
+    worker.end_copies()
+    worker.close()
+    return [answer.tokens for answer in answers], [answer.found for answer in answers]
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_a_new_server_says_the_same_from_disk(page_size: int, tmp_path: Path) -> None:
     """The second worker finds what the first has left; the third, with the dtype changed, must not."""
     tiers = TierConfig(host_cache_gb=0.05, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
-    rng = np.random.default_rng(SEED)
-    prompts = [rng.integers(5, 1600, count).tolist() for count in (700, 300, 129)]
-    sampling = SamplingParams(max_new_tokens=12, temperature=0.0)
-    found: list[list[tuple[int, int]]] = []
-    answers = []
-    for options in ({}, {}, {"model_options": {"dtype": "float16"}}):
-        worker = LocalWorker(TOY, tiers=tiers, page_size=page_size, **options)
-        got = worker.generate(prompts, sampling)
-        worker.end_copies()
-        answers.append([answer.tokens for answer in got])
-        found.append([(answer.cached_tokens, answer.found.disk) for answer in got])
-        worker.close()
-    assert answers[0] == answers[1]
-    assert found[0] == found[2] == [(0, 0)] * 3
-    assert found[1] == [(640, 640), (256, 256), (128, 128)]
+    first, nothing = serve(tiers, page_size=page_size)
+    second, found = serve(tiers, page_size=page_size)
+    assert first == second and found == [FoundTokens(disk=count) for count in (640, 256, 128)]
+    _, other = serve(tiers, page_size=page_size, model_options={"dtype": "float16"})
+    assert nothing == other == [FoundTokens()] * 3
+
+
+def test_another_server_says_the_same_from_the_remote_store(tmp_path: Path) -> None:
+    """Two servers share one; what came from there is on the disk of the second then."""
+    server = RedisServer()
+    try:
+        first, nothing = serve(TierConfig(host_cache_gb=0.05, remote_cache_url=server.url))
+        on_disk = TierConfig(host_cache_gb=0.05, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
+        second, found = serve(replace(on_disk, remote_cache_url=server.url))
+    finally:
+        server.stop()
+    assert nothing == [FoundTokens()] * 3
+    assert first == second and found == [FoundTokens(remote=count) for count in (640, 256, 128)]
+    third, found = serve(on_disk)
+    assert first == third and found == [FoundTokens(disk=count) for count in (640, 256, 128)]

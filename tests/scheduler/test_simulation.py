@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from simulation import SEED, simulate
+from tier_rig import FakeBlocks
 
-from baton.radix.host_tier import HostPolicy
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
 
 
@@ -73,6 +74,10 @@ def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, o
     assert counts.loaded or ratio == 1.0 or page_size == 64, counts
 
 
+def test_simulation_of_parents_that_come_back_from_the_host() -> None:
+    assert "tier" in simulate(321, steps=100, host_ratio=4.0).paths
+
+
 @pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("policy", [HostPolicy(write_back=True), HostPolicy(min_hits=1)], ids=["back", "selective"])
@@ -88,14 +93,16 @@ def test_simulation_with_a_host_tier_that_stores_late(policy: HostPolicy, page_s
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -> None:
-    """The second run finds on disk what the first has left there."""
+    """The second run finds on disk what the first has left there; or with a new disk, in the remote store."""
     options: dict[str, Any] = {"page_size": page_size, "depth": depth, "faults": faults, "host_ratio": 1.0}
     options["block_tokens"] = max(8, page_size)
     first = simulate(SEED + 400, steps=60, **options).harness.tiers
-    assert first is not None and first.disk is not None and first.disk.counts.written
-    again = simulate(SEED + 400, steps=60, blocks=first.blocks, **options).harness.tiers
-    assert again is not None and again.disk is not None
-    assert again.disk.counts.adopted, again.disk.counts
+    assert first is not None and all(tier.counts.written for tier in first.stores)
+    blocks = (first.blocks, first.far) if depth == 1 else (FakeBlocks(), first.far)
+    again = simulate(SEED + 400, steps=60, blocks=blocks, **options).harness.tiers
+    assert again is not None and again.disk is not None and again.remote is not None
+    counts = again.disk.counts if depth == 1 else again.remote.counts
+    assert counts.adopted, counts
 
 
 def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:

@@ -17,7 +17,7 @@ from cpu_graphs import count_replays, graph_backends
 from held_pool import HeldPool
 from model_driver import DrivenSequence, ModelDriver
 
-from baton.radix.host_tier import TierCopy
+from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.tiers.thread_transfer import ThreadTransfers

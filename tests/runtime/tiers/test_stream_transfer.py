@@ -14,7 +14,7 @@ from host_pools import CPU, SMALL, device_bytes, device_pool, host_bytes, slots_
 
 from baton.memory_pool.tiers.host_copies import copy_pages_torch
 from baton.memory_pool.tiers.host_pool import HostPool
-from baton.radix.host_tier import TierCopy
+from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.make_transfers import make_transfers
 from baton.runtime.tiers.stream_transfer import StreamTransfers
 from baton.runtime.tiers.thread_transfer import ThreadTransfers

@@ -15,7 +15,7 @@ from held_pool import HeldPool, tier_copy
 from host_pools import device_bytes, device_pool, host_bytes, slots_of
 
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.radix.host_tier import TierCopy
+from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.thread_transfer import ThreadTransfers
 from baton.runtime.tiers.transfer import Ended, TransferError
 

@@ -1,32 +1,34 @@
-"""The tier behind the host: blocks of KV by name, written from copies on the host and read back to the host.
+"""A tier behind the host: blocks of KV by name, written from copies on the host and read back to the host. A disk is
+one, a server in the network another.
 
-    copy on the host ──▶ wanted ──next_orders──▶ being written ──ended──▶ there, if the index says so
+    copy on the host ──▶ wanted ──take_orders──▶ being written ──ended──▶ there, if the index says so
 
     find ──▶ begin_read ──▶ being read ──ended──▶ adopted: a copy on the host, which a match finds and loads
 
 A block is the KV of so many consecutive tokens and is named by all tokens up to its end, so it knows nothing of nodes.
-What is there, is what the index says at the moment. This decides and counts; others do what the orders say, on threads,
-and `ended` hears of it. Blocks that could not be written or read are computed again one day; no request fails for it.
+What is there, is what the index says at the moment; where it knows of a part only, `begin_find` has the store asked.
+This decides and counts; others do what the orders say, on threads, and `ended` hears of it. Blocks that could not be
+written or read are computed again one day; no request fails for it.
 
 While an order is under way its slots on the host keep their contents: given up meanwhile, they wait for its fence.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from ..memory_pool.tiers.block_keys import block_keys, root_key
-from .cache import RadixCache
+from ..cache import RadixCache
+from ..node import TreeNode
+from .block_names import BlockNames
 from .host_tier import MAX_WANTED, HostTier
-from .node import ID_BYTES, TreeNode
 
-MAX_ROOTS = 4096
-"""Namespaces whose root keys are kept."""
+MAX_ASKED = 1024
+"""Blocks that a store is asked for at a time."""
 
 
 class BlockIndex(Protocol):
@@ -34,15 +36,12 @@ class BlockIndex(Protocol):
 
     def contains(self, key: bytes) -> bool: ...
 
-    def longest(self, keys: Sequence[bytes]) -> int:
-        """How many leading keys are there."""
-        ...
-
 
 @dataclass(slots=True, frozen=True)
 class BlockWrite:
     """A block to be written. Plain data."""
 
+    store: str
     fence: int
     key: bytes
     host_slots: np.ndarray
@@ -53,12 +52,27 @@ class BlockWrite:
 class BlockRead:
     """Consecutive blocks of a sequence to be read, up to the first that is not there. Plain data."""
 
+    store: str
     fence: int
     keys: tuple[bytes, ...]
     host_slots: np.ndarray
     """int32 [len(keys) * block_tokens]"""
     timeout: float
     """Seconds from the order on: nobody waits longer."""
+
+
+@dataclass(slots=True, frozen=True)
+class BlockFind:
+    """How many leading blocks are there? Plain data."""
+
+    store: str
+    fence: int
+    keys: tuple[bytes, ...]
+    timeout: float
+    """As in `BlockRead`."""
+
+
+BlockOrder = BlockRead | BlockWrite | BlockFind
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,7 +88,7 @@ class Reading:
 
 
 @dataclass(slots=True, frozen=True)
-class OnDisk:
+class Found:
     """What could be read of a sequence: its blocks from number ``first`` on."""
 
     namespace: str
@@ -89,7 +103,7 @@ class OnDisk:
 
 
 @dataclass(slots=True)
-class DiskCounts:
+class BlockCounts:
     """Tokens since start."""
 
     written: int = 0
@@ -102,11 +116,11 @@ class DiskCounts:
     """Read, and on the host since; the others were there by then, or had lost what comes before them."""
 
 
-class DiskTier:
+class BlockTier:
     """Decides what is written and read.
 
-    host: the tier in front, whose ``below`` this becomes. fingerprint: see `block_keys.model_digest`. block_tokens: a
-    multiple of the page size. max_writing: blocks that are on their way at a time.
+    host: the tier in front. name: of the store, in orders. asks: the index knows of a part only. max_writing: blocks
+    that are on their way at a time.
     """
 
     def __init__(
@@ -114,15 +128,16 @@ class DiskTier:
         cache: RadixCache,
         host: HostTier,
         index: BlockIndex,
+        names: BlockNames,
         *,
-        fingerprint: bytes,
-        block_tokens: int,
+        name: str = "disk",
+        asks: bool = False,
         max_writing: int = 64,
     ) -> None:
-        if block_tokens < 1 or block_tokens % cache.page_size:
-            raise ValueError(f"a block of {block_tokens} tokens is no multiple of the page size {cache.page_size}")
-        self.block_tokens = block_tokens
-        self.counts = DiskCounts()
+        self.name = name
+        self.asks = asks
+        self.block_tokens = names.block_tokens
+        self.counts = BlockCounts()
         self.writing: dict[int, BlockWrite] = {}
         """By fence."""
         self.readings: dict[int, Reading] = {}
@@ -130,15 +145,16 @@ class DiskTier:
         self._cache = cache
         self._host = host
         self._index = index
-        self._fingerprint = fingerprint
+        self._names = names
         self._max_writing = max_writing
         self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
         self._writing_keys: set[bytes] = set()
         self._reading_keys: dict[bytes, int] = {}
         """Block -> fence of the read that brings it."""
-        self._roots: OrderedDict[str, bytes] = OrderedDict()
-        self._new_reads: list[BlockRead] = []
-        host.below = self
+        self.finds: set[int] = set()
+        """Fences."""
+        self._new_orders: list[BlockOrder] = []
+        host.below.append(self)
 
     # -- as the tier below the host -----------------------------------------------------------------------------------
 
@@ -163,10 +179,14 @@ class DiskTier:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def take_orders(self) -> list[BlockRead | BlockWrite]:
-        """The reads and writes to be made now."""
-        reads, self._new_reads = self._new_reads, []
-        return [*reads, *self._next_writes()]
+    def take_orders(self) -> list[BlockOrder]:
+        """What is to be done now."""
+        orders, self._new_orders = self._new_orders, []
+        return [*orders, *self._next_writes()]
+
+    def owns(self, fence: int) -> bool:
+        """Is this an order of ours that is under way?"""
+        return fence in self.writing or fence in self.readings or fence in self.finds
 
     def _next_writes(self) -> list[BlockWrite]:
         writes: list[BlockWrite] = []
@@ -179,7 +199,7 @@ class DiskTier:
             if any(above.storing for above in path):
                 later.append(node)  # what comes before it is not on the host yet
                 continue
-            keys = self._path_keys(path)
+            keys = self._names.of_path(path)
             missing = [
                 (number, key)
                 for number, key in enumerate(keys)
@@ -197,47 +217,64 @@ class DiskTier:
     def _write(self, key: bytes, slots: np.ndarray, number: int) -> BlockWrite:
         size = self.block_tokens
         fence = self._host.allocator.fences.open()
-        write = BlockWrite(fence, key, slots[number * size : (number + 1) * size].copy())
+        write = BlockWrite(self.name, fence, key, slots[number * size : (number + 1) * size].copy())
         self.writing[fence] = write
         self._writing_keys.add(key)
         return write
 
     # -- look up, read ------------------------------------------------------------------------------------------------
 
-    def find(self, namespace: str, ids: np.ndarray) -> OnDisk | None:
-        """What the disk has of ``ids``, int32 [n], beyond what is cached; changes nothing. None if that is nothing."""
+    def find(self, namespace: str, ids: np.ndarray) -> Found | None:
+        """What is there of ``ids``, int32 [n], beyond what is cached; changes nothing. None if that is nothing."""
+        size = self.block_tokens
+        missing = self._missing(namespace, ids)
+        if missing is None:
+            return None
+        first, covered, keys = missing
+        count = next((number for number, key in enumerate(keys) if not self._index.contains(key)), len(keys))
+        gain = (first + count) * size - covered
+        if gain <= 0:
+            return None
+        under_way = self._reading_keys.get(keys[max(0, covered // size - first)], 0)
+        end = first + count
+        return Found(namespace, ids[: end * size].copy(), first, tuple(keys[:count]), gain, under_way)
+
+    def _missing(self, namespace: str, ids: np.ndarray) -> tuple[int, int, list[bytes]] | None:
+        """(first block that is not on the host, tokens that are cached anywhere, keys from that block on). None if not
+        even one block would be gained."""
         size, tree = self.block_tokens, self._cache.tree
         whole, covered, _ = self._cache.find_prefix(namespace, ids)
-        if covered + size > len(ids):
+        if len(ids) // size * size <= covered:
             return None
         path = tree.path(whole, 0)
         stored = next((above.prefix_len - len(above) for above in path if above.host is None or above.storing), covered)
         first = stored // size
-        keys = self._path_keys(path)
-        previous = keys[-1] if keys else self._root(namespace)
-        keys = keys + block_keys(previous, ids[len(keys) * size :], size)
-        count = self._index.longest(keys[first:])
-        gain = (first + count) * size - covered
-        if gain <= 0:
-            return None
-        under_way = self._reading_keys.get(keys[max(first, covered // size)], 0)
-        end = first + count
-        return OnDisk(namespace, ids[: end * size].copy(), first, tuple(keys[first:end]), gain, under_way)
+        return first, covered, self._names.of_ids(namespace, path, ids)[first:]
 
-    def begin_read(self, found: OnDisk, timeout: float) -> int | None:
+    def begin_find(self, namespace: str, ids: np.ndarray, timeout: float) -> int | None:
+        """Have the store asked what it has of ``ids``; the fence. None if there is nothing to ask, or nobody."""
+        missing = self._missing(namespace, ids) if self.asks else None
+        if missing is None:
+            return None
+        fence = self._host.allocator.fences.open()
+        self.finds.add(fence)
+        self._new_orders.append(BlockFind(self.name, fence, tuple(missing[2][:MAX_ASKED]), timeout))
+        return fence
+
+    def begin_read(self, found: Found, timeout: float) -> int | None:
         """Order a read; its fence. None if the host has no room, or others fill it just now."""
         tokens = len(found.keys) * self.block_tokens
-        coming = sum(map(len, self.coming))
+        coming = sum(len(slots) for tier in self._host.below for slots in tier.coming)
         if coming and coming + tokens > self._host.allocator.total_tokens // 4:
             return None  # what comes for one must not push out what has come for another
         slots = self._host.allocate(tokens)
         if slots is None:
             return None
         fence = self._host.allocator.fences.open()
-        order = BlockRead(fence, found.keys, slots, timeout)
+        order = BlockRead(self.name, fence, found.keys, slots, timeout)
         self.readings[fence] = Reading(order, found.namespace, found.ids)
         self._reading_keys |= dict.fromkeys(found.keys, fence)
-        self._new_reads.append(order)
+        self._new_orders.append(order)
         return fence
 
     # -- the end of an order ------------------------------------------------------------------------------------------
@@ -247,7 +284,9 @@ class DiskTier:
         or 0 if it failed. Returns the tokens that are on the host since."""
         self._host.allocator.fences.close(fence)
         adopted = 0
-        if (write := self.writing.pop(fence, None)) is not None:
+        if fence in self.finds:
+            self.finds.remove(fence)
+        elif (write := self.writing.pop(fence, None)) is not None:
             self._writing_keys.remove(write.key)
             self.counts.written += self.block_tokens if blocks else 0
             self.counts.failed_writes += 0 if blocks else self.block_tokens
@@ -300,32 +339,6 @@ class DiskTier:
             last = leaf
         self._cache.touch(last)
         return taken
-
-    # -- names --------------------------------------------------------------------------------------------------------
-
-    def _root(self, namespace: str) -> bytes:
-        key = self._roots.get(namespace)
-        if key is None:
-            key = self._roots[namespace] = root_key(self._fingerprint, namespace)
-            if len(self._roots) > MAX_ROOTS:
-                self._roots.popitem(last=False)
-        return key
-
-    def _path_keys(self, path: list[TreeNode]) -> list[bytes]:
-        """The names of the whole blocks on a path that begins at the root's child. Remembered, node by node."""
-        if not path:
-            return []
-        size, keys = self.block_tokens, list[bytes]()
-        open_ids = b""
-        """Of the tokens behind the last whole block."""
-        for node in path:
-            if node.block_keys is None:
-                previous = keys[-1] if keys else self._root(self._cache.tree.namespace_of(node))
-                node.block_keys = block_keys(previous, np.frombuffer(open_ids + node.key, dtype=np.int32), size)
-            keys += node.block_keys
-            rest = (node.prefix_len - len(keys) * size) * ID_BYTES
-            open_ids = (open_ids + node.key)[len(open_ids) + len(node.key) - rest :]
-        return keys
 
 
 def _has_copy(node: TreeNode | None) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from cache_rig import Running, int32
 from host_rig import DiskRig, tokens
 
-from baton.radix.host_tier import HostPolicy
+from baton.radix.tiers.host_tier import HostPolicy
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 

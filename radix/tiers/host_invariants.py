@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .disk_tier import DiskTier
+from ..invariants import InvariantError
+from ..node import TreeNode
+from ..tree import RadixTree
+from .block_tier import BlockTier
 from .host_order import HostOrder
 from .host_tier import HostTier
-from .invariants import InvariantError
-from .node import TreeNode
-from .tree import RadixTree
 
 
 def check_host(tier: HostTier, tree: RadixTree) -> None:
@@ -22,7 +22,7 @@ def check_host(tier: HostTier, tree: RadixTree) -> None:
     allocator, page = tier.allocator, tier.allocator.page_size
     if held != tier.tokens:
         raise InvariantError(f"{held} tokens have a copy on the host, {tier.tokens} are counted")
-    coming = tier.below.coming if tier.below is not None else []
+    coming = [slots for below in tier.below for slots in below.coming]
     read = sum(map(len, coming))
     if allocator.free_tokens + allocator.quarantined_tokens + held + read != allocator.total_tokens:
         raise InvariantError(
@@ -41,9 +41,9 @@ def check_host(tier: HostTier, tree: RadixTree) -> None:
                 raise InvariantError(f"{node} waits for copy {fence}, which is not under way")
 
 
-def check_disk(disk: DiskTier, host: HostTier, tree: RadixTree) -> None:
+def check_blocks(disk: BlockTier, host: HostTier, tree: RadixTree) -> None:
     """Raises InvariantError."""
-    for fence in (*disk.writing, *disk.readings):
+    for fence in (*disk.writing, *disk.readings, *disk.finds):
         if not host.allocator.fences.is_open(fence):
             raise InvariantError(f"order {fence} is under way, but its fence is closed")
     for node in tree.nodes():

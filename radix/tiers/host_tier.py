@@ -24,10 +24,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..memory_pool.allocator import Allocator
-from .cache import LEAST_REST, MatchResult, RadixCache
+from ...memory_pool.allocator import Allocator
+from ..cache import LEAST_REST, MatchResult, RadixCache
+from ..node import TreeNode
 from .host_order import HostOrder
-from .node import TreeNode
 
 MAX_WANTED = 1 << 14
 """Nodes that may wait to be stored; where copies are slower than the model, the oldest are given up."""
@@ -124,7 +124,7 @@ class HostTier:
         self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
         self.under_way: dict[int, UnderWay] = {}
         """Copies that have not ended, by fence."""
-        self.below: Below | None = None
+        self.below: list[Below] = []
         """What is behind the host."""
         self._ready: list[TierCopy] = []
         """Stores of what has to leave the device, to be made now."""
@@ -145,8 +145,15 @@ class HostTier:
         if node.hits == self.policy.min_hits:
             self._wanted.append(node)
 
+    def demoted(self, node: TreeNode) -> None:
+        if node.host is None and node.parent is not None:
+            node.demoted = True  # a flag for `keeps`, in case memory is needed before the copy is made
+            if not self.policy.write_back:
+                self._wanted.append(node)
+
     def keeps(self, node: TreeNode) -> bool:
-        return self.policy.write_back and node.host is None and self._cache.tree.reachable(node) is node
+        wanted = self.policy.write_back or node.demoted
+        return wanted and node.host is None and self._cache.tree.reachable(node) is node
 
     def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
         homeless: list[TreeNode] = []
@@ -159,6 +166,17 @@ class HostTier:
             if node.host is None:
                 homeless.append(node)
         return homeless
+
+    def promised_tokens(self, node: TreeNode) -> int:
+        """Of the path down to a node that was `demoted`: tokens that are stored or being stored, or will be before they
+        leave the device. Later the least recently used go first, also of these."""
+        tree = self._cache.tree
+        if tree.reachable(node) is not node:
+            return 0
+        missing = self._without_copy(node)
+        if not missing or node.prefix_len <= self.allocator.total_tokens:
+            return node.prefix_len
+        return missing[0].prefix_len - len(missing[0])
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return [victim for victim in victims if victim.host is None]
@@ -175,8 +193,10 @@ class HostTier:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
         self.leaving_tokens = 0
-        behind = self.below.cut_loose() if self.below is not None else []
-        self.allocator.reset([(copy.fence, copy.host_slots) for copy in copies] + behind)
+        going_on = [(copy.fence, copy.host_slots) for copy in copies]
+        for tier in self.below:
+            going_on += tier.cut_loose()
+        self.allocator.reset(going_on)
         self._wanted.clear()
         self.order.clear()
         self.tokens = 0
@@ -219,7 +239,7 @@ class HostTier:
             self.counts.no_room += len(node)
             return None
         fence = self.allocator.fences.open()
-        node.host, node.storing = slots, fence
+        node.host, node.storing, node.demoted = slots, fence, False
         parent.host_children += 1
         self.tokens += len(node)
         self._storing += len(node)
@@ -297,8 +317,9 @@ class HostTier:
         for copied in nodes:
             self.may_be_leaf(copied)
         self._cache.unlock(node)
-        if trusted and to_host and self.below is not None:
-            self.below.stored(node)
+        if trusted and to_host:
+            for tier in self.below:
+                tier.stored(node)
 
     def _forget_below(self, top: TreeNode) -> None:
         """Give up the copies of a node and of all below it: no copy is without its parent's."""
@@ -330,8 +351,8 @@ class HostTier:
         """Free the copy of a node. A copy from or to it that is under way still has its slots."""
         assert node.host is not None and node.parent is not None
         fences = [fence for fence in (node.storing, node.loading) if fence]
-        if self.below is not None:
-            fences += self.below.reading
+        for tier in self.below:
+            fences += tier.reading
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
         self.tokens -= len(node)

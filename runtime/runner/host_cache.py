@@ -8,10 +8,10 @@ import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
 from ...memory_pool.tiers.host_pool import HostPool
-from ...radix.host_tier import HostPolicy
+from ...radix.tiers.host_tier import HostPolicy
 from ..config import TierConfig
-from ..runner.host_cache_sizing import plan_host_tokens
-from ..runner.memory_sizing import available_memory
+from .host_cache_sizing import plan_host_tokens
+from .memory_sizing import available_memory
 
 logger = logging.getLogger(__name__)
 
@@ -39,5 +39,13 @@ def make_host_pool(config: TierConfig, device_pool: MHAKVPool) -> HostPool | Non
     if not num_tokens:
         return None
     pool = HostPool(device_pool, num_tokens)
-    logger.info("%s; %s", pool.describe(), config.host_write_policy)
+    tokens, size = device_pool.num_tokens, device_pool.bytes_per_token
+    logger.info(
+        "tiers: device KV pool: %d tokens × %d bytes = %.2f GiB; %s, %s",
+        tokens,
+        size,
+        tokens * size / 2**30,
+        pool.describe(),
+        config.host_write_policy,
+    )
     return pool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from .node import TreeNode
+from ..node import TreeNode
 
 
 class HostOrder:
