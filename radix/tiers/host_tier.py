@@ -193,14 +193,36 @@ class HostTier:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
         self.leaving_tokens = 0
-        going_on = [(copy.fence, copy.host_slots) for copy in copies]
+        self._start_afresh()
+        return [(copy.fence, copy.device_slots) for copy in copies]
+
+    def _start_afresh(self) -> None:
+        """All of the host is free again, but for what orders under way still read or write."""
+        going_on = [(under_way.copy.fence, under_way.copy.host_slots) for under_way in self.under_way.values()]
         for tier in self.below:
             going_on += tier.cut_loose()
         self.allocator.reset(going_on)
         self._wanted.clear()
         self.order.clear()
         self.tokens = 0
-        return [(copy.fence, copy.device_slots) for copy in copies]
+
+    # -- a damaged pool -----------------------------------------------------------------------------------------------
+
+    @property
+    def unaccounted_tokens(self) -> int:
+        """Tokens that all owners fall short of the host's pool; negative if they exceed it; 0 when all is well."""
+        coming = sum(len(slots) for tier in self.below for slots in tier.coming)
+        free, waiting = self.allocator.free_tokens, self.allocator.quarantined_tokens
+        return self.allocator.total_tokens - free - waiting - self.tokens - coming
+
+    def abandon(self) -> None:
+        """Forget every copy, as nobody knows any more whose which page is. The device keeps what it has."""
+        tree = self._cache.tree
+        gone = [node for node in tree.nodes() if node.host is not None][::-1]
+        for node in (*gone, tree.root):
+            node.host, node.storing, node.host_children = None, 0, 0
+        tree.remove_leaves([node for node in gone if not node.on_device])
+        self._start_afresh()
 
     # -- to the host --------------------------------------------------------------------------------------------------
 

@@ -243,6 +243,34 @@ class TestLife:
         assert not rig.copies and rig.tier.tokens == 0
 
 
+@PAGES
+def test_a_pool_that_does_not_add_up_is_given_up(page: int) -> None:
+    """The device goes on, and so do copies under way; the host starts afresh."""
+    rig = TierRig(page_size=page)
+    rig.insert(tokens(64))
+    rig.insert(tokens(64, first=500))
+    rig.store_all()
+    rig.cache.evict(64)
+    rig.insert(tokens(32, first=900))
+    rig.pump()
+    fence = rig.load(tokens(64))
+    assert fence is not None and rig.tier.unaccounted_tokens == 0 and len(rig.copies) == 2
+    lost = rig.host_allocator.alloc_extend(int32(0), int32(page), int32(0))
+    assert lost is not None and rig.tier.unaccounted_tokens == page
+    rig.tier.abandon()
+    rig.check()
+    assert rig.tier.unaccounted_tokens == 0 and rig.tier.tokens == 0
+    rig.end_all()
+    rig.check()
+    assert (
+        rig.cache.match_prefix("", tokens(64)).device_len == 64 and rig.cache.match_prefix("", tokens(64)).host_len == 0
+    )
+    assert rig.host_allocator.free_tokens == rig.host_allocator.total_tokens
+    rig.insert(tokens(16, first=700))
+    rig.store_all()
+    rig.check()
+
+
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_lives(seed: int, page: int) -> None:

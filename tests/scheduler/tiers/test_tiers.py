@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import prompt_of
+from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
 
 from baton.scheduler.outcome import FoundTokens
@@ -61,3 +61,14 @@ def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
     (host,) = scheduler.stats().tiers
     assert (host.stores.tokens, host.stores.seconds, host.stores.tokens_per_s) == (2001, 0.5, pytest.approx(4002))
     assert host.loads == CopyStats(failed_tokens=2000), "a copy that failed says nothing of how fast copies are"
+
+
+def test_a_host_pool_that_does_not_add_up_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness(host_tokens=64, page_size=4)
+    harness.add("a", prompt_of(41), 8)
+    harness.step()
+    assert harness.tiers is not None
+    harness.tiers.host.tokens -= 4
+    assert harness.scheduler.self_check(1.0) == [] and "the host's KV pool does not add up by 4 tokens" in caplog.text
+    harness.run()
+    assert harness.outcomes["a", 0].tokens == expected_output(prompt_of(41), 8)
