@@ -51,5 +51,6 @@ def draw_cost(panel: Any, part: dict[str, Any]) -> None:
 
 def draw_leases(panel: Any, part: dict[str, Any]) -> None:
     cells = part["cells"]
-    panel.bar([cell["mode"] for cell in cells], [cell["ttft_median_ms"] for cell in cells], width=0.6)
-    panel.set(title=f"stage 2 after a broken lease, prompt {part['work']['prompt']}", ylabel="TTFT, ms", yscale="log")
+    bars = panel.bar([cell["mode"] for cell in cells], [cell["ttft_median_ms"] for cell in cells], width=0.6)
+    panel.bar_label(bars, fmt="%.0f")
+    panel.set(title=f"stage 2 after a broken lease, prompt {part['work']['prompt']}", ylabel="TTFT, ms")
