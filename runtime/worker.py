@@ -203,7 +203,8 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
     waker = Waker(endpoints.to_worker)
-    tier_io = None
+    worker: Worker | None = None
+    tier_io: TierIO | None = None
     try:
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
@@ -236,8 +237,8 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         )
         loop.run(stop)
     finally:
-        if tier_io is not None:
-            tier_io.close(CLOSE_S)
+        if tier_io is not None and tier_io.close(CLOSE_S) and worker is not None and worker.stores is not None:
+            worker.stores.close()  # a store that hangs in a thread's hands stays open
         for channel in (waker, inbox, outbox):
             channel.close()
 

@@ -100,11 +100,10 @@ class TierIO:
         no such store, or its thread has ended."""
         return store in self._stores and self._stores[store].clear()
 
-    def close(self, timeout: float) -> None:
-        """Give up what has not begun, and wait for what has, up to ``timeout`` seconds for each thread."""
-        self.transfers.close(timeout)
-        for store in self._stores.values():
-            store.close(timeout)
+    def close(self, timeout: float) -> bool:
+        """Give up loads that have not begun, go on storing, and wait up to ``timeout`` seconds for each thread. False
+        if one hangs: what it works with must stay open."""
+        return all([self.transfers.close(timeout), *(store.close(timeout) for store in self._stores.values())])
 
 
 def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:

@@ -54,3 +54,14 @@ def test_what_a_client_and_an_operator_see(engine: Engine) -> None:
     assert host["stores"]["tokens"] > 411 and host["stores"]["tokens_per_s"] > 0
     assert host["total_gib"] == pytest.approx(4 * seen["device"]["total_gib"], rel=1e-3) and host["total_gib"] > 0
     assert seen["device"]["prefill_tokens_per_s"] > 0 and host["stores"]["failed_tokens"] == 0
+
+
+def test_a_folder_is_free_again_when_its_engine_has_ended(tmp_path: Path) -> None:
+    prompt = [random.Random(3).randrange(5, 1000) for _ in range(200)]
+    answers = []
+    for found in (0, 192):
+        options = {"host_cache_gb": 0.02, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1}
+        with Engine(model_path=TOY, device="cpu", dtype="float32", max_total_tokens=POOL, **options) as engine:
+            answers.append(engine.generate(input_ids=prompt, sampling_params=GREEDY))
+            assert answers[-1]["meta_info"]["cached_tokens_details"]["disk"] == found
+    assert answers[0]["output_ids"] == answers[1]["output_ids"]
