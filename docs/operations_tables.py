@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from baton.entrypoints.server_args import ServerConfig, build_parser
-from baton.runtime.config import ModelArgs
+from baton.runtime.config import ModelArgs, TierConfig
+from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.stats import CopyStats, TierStats
 
 PAGE = Path(__file__).parent / "operations.md"
 
 
 def flag_table() -> str:
     """One row for each flag, in the order of --help, with a row of its own for each group."""
-    fields = {f.name: f for part in (ModelArgs, SchedulerConfig, ServerConfig) for f in dataclasses.fields(part)}
+    parts = (ModelArgs, SchedulerConfig, TierConfig, ServerConfig)
+    fields = {f.name: f for part in parts for f in dataclasses.fields(part)}
     lines = ["| flag | takes | default | |", "|---|---|---|---|"]
     for group in build_parser()._action_groups:
         actions = [action for action in group._group_actions if action.dest in fields]
@@ -56,6 +59,7 @@ def metric_table() -> str:
     metrics = ServerMetrics("any")
     metrics.output_finished("stop")  # those that have labels of their own show them with their first sample
     metrics.call_refused(400)
+    metrics.worker_reported(WorkerStats(tiers=(TierStats("host", stores=CopyStats(tokens_per_s=1.0)),)))
     lines = ["| metric | type | labels beside `model_name` | |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

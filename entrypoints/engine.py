@@ -136,6 +136,10 @@ class Engine:
         """The worker's current report: sizes, limits, statistics."""
         return self._threads.run(self._manager.control.info())
 
+    def get_cache_tiers(self) -> dict:
+        """What each tier of the KV cache holds and has done, as GET /cache/tiers."""
+        return self._threads.run(self._manager.control.tiers())
+
     def start_profile(self) -> None:
         """Record where steps spend their time, until `stop_profile`. Raises RequestRefused if already recording."""
         self._threads.run(self._manager.control.start_profile())

@@ -1,7 +1,8 @@
 """All settings of a server. CLI flags and `Engine` keywords come from the same dataclass fields.
 
 Nothing is declared twice: each flag takes its name, type, default and help from a field of `ModelArgs`,
-`SchedulerConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process starts.
+`SchedulerConfig`, `TierConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process
+starts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..runtime.config import ModelArgs, WorkerConfig
+from ..runtime.config import ModelArgs, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
@@ -72,6 +73,7 @@ class ServerArgs:
 
     model: ModelArgs
     scheduler: SchedulerConfig
+    tiers: TierConfig
     server: ServerConfig
 
     @property
@@ -87,6 +89,7 @@ class ServerArgs:
         return WorkerConfig(
             model=self.model,
             scheduler=self.scheduler,
+            tiers=self.tiers,
             item_tries=_named_files(self.server.item_trie),
             max_item_tries=self.server.max_item_tries,
             max_item_trie_bytes=self.server.max_item_trie_mb * 2**20,
@@ -94,8 +97,18 @@ class ServerArgs:
         )
 
 
-_PARTS: dict[str, type] = {"model": ModelArgs, "scheduler": SchedulerConfig, "server": ServerConfig}
-_TITLES = {"model": "model", "scheduler": "scheduler and KV cache", "server": "server"}
+_PARTS: dict[str, type] = {
+    "model": ModelArgs,
+    "scheduler": SchedulerConfig,
+    "tiers": TierConfig,
+    "server": ServerConfig,
+}
+_TITLES = {
+    "model": "model",
+    "scheduler": "scheduler and KV cache",
+    "tiers": "tiers of the KV cache",
+    "server": "server",
+}
 
 
 def compose(settings: dict[str, Any]) -> ServerArgs:
@@ -113,6 +126,7 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
     args = ServerArgs(
         model=ModelArgs(**grouped["model"]),
         scheduler=SchedulerConfig(**grouped["scheduler"]),
+        tiers=TierConfig(**grouped["tiers"]),
         server=ServerConfig(**grouped["server"]),
     )
     _refuse_contradictions(args)
@@ -254,6 +268,7 @@ def _about_unknown(token: str, parser: argparse.ArgumentParser) -> str:
 def _refuse_contradictions(args: ServerArgs) -> None:
     _check_model(args.model)
     _check_scheduler(args.scheduler)
+    _check_tiers(args.tiers, args.scheduler)
     _check_server(args.server)
 
 
@@ -277,6 +292,29 @@ def _check_model(model: ModelArgs) -> None:
     for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
         value = getattr(model, name)
         _need(value >= 0, f"{_flag_name(name)} is {value}; use 0 for no graphs, or the size of the largest")
+
+
+def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
+    _at_least(tiers, 0, ("host_cache_gb", "host_cache_ratio"))
+    for name in ("host_cache_gb", "host_cache_ratio"):
+        _need(
+            not (getattr(tiers, name) and scheduler.disable_radix_cache),
+            f"{_flag_name(name)} keeps what the radix cache holds; leave it out, or --disable-radix-cache",
+        )
+    _at_least(tiers, 0, ("disk_cache_gb", "remote_cache_ttl"))
+    _need(
+        bool(tiers.disk_cache_path) == bool(tiers.disk_cache_gb),
+        "--disk-cache-path and --disk-cache-gb go together; set both, or neither",
+    )
+    for name in ("disk_cache_path", "remote_cache_url"):
+        _need(
+            not getattr(tiers, name) or bool(tiers.host_cache_gb or tiers.host_cache_ratio),
+            f"{_flag_name(name)} is filled from the host cache; set --host-cache-gb or --host-cache-ratio too",
+        )
+    _need(
+        not (tiers.host_cache_gb and tiers.host_cache_ratio),
+        "--host-cache-gb and --host-cache-ratio both size the host cache; set one of them",
+    )
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, RadixCache
+from baton.radix.cache import RadixCache
+from baton.radix.kv_sequence import KVSequence
 from baton.radix.node import TreeNode
 from baton.runtime.config import ModelArgs, WorkerConfig
 from baton.runtime.text.tokenizer import Tokenizer
@@ -57,11 +58,12 @@ class Worker:
             page_size=page_size,
         )
         model = ModelArgs(model_path=str(TOY_MODEL), dtype="float32", device="cpu")
-        _, self.step_runner, _, info = build_worker(WorkerConfig(model=model, scheduler=config))
+        worker = build_worker(WorkerConfig(model=model, scheduler=config))
+        self.step_runner = worker.step_runner
         self.rows = ReqToTokenPool(config.num_rows, config.context_length)
         self.allocator = Allocator(total_tokens, page_size)
         self.cache = RadixCache(self.rows, self.allocator, page_size=page_size)
-        self.scheduler = Scheduler(config, self.rows, self.allocator, self.cache, tuple(info["eos_token_ids"]))
+        self.scheduler = Scheduler(config, self.rows, self.allocator, self.cache, tuple(worker.info["eos_token_ids"]))
         self.tokenizer = Tokenizer.load(TOY_MODEL)
 
     def add(self, spec: RequestSpec, now: float) -> Request:

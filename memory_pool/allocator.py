@@ -47,13 +47,27 @@ class Allocator:
         self._offsets = np.arange(page_size, dtype=np.int32)
         self.reset()
 
-    def reset(self) -> None:
-        """Everything is free again, quarantine included. The caller forgets every slot it holds."""
-        self._stack = np.arange(1, self._num_pages + 1, dtype=np.int32)
-        self._top = self._num_pages
-        self._quarantine: list[tuple[tuple[int, ...], np.ndarray]] = []
+    def reset(self, in_use: Sequence[tuple[int, np.ndarray]] = ()) -> None:
+        """Everything is free again, quarantine included. The caller forgets every slot it holds.
+
+        in_use: (fence, slots) of operations that go on; their pages come back when all these fences are closed.
+        """
+        going_on = [(fence, self._pages_of(slots)) for fence, slots in in_use if self.fences.is_open(fence)]
+        kept: list[tuple[tuple[int, ...], np.ndarray]] = []
+        if going_on:  # several of them may read one page
+            fences, pages = zip(*going_on, strict=True)
+            kept.append((tuple(fences), np.unique(np.concatenate(pages))))
+        is_free = np.ones(self._num_pages + 1, dtype=bool)
+        is_free[0] = False
+        for _, pages in kept:
+            is_free[pages] = False
+        free = np.flatnonzero(is_free).astype(np.int32)
+        self._stack = np.zeros(self._num_pages, dtype=np.int32)
+        self._stack[: len(free)] = free
+        self._top = len(free)
+        self._quarantine = kept
         """(fences, pages) of what was given back and is still in use."""
-        self._quarantined_pages = 0
+        self._quarantined_pages = self._num_pages - self._top
         self._given_back = np.ones(self._num_pages + 1, dtype=bool) if self._check else None
 
     @property

@@ -19,7 +19,8 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction import EvictionOrder
-from .node import ID_BYTES, TreeNode
+from .kv_sequence import KVSequence
+from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 
@@ -31,22 +32,6 @@ class StaleHandleError(RuntimeError):
     """A handle was used whose node is gone (evicted between match and lock), or a lock was given back twice."""
 
 
-@dataclass(slots=True)
-class KVSequence:
-    """Everything one sequence holds on the device. Whoever has this object owns all of it: handing it on is O(1)."""
-
-    namespace: str
-    row: int
-    """Row in req_to_token; -1 once closed."""
-    node: TreeNode | None
-    """The last tree node of the sequence; the sequence holds one direct lock on it. None once closed."""
-    tree_len: int
-    """row[:tree_len] belongs to the tree and is protected by that lock; a multiple of page_size."""
-    length: int
-    """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. Whoever allocates slots
-    for the sequence updates this."""
-
-
 @dataclass(slots=True, frozen=True)
 class MatchResult:
     """A cached prefix. Valid until the next evict unless locked."""
@@ -54,9 +39,11 @@ class MatchResult:
     device_len: int
     """Tokens whose KV is in the device pool; whole pages."""
     host_len: int
-    """Further tokens on the host tier; always 0, as there is no such tier yet."""
+    """Further tokens that have a copy on the host; `HostTier.load` brings them back."""
     handle: TreeNode
-    """Opaque: for `lock`, `unlock` and `open_sequence`."""
+    """Opaque: for `lock`, `unlock` and `open_sequence`. Where the tokens on the device end."""
+    host_handle: TreeNode | None = None
+    """Opaque: where the tokens on the host end."""
 
 
 class RadixCache:
@@ -80,7 +67,7 @@ class RadixCache:
         self.tree = RadixTree(page_size)
         self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
-        """Only `evict` asks it."""
+        """What there is beside the device."""
         self._tick = 0
         """Counts accesses: the time of the LRU order."""
 
@@ -100,9 +87,25 @@ class RadixCache:
             return MatchResult(0, 0, self.tree.root)
         top = self.tree.root if after is None else self.tree.reachable(after)
         node = self.tree.match(top, namespace, _id_bytes(token_ids, top.prefix_len))
+        self.touch(node)
+        self.residency.accessed(node)
+        if node.on_device:
+            return MatchResult(node.prefix_len, 0, node)
+        lowest = self._on_device(node)
+        lowest.last_access = self._tick
+        return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node)
+
+    def touch(self, node: TreeNode) -> None:
+        """Count an access to a node."""
         self._tick += 1
         node.last_access = self._tick
-        return MatchResult(node.prefix_len, 0, node)
+
+    def _on_device(self, node: TreeNode) -> TreeNode:
+        """The last node of the path down to ``node`` that is on the device."""
+        while not node.on_device:
+            assert node.parent is not None
+            node = node.parent
+        return node
 
     def find_prefix(
         self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None
@@ -113,7 +116,7 @@ class RadixCache:
         return node, top.prefix_len + (whole + part) // ID_BYTES, node if partial is None else partial
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
-        """The tokens that `match_prefix` would find; this splits no node and does not count as an access."""
+        """The tokens that `match_prefix` would find, on any tier; this splits no node and is no access."""
         return self.find_prefix(namespace, token_ids)[1]
 
     def lock(self, handle: TreeNode) -> None:
@@ -166,7 +169,7 @@ class RadixCache:
         token_ids: int32 [committed], the committed ids from position 0; only their whole pages enter. Where the tree
         already has a page, the row switches to the tree's slots and its own are freed.
         """
-        node = self._own_node(seq, token_ids)
+        node = seq.open_node(len(token_ids))
         end = self._whole_pages(len(token_ids))
         if self.disabled or end <= seq.tree_len:
             return
@@ -182,46 +185,6 @@ class RadixCache:
         seq.node = last
         seq.tree_len = end
 
-    def truncate(self, seq: KVSequence, length: int, *, fence: int | None = None) -> None:
-        """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
-
-        A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says
-        where that is. ``fence`` as for `cache_finished_req`.
-        """
-        node = self._own_node(seq)
-        old_tree_len, old_length = seq.tree_len, seq.length
-        if length < seq.tree_len:
-            length = self._whole_pages(length)
-            shorter = self.tree.cut_path(node, length)
-            self.lock(shorter)
-            self.unlock(node)
-            seq.node, seq.tree_len = shorter, length
-        seq.length = length
-        first = max(old_tree_len, self._whole_pages(length + self.page_size - 1))
-        gone = self.req_to_token.rows[seq.row, first:old_length]
-        if fence is None:
-            self.allocator.free(gone)
-        else:
-            self.allocator.quarantine(gone, [fence])
-
-    def fork_sequence(self, seq: KVSequence, length: int, row: int) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
-        """Open a second sequence on the first ``length`` tokens of ``seq``, at least those in the tree. It shares the
-        locked path and gets its own slots for the private tokens.
-
-        Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied
-        from source to target before a later step writes to either. None, and nothing changed, if too few are free.
-        """
-        node = self._own_node(seq)
-        source = self.req_to_token.rows[seq.row, seq.tree_len : length].copy()
-        old, new = np.array([seq.tree_len], dtype=np.int32), np.array([length], dtype=np.int32)
-        target = self.allocator.alloc_extend(old, new, old)  # tree_len is whole pages, so no last slot is needed
-        if target is None:
-            return None
-        self.lock(node)
-        self.req_to_token.write(row, 0, self.req_to_token.rows[seq.row, : seq.tree_len])
-        self.req_to_token.write(row, seq.tree_len, target)
-        return KVSequence(seq.namespace, row, node, seq.tree_len, length), source, target
-
     def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, fence: int | None = None) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
 
@@ -229,7 +192,7 @@ class RadixCache:
         fence: that of a step in flight which still writes slots beyond the committed ones; the pages of those come back
         when it is closed, see `Allocator.quarantine`.
         """
-        node = self._own_node(seq, token_ids)
+        node = seq.open_node(len(token_ids))
         row = self.req_to_token.rows[seq.row]
         tree_end = existing = seq.tree_len
         whole = self._whole_pages(len(token_ids))
@@ -243,18 +206,13 @@ class RadixCache:
 
     def release(self, seq: KVSequence, *, fence: int | None = None) -> None:
         """End a sequence whose KV must not be kept. With a ``fence`` all its private pages are quarantined."""
-        node = self._own_node(seq)
+        node = seq.open_node()
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if fence is None else 0
         self._close(seq, node, (private[:split],), private[split:], fence)
 
     def _close(
-        self,
-        seq: KVSequence,
-        node: TreeNode,
-        freed: tuple[np.ndarray, ...],
-        in_flight: np.ndarray,
-        fence: int | None,
+        self, seq: KVSequence, node: TreeNode, freed: tuple[np.ndarray, ...], in_flight: np.ndarray, fence: int | None
     ) -> None:
         """Give back the row, then the slots (a row must not name a freed slot), then the lock."""
         self.req_to_token.free(seq.row)
@@ -267,36 +225,34 @@ class RadixCache:
         self.unlock(node)
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
 
-    def _own_node(self, seq: KVSequence, token_ids: np.ndarray | None = None) -> TreeNode:
-        """The sequence's node. Raises ValueError if the sequence is closed or the number of ids is impossible."""
-        if seq.node is None:
-            raise ValueError("this sequence is closed; it was finished or released before")
-        if token_ids is not None and not seq.tree_len <= len(token_ids) <= seq.length:
-            raise ValueError(
-                f"{len(token_ids)} committed tokens for a sequence with {seq.tree_len} tokens in the tree and slots "
-                f"for {seq.length}; the number must lie between these two"
-            )
-        return seq.node
-
     def _whole_pages(self, length: int) -> int:
         return length - length % self.page_size
+
+    def put_on_device(self, node: TreeNode, slots: np.ndarray) -> None:
+        """A node that had left the device is there again, in these slots; its parent is there."""
+        assert node.parent is not None and not node.on_device and len(slots) == len(node)
+        node.value, node.on_device = slots, True
+        node.parent.device_children += 1
+        self.evictable_tokens += len(slots)
 
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
 
-        Returns (node that ends at ``end``, position up to which the tree had them already).
+        Returns (node that ends at ``end``, position up to which the device had them already).
         """
         data = _id_bytes(token_ids[seq.tree_len : end])
         last = self.tree.match(node, seq.namespace, data)
-        existing = last.prefix_len
-        self._tick += 1
-        if existing == end:
-            last.last_access = self._tick
-        else:
-            new_ids = data[(existing - seq.tree_len) * ID_BYTES :]
-            slots = self.req_to_token.rows[seq.row, existing:end].copy()
-            last = self.tree.add_leaf(last, seq.namespace, new_ids, slots, self._tick)
-            self.evictable_tokens += end - existing
+        row = self.req_to_token.rows[seq.row]
+        existing = self._on_device(last).prefix_len
+        for known in self.tree.path(last, existing):  # it was computed again
+            self.put_on_device(known, row[known.prefix_len - len(known) : known.prefix_len].copy())
+        self.touch(last)
+        if (start := last.prefix_len) < end:
+            new_ids = data[(start - seq.tree_len) * ID_BYTES :]
+            last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self._tick)
+            self.evictable_tokens += end - start
+            self.residency.inserted(last)
+        if existing < end:
             self.order.add(last)
         return last, existing
 
@@ -305,13 +261,29 @@ class RadixCache:
     def evict(self, num_tokens: int) -> int:
         """Free at least ``num_tokens`` tokens, least recently used leaves first; not many more, see `EvictionOrder`.
 
-        Returns the tokens freed: less than asked if the rest is locked. Evicting 0 is always safe.
+        Returns the tokens freed: less than asked if the rest is locked, or must be copied first. Evicting 0 is always
+        safe.
         """
-        victims = self.order.choose_victims(self.tree, num_tokens)
+        residency, freed = self.residency, 0
+        while (short := num_tokens - freed - residency.leaving_tokens) > 0:
+            victims, kept = self.order.choose_victims(self.tree, short, residency.keeps)
+            freed += self._evicted(victims)
+            homeless = residency.copy_leaving(kept) if kept else ()
+            for node in homeless:
+                self.order.take_off(node)
+            freed += self._evicted(homeless)
+            if not homeless:
+                break
+        self.evicted_total += freed
+        return freed
+
+    def _evicted(self, victims: Sequence[TreeNode]) -> int:
+        """Free what has left the device, and drop what is nowhere else. Returns the tokens freed."""
         if not victims:
             return 0
-        freed = self._remove(self.residency.select_dropped(victims))
-        self.evicted_total += freed
+        dropped = self.residency.select_dropped(victims)
+        freed = self._free(victims)
+        self.tree.remove_leaves(dropped)
         return freed
 
     def drop_path(self, node: TreeNode, kept: int = 0) -> int:
@@ -321,37 +293,48 @@ class RadixCache:
         if node.parent is None or node.prefix_len <= kept:
             return 0
         above, top = self.tree.hide(node, kept)
-        freed = self._remove([found for found in self.tree.nodes(top) if not found.lock_ref][::-1])
+        nodes = list(self.tree.nodes(top))[::-1]
+        self.residency.forget(nodes)
+        unlocked = [found for found in nodes if not found.lock_ref]
+        freed = self._free(unlocked)
+        self.tree.remove_leaves(unlocked)
         self.order.forget_removed()
         self.order.lost_child(above)
         return freed
 
-    def _remove(self, nodes: Sequence[TreeNode]) -> int:
-        """Remove unlocked nodes, children first, and free their slots. Returns the tokens freed."""
+    def _free(self, nodes: Sequence[TreeNode]) -> int:
+        """Free the slots of unlocked nodes. Returns the tokens freed."""
         if not nodes:
             return 0
-        self.tree.remove_leaves(nodes)
         slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
         self.allocator.free(slots)
         self.evictable_tokens -= len(slots)
+        for node in nodes:
+            node.value = NO_SLOTS
         return len(slots)
 
     def reset(self) -> bool:
-        """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked."""
+        """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked. Copies between
+        tiers hinder nobody: their slots wait in quarantine."""
+        holders = self.residency.holders()
+        for node in holders:
+            self.unlock(node)
         if self.tree.root.lock_ref > 1:
+            for node in holders:
+                self.lock(node)
             return False
-        nodes = list(self.tree.nodes())
-        for node in nodes:
-            self.allocator.free(node.value)
+        for node in list(self.tree.nodes()):
+            self.allocator.quarantine(node.value, [node.storing, node.loading])
             node.parent = None  # old handles must fail, not lock a node that is not there
+        self.residency.cut_loose()
         self._start_afresh()
         return True
 
     def abandon(self) -> None:
         """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
         when a page turns out to have two owners."""
+        self.allocator.reset(self.residency.cut_loose())
         self._start_afresh()
-        self.allocator.reset()
         self.req_to_token.reset()
 
     def _start_afresh(self) -> None:

@@ -14,7 +14,7 @@ at the moment it becomes a leaf, which is the only time it matters.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
@@ -71,11 +71,18 @@ class EvictionOrder:
         self._heap = [entry for entry in self._heap if entry[2].parent is not None]
         heapify(self._heap)
 
-    def choose_victims(self, tree: RadixTree, num_tokens: int) -> list[TreeNode]:
+    def choose_victims(
+        self, tree: RadixTree, num_tokens: int, keeps: Callable[[TreeNode], bool]
+    ) -> tuple[list[TreeNode], list[TreeNode]]:
         """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; the
         least recently used first. Once its last child is chosen, a parent is a leaf too. Of the last one only as many
-        pages go as are needed, from its end: what is left of it is the next victim."""
+        pages go as are needed, from its end: what is left of it is the next victim.
+
+        Returns (victims, those whose turn it is but which must stay for now, because keeps(node) is true). The latter
+        count as taken, and have no entry any more.
+        """
         victims: list[TreeNode] = []
+        kept: list[TreeNode] = []
         while num_tokens > 0:
             victim = self.pop()
             if victim is None:
@@ -83,16 +90,23 @@ class EvictionOrder:
             rest = len(victim.value) - num_tokens
             if rest >= self._least_rest:
                 tree.split(victim, rest // tree.page_size * tree.page_size)  # the object stays the lower part
-            victims.append(victim)
             num_tokens -= len(victim.value)
-            victim.on_device = False
-            parent = victim.parent
-            assert parent is not None
-            parent.device_children -= 1
-            if victim.last_access > parent.last_access:
-                parent.last_access = victim.last_access
-            self.lost_child(parent)
-        return victims
+            if keeps(victim):
+                kept.append(victim)
+            else:
+                victims.append(victim)
+                self.take_off(victim)
+        return victims, kept
+
+    def take_off(self, victim: TreeNode) -> None:
+        """Note that an unlocked leaf without an entry leaves the device."""
+        victim.on_device = False
+        parent = victim.parent
+        assert parent is not None
+        parent.device_children -= 1
+        if victim.last_access > parent.last_access:
+            parent.last_access = victim.last_access
+        self.lost_child(parent)
 
     def lost_child(self, parent: TreeNode) -> None:
         """Call when a child has left the device: the parent may be an unlocked leaf now."""

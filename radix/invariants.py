@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
-from .cache import KVSequence, RadixCache
+from .cache import RadixCache
+from .kv_sequence import KVSequence
 from .lazy_heap import SPARE_ENTRIES
 from .lease import LeaseState, LeaseTable
 from .node import ID_BYTES, TreeNode
@@ -48,29 +49,33 @@ class Account:
             raise InvariantError(f"{kind} {abs(self.leaked)} tokens of the pool: {self}")
 
 
-def check_tree(cache: RadixCache, sequences: Iterable[KVSequence] | None = None) -> None:
+def check_tree(
+    cache: RadixCache, sequences: Iterable[KVSequence] | None = None, copied: Iterable[TreeNode] = ()
+) -> None:
     """Structure, locks, counters, eviction order and slots of the tree.
 
-    With ``sequences`` (all that are open), each direct lock must also be one of theirs. Raises InvariantError.
+    With ``sequences`` (all that are open), each direct lock must also be one of theirs, or of ``copied``: the nodes
+    that copies between tiers lock. Raises InvariantError.
     """
     root = cache.tree.root
     direct_locks = None
     if sequences is not None:
-        direct_locks = Counter(id(seq.node) for seq in sequences)
+        direct_locks = Counter(id(seq.node) for seq in sequences) + Counter(map(id, copied))
         direct_locks[id(root)] += 1  # its permanent lock
     nodes = list(cache.tree.nodes())
     _expect(root.parent is None, cache, "the root has a parent")
-    _expect(root.key == b"" and len(root) == 0, cache, "the root has tokens")
+    _expect(root.key == b"" and len(root.value) == 0 and root.host is None, cache, "the root has tokens")
     _check_locks(cache, root, direct_locks)
     for node in nodes:
         _check_node(cache, node)
         _check_locks(cache, node, direct_locks)
+    _check_pages(cache, nodes)
     _expect(len(nodes) == cache.total_nodes, cache, f"{len(nodes)} nodes, but total_nodes is {cache.total_nodes}")
     if direct_locks is not None:
         unknown = direct_locks.keys() - {id(root)} - {id(node) for node in nodes}
         _expect(not unknown, cache, f"{len(unknown)} sequences lock a node that is not in the tree")
-    locked = sum(len(node) for node in nodes if node.lock_ref)
-    unlocked = sum(len(node) for node in nodes if not node.lock_ref)
+    locked = sum(len(node.value) for node in nodes if node.lock_ref)
+    unlocked = sum(len(node.value) for node in nodes if not node.lock_ref)
     _expect(locked == cache.protected_tokens, cache, f"{locked} protected tokens, counted {cache.protected_tokens}")
     _expect(unlocked == cache.evictable_tokens, cache, f"{unlocked} evictable tokens, counted {cache.evictable_tokens}")
     _check_order(cache, nodes)
@@ -158,10 +163,11 @@ def dump(cache: RadixCache, max_nodes: int = 200) -> str:
     return "\n".join(lines)
 
 
-def _expect(condition: bool, cache: RadixCache, message: str, node: TreeNode | None = None) -> None:
-    """node: whom the message is about, put in front of it. (Formatting nodes for every check would take most of the
-    time.)"""
+def _expect(condition: bool, cache: RadixCache, message: str, node: TreeNode | None = None, *numbers: int) -> None:
+    """node: whom the message is about, put in front of it. numbers: put into it. (Formatting for every check would take
+    most of the time.)"""
     if not condition:
+        message = message % numbers if numbers else message
         raise InvariantError(f"{message if node is None else f'{node} {message}'}\n{dump(cache)}")
 
 
@@ -176,24 +182,53 @@ def _check_node(cache: RadixCache, node: TreeNode) -> None:
     else:
         named = node.child_key == first_page
     _expect(named, cache, "is not filed under its first page", node)
-    _expect(len(node) > 0 and len(node) % page == 0, cache, f"does not hold whole pages of {page} tokens", node)
+    _expect(len(node) > 0 and len(node) % page == 0, cache, "does not hold whole pages of %d tokens", node, page)
     _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, "has a wrong prefix_len", node)
     resident = sum(child.on_device for child in node.children.values())
-    _expect(node.on_device, cache, "is no more on the device, but in the tree", node)
-    _expect(node.device_children == resident, cache, f"has {resident} children on the device", node)
-    _expect(node.value.dtype == np.int32, cache, "has slots that are not int32", node)
-    _expect(len(node.key) == ID_BYTES * len(node), cache, f"has {len(node.key)} key bytes for {len(node)} slots", node)
-    pages = node.value.reshape(-1, page)
-    aligned = (pages[:, 0] % page == 0).all() and (pages == pages[:, :1] + np.arange(page)).all()
-    _expect(bool(aligned) and int(pages.min()) >= page, cache, "has slots that are no pages of the pool", node)
+    stored = sum(child.host is not None for child in node.children.values())
+    _expect(node.on_device or node.host is not None, cache, "is on no tier, but in the tree", node)
+    _expect(not node.on_device or parent is None or parent.on_device, cache, "is there without its parent", node)
+    _expect(node.on_device or not (node.lock_ref or node.storing or node.loading), cache, "is locked or copied", node)
+    _expect(node.device_children == resident, cache, "has %d children on the device", node, resident)
+    _expect(node.host_children == stored, cache, "has %d children with a copy on the host", node, stored)
+    _expect(
+        node.host is None or parent is cache.tree.root or (parent is not None and parent.host is not None),
+        cache,
+        "has a copy without its parent",
+        node,
+    )
+    _expect(len(node.key) % ID_BYTES == 0, cache, "has %d key bytes", node, len(node.key))
+    _check_count(cache, node, node.value, len(node) if node.on_device else 0)
+    if node.host is not None:
+        _check_count(cache, node, node.host, len(node))
+
+
+def _check_count(cache: RadixCache, node: TreeNode, slots: np.ndarray, want: int) -> None:
+    _expect(slots.dtype == np.int32, cache, "has slots that are not int32", node)
+    _expect(len(slots) == want, cache, "has %d key bytes for %d slots, not %d", node, len(node.key), len(slots), want)
+
+
+def _check_pages(cache: RadixCache, nodes: list[TreeNode]) -> None:
+    """The slots of all nodes, whole pages each, are pages of the pools; all at once, as most nodes are short."""
+    for tier in ([node.value for node in nodes], [node.host for node in nodes if node.host is not None]):
+        if not _are_pages(_concatenate(tier), cache.page_size):
+            for node in nodes:
+                own = _concatenate([node.value, node.host if node.host is not None else node.value])
+                _expect(_are_pages(own, cache.page_size), cache, "has slots that are no pages of the pool", node)
+
+
+def _are_pages(slots: np.ndarray, size: int) -> bool:
+    pages = slots.reshape(-1, size)
+    whole = (pages[:, 0] % size == 0).all() and (pages == pages[:, :1] + np.arange(size)).all()
+    return bool(whole and (pages >= size).all())
 
 
 def _check_locks(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
     locked_children = sum(child.lock_ref > 0 for child in node.children.values())
-    _expect(node.lock_ref >= locked_children, cache, f"has {locked_children} locked children", node)
+    _expect(node.lock_ref >= locked_children, cache, "has %d locked children", node, locked_children)
     if direct_locks is not None:
         want = direct_locks[id(node)] + locked_children
-        _expect(node.lock_ref == want, cache, f"should have lock_ref {want}", node)
+        _expect(node.lock_ref == want, cache, "should have lock_ref %d", node, want)
 
 
 def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
@@ -202,12 +237,12 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
         len(entries) == sum(1 for _ in cache.order.entries()), cache, "a node has two entries in the eviction order"
     )
     for node in nodes:
-        _expect(node.in_order == (id(node) in entries), cache, f"in_order is {node.in_order}, its entry differs", node)
-        if not node.device_children and not node.lock_ref:
+        _expect(node.in_order == (id(node) in entries), cache, "in_order is %s, its entry differs", node, node.in_order)
+        if node.on_device and not node.device_children and not node.lock_ref:
             _expect(node.in_order, cache, "is an unlocked leaf without an entry in the eviction order", node)
         if node.in_order:
             late = entries[id(node)] > node.last_access
-            _expect(not late, cache, f"would be evicted late: its entry says {entries[id(node)]}", node)
+            _expect(not late, cache, "would be evicted late: its entry says %d", node, entries[id(node)])
 
 
 def _check_row(cache: RadixCache, seq: KVSequence, row: np.ndarray) -> None:

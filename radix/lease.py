@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from .cache import KVSequence, RadixCache
+from .cache import RadixCache
+from .kv_sequence import KVSequence
 from .lazy_heap import LazyHeap
 from .lease_budget import LeaseBudget
 
@@ -281,7 +282,9 @@ class LeaseTable:
         self.budget.clear()
 
     def _close(self, lease: Lease, state: LeaseState) -> None:
-        """End a lease and give back all it holds."""
+        """End a lease and give back all it holds. Nobody gave it up: what it held is demoted."""
+        if lease.kv is not None and lease.kv.node is not None and state is not LeaseState.RELEASED:
+            self._cache.residency.demoted(lease.kv.node)
         fence = lease.written_by
         if fence is not None and not self._cache.allocator.fences.is_open(fence):
             fence = None

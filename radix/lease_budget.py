@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .cache import KVSequence
+from .kv_sequence import KVSequence
 
 Limit = Literal["all", "client"]
 """Whose budget is used up: that of all leases together, or that of one client."""

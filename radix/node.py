@@ -1,7 +1,7 @@
 """One node of the radix tree: plain data.
 
 tree.py changes its place and contents, cache.py lock_ref and last_access, lease.py lease_ref, eviction.py
-in_order and, when it chooses a victim, on_device.
+in_order and, when it chooses a victim, on_device; host_tier.py what a node has on the host.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import numpy as np
 
 ID_BYTES = 4
 """Bytes of a token id; keys are raw int32 memory."""
+
+NO_SLOTS = np.empty(0, dtype=np.int32)
+"""The value of a node that is not on the device."""
 
 
 class TreeNode:
@@ -20,18 +23,25 @@ class TreeNode:
     """
 
     __slots__ = (
+        "block_keys",
         "child_key",
         "children",
+        "demoted",
         "device_children",
+        "hits",
+        "host",
+        "host_children",
         "in_order",
         "key",
         "last_access",
         "lease_ref",
+        "loading",
         "lock_ref",
         "on_device",
         "parent",
         "prefix_len",
         "serial",
+        "storing",
         "value",
     )
 
@@ -47,14 +57,28 @@ class TreeNode:
         self.key = key
         """Token ids of this node as int32 bytes; whole pages."""
         self.value = value
-        """int32 [len(key) / 4]: slot of each token."""
-        self.prefix_len: int = len(value) + (parent.prefix_len if parent is not None else 0)
+        """int32 [tokens]: slot of each token on the device; empty if it is not there."""
+        self.prefix_len: int = len(self) + (parent.prefix_len if parent is not None else 0)
         """Tokens on the path from the root down to and including this node."""
         self.children: dict[object, TreeNode] = {}
         self.device_children = 0
         """Children that are on the device; at 0 the node is a leaf there (see residency.py)."""
         self.on_device = True
-        """False for a victim of eviction. While there is only one tier, the same eviction removes it from the tree."""
+        """False for a victim of eviction; it stays in the tree if it has a copy on the host."""
+        self.host: np.ndarray | None = None
+        """int32 [tokens]: slot of each token on the host; None if it has no copy. See host_tier.py for these six."""
+        self.host_children = 0
+        """Children that have a copy on the host."""
+        self.storing = 0
+        """Fence of the copy to the host that is under way; 0 if none is."""
+        self.loading = 0
+        """Fence of the copy to the device that is under way; 0 if none is."""
+        self.hits = 0
+        """Matches that ended here."""
+        self.block_keys: list[bytes] | None = None
+        """Names of the blocks that end in this node; None until somebody asks (see disk_tier.py)."""
+        self.demoted = False
+        """A lease held the path down to it, or should have: it is copied before it leaves the device."""
         self.lock_ref = 0
         """Direct locks + locked children. Above 0 the node must not be evicted."""
         self.lease_ref = 0
@@ -66,7 +90,7 @@ class TreeNode:
 
     def __len__(self) -> int:
         """Tokens on this node."""
-        return len(self.value)
+        return len(self.key) // ID_BYTES
 
     def __repr__(self) -> str:
         ids = np.frombuffer(self.key, dtype=np.int32)
@@ -74,4 +98,5 @@ class TreeNode:
         return (
             f"node #{self.serial} [{head}] tokens={len(self)} lock_ref={self.lock_ref} "
             f"children={len(self.children)} last_access={self.last_access}"
+            f"{'' if self.on_device else ' off the device'}{' on the host' if self.host is not None else ''}"
         )

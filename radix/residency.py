@@ -3,14 +3,18 @@
     insert ──▶ on the device ──┬─ locked: it stays ───────── unlock ──┐
                                └─ unlocked: in the eviction order ◀───┘
                                           │ evict: the least recently used leaf, or the end of it
+                                          ├──▶ must be copied first: it is locked till that is done
                                           ▼
                                         victim ──select_dropped──▶ dropped: it leaves the tree, its slots are free
+                                          │
+                                          └──▶ kept: it has a copy on the host, and stays in the tree for that
 
-Device residency is prefix-closed: a node is on the device only if its parent is. So only leaves are evicted, and a
-leaf is a node without a child on the device (`TreeNode.device_children`).
+Residency is prefix-closed on each tier: a node is on the device, or has a copy on the host, only if its parent has
+too. So each tier evicts leaves only: on the device a node without a child there (`TreeNode.device_children`), on the
+host one without a child with a copy (`TreeNode.host_children`). A node is in the tree as long as it is on some tier.
 
-`RadixCache.evict` has phases: it chooses all victims, asks here what becomes of them, and frees slots last. Other tiers
-would come in here and nowhere else: a victim that is not dropped is copied between the second phase and the third.
+`RadixCache` tells a residency what happens to nodes and asks it what becomes of victims; a residency changes what a
+node has on other tiers, never what it has on the device.
 """
 
 from __future__ import annotations
@@ -18,23 +22,91 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from .node import TreeNode
 
 
 class Residency(Protocol):
-    """Decides what becomes of victims. It changes no node; `RadixCache.evict` does what it says."""
+    def inserted(self, node: TreeNode) -> None:
+        """A new node is on the device, with computed KV."""
+        ...
+
+    def accessed(self, node: TreeNode) -> None:
+        """A match ended here."""
+        ...
+
+    def demoted(self, node: TreeNode) -> None:
+        """Somebody may come back for the path down to this node, and no lease keeps it on the device any more."""
+        ...
+
+    def keeps(self, node: TreeNode) -> bool:
+        """Must this unlocked leaf be copied before it may leave the device?"""
+        ...
+
+    def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        """Begin to copy nodes that must be, and lock them until that is done: then they can leave. Returns those for
+        which there is no room; they may leave now."""
+        ...
+
+    @property
+    def leaving_tokens(self) -> int:
+        """Tokens on the device that can leave once copies under way have ended."""
+        ...
 
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
-        """Those whose KV is given up, in the same order.
+        """The victims that leave the tree, in the same order; the others are kept.
 
         victims: unlocked nodes that have just left the device, children before parents; at least one. They are still
         in the tree and their slots hold their KV.
         """
         ...
 
+    def forget(self, nodes: Sequence[TreeNode]) -> None:
+        """Give up what these nodes have on other tiers: it cannot be trusted, or all is reset. All nodes below them are
+        among them."""
+        ...
+
+    def holders(self) -> Sequence[TreeNode]:
+        """The nodes that copies under way lock, each as often as they do."""
+        ...
+
+    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+        """The tree is given up with all its nodes; copies under way go on for nobody. Returns the fence and the device
+        slots, int32 [n], of each."""
+        ...
+
 
 class DeviceOnly:
     """The residency of a single tier: what leaves the device is gone."""
 
+    def inserted(self, node: TreeNode) -> None:
+        pass
+
+    def accessed(self, node: TreeNode) -> None:
+        pass
+
+    def demoted(self, node: TreeNode) -> None:
+        pass
+
+    def keeps(self, node: TreeNode) -> bool:
+        return False
+
+    def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        return nodes
+
+    @property
+    def leaving_tokens(self) -> int:
+        return 0
+
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return victims
+
+    def forget(self, nodes: Sequence[TreeNode]) -> None:
+        pass
+
+    def holders(self) -> Sequence[TreeNode]:
+        return ()
+
+    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+        return ()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .node import ID_BYTES, TreeNode
+from .node import ID_BYTES, NO_SLOTS, TreeNode
 
 _HIDDEN = "\0hidden "
 """What hidden branches are filed under begins with this; no client's namespace does."""
@@ -94,15 +94,21 @@ class RadixTree:
         cut = count * ID_BYTES
         # Copies, not views: a view of a few slots would keep the array of a long evicted tail alive.
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
+        upper.on_device, upper.hits = node.on_device, node.hits
+        upper.storing, upper.loading = node.storing, node.loading
+        node.block_keys = None
         upper.lock_ref = 1 if node.lock_ref else 0
         upper.lease_ref = 1 if node.lease_ref else 0
         node.parent.children[node.child_key] = upper
         node.key = node.key[cut:]
         node.value = node.value[count:].copy()
+        if node.host is not None:
+            upper.host, node.host = node.host[:count].copy(), node.host[count:].copy()
+            upper.host_children = 1
         node.parent = upper
         node.child_key = node.key[: self.page_bytes]
         upper.children[node.child_key] = node
-        upper.device_children = 1
+        upper.device_children = 1 if node.on_device else 0
         self.total_nodes += 1
         return upper
 
@@ -132,12 +138,30 @@ class RadixTree:
         self.total_nodes += 1
         return leaf
 
+    def add_host_leaf(
+        self, parent: TreeNode, namespace: str, key: bytes, host: np.ndarray, last_access: int
+    ) -> TreeNode:
+        """As `add_leaf`, for a node that is on the host only; its parent is there too, or is the root."""
+        leaf = self.add_leaf(parent, namespace, key, NO_SLOTS, last_access)
+        leaf.on_device, leaf.host = False, host
+        parent.device_children -= 1
+        parent.host_children += 1
+        return leaf
+
+    def namespace_of(self, node: TreeNode) -> str:
+        """The namespace of a node that `reachable` returns, the root aside."""
+        while node.parent is not self.root:
+            assert node.parent is not None
+            node = node.parent
+        assert isinstance(node.child_key, tuple)
+        return node.child_key[0]
+
     def remove_leaves(self, leaves: Sequence[TreeNode]) -> None:
-        """Remove nodes that have no children, or only children that come earlier in ``leaves``. Handles to them are
-        dead from now on."""
+        """Remove nodes without a copy on the host that have no children, or only such as come earlier in ``leaves``.
+        Handles to them are dead from now on."""
         for leaf in leaves:
             parent = leaf.parent
-            assert parent is not None and not leaf.children
+            assert parent is not None and not leaf.children and leaf.host is None
             del parent.children[leaf.child_key]
             leaf.parent = None
             if leaf.on_device:
@@ -170,6 +194,15 @@ class RadixTree:
             node = parent
         values.reverse()
         return values
+
+    def path(self, node: TreeNode, start: int) -> list[TreeNode]:
+        """The nodes from position ``start``, where one begins, of the path down to ``node``, from the top."""
+        found: list[TreeNode] = []
+        while node.prefix_len > start:
+            found.append(node)
+            assert node.parent is not None
+            node = node.parent
+        return found[::-1]
 
     def reachable(self, node: TreeNode) -> TreeNode:
         """The node if a match may begin there; else the root: it has left the tree, or is hidden."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.outcome import FinishReason, RequestRefused
+from ..scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from .messages import BeamOutput, ContinuationOutput, LogprobChunk, RetainedOutput, TextOutput
 from .prompt import Prompt
 
@@ -103,7 +103,7 @@ class Output(msgspec.Struct):
     token_ids: list[int]
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    found: FoundTokens
     input_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     output_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     finish: FinishReason | None = None
@@ -118,7 +118,7 @@ class Output(msgspec.Struct):
         self.token_ids += newer.token_ids
         self.input_logprobs.extend(newer.input_logprobs)
         self.output_logprobs.extend(newer.output_logprobs)
-        self.prompt_tokens, self.cached_tokens = newer.prompt_tokens, newer.cached_tokens
+        self.prompt_tokens, self.found = newer.prompt_tokens, newer.found
         self.completion_tokens = newer.completion_tokens
         self.finish, self.e2e_latency, self.beam = newer.finish, newer.e2e_latency, newer.beam
         self.continuation, self.retained = newer.continuation, newer.retained
@@ -223,7 +223,7 @@ def _output(
     output = update.output
     news = Output(
         prompt, position, sample, update.text, _ids(output.new_ids),
-        output.prompt_tokens, output.completion_tokens, output.cached_tokens,
+        output.prompt_tokens, output.completion_tokens, output.found,
     )  # fmt: skip
     if output.input_logprobs is not None:
         news.input_logprobs = Logprobs([output.input_logprobs], token_text)

@@ -17,6 +17,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -123,6 +124,22 @@ class Sender:
 
     def close(self) -> None:
         self._socket.close(linger=_LINGER_MS)
+
+
+class Waker:
+    """Ends a receiver's poll, from any thread."""
+
+    def __init__(self, address: str) -> None:
+        self._sender = Sender(address)
+        self._lock = threading.Lock()
+
+    def wake(self) -> None:
+        with self._lock:  # which is also the fence that a socket needs to go from thread to thread
+            self._sender.wake()
+
+    def close(self) -> None:
+        with self._lock:
+            self._sender.close()
 
 
 class Receiver(Generic[MessageT]):

@@ -35,11 +35,29 @@ class ModelArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierConfig:
+    """Where KV stays that the device has no room for."""
+
+    host_cache_gb: float = flag(0.0, "host memory for KV that leaves the device, in GiB; 0: none")
+    host_cache_ratio: float = flag(0.0, "the same in tokens, as a multiple of the KV pool's; 0: none")
+    host_write_policy: Literal["write_through", "write_through_selective", "write_back"] = flag(
+        "write_through", "KV goes to the host as soon as it is computed, once it was hit again, or when it is evicted"
+    )
+    disk_cache_path: str = flag("", "folder for KV that outlives the host's memory and the server; needs a host cache")
+    remote_cache_url: str = flag(
+        "", "Redis server for KV that servers share, redis://… or rediss://…, or env:NAME of a variable that holds that"
+    )
+    remote_cache_ttl: int = flag(86400, "seconds for which a block stays there; 0: until the server drops it")
+    disk_cache_gb: float = flag(0.0, "the most that one model's KV may take of that disk, in GiB")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """Everything a scheduler worker needs, as plain data."""
 
     model: ModelArgs
     scheduler: SchedulerConfig
+    tiers: TierConfig = field(default_factory=TierConfig)
     item_tries: dict[str, str] = field(default_factory=dict)
     """The item tries to start with: name -> .npy file."""
     max_item_tries: int = 64

@@ -10,6 +10,7 @@ from .channels import Sender
 from .constraints.item_tries import ItemTries, unpack_trie
 from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie
 from .runner.step_profile import StepProfiler
+from .tiers.report import report_tiers
 
 
 class Control:
@@ -54,6 +55,8 @@ class Control:
                 self.reply(message.call_id, reason, ok=flushed)
             case "info":
                 self.reply(message.call_id, {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())})
+            case "tiers":
+                self.reply(message.call_id, report_tiers(self._scheduler.stats(), self._info["tiers"]))
             case "item_tries":
                 self.reply(message.call_id, self._item_tries.describe())
             case "start_profile":
@@ -61,7 +64,7 @@ class Control:
             case "stop_profile":
                 self._stop_profile(message.call_id)
             case verb:
-                known = "flush_cache, info, item_tries, start_profile, stop_profile"
+                known = "flush_cache, info, tiers, item_tries, start_profile, stop_profile"
                 self.reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
 
     def _start_profile(self, call_id: int) -> None:

@@ -82,6 +82,13 @@ class ControlClient:
             raise RequestRefused(_reason(reply), status=500, code="worker_error")
         return _payload(reply)
 
+    async def tiers(self, timeout_s: float = 10.0) -> dict:
+        """What the tiers of the KV cache hold and have done; see tiers/report.py."""
+        reply = await self._ask_verb("tiers", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), status=500, code="worker_error")
+        return _payload(reply)
+
     async def start_profile(self, timeout_s: float = 10.0) -> None:
         """Start recording where the time of steps goes. Raises RequestRefused (409) if it has been started already."""
         reply = await self._ask_verb("start_profile", timeout_s)

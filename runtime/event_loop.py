@@ -19,6 +19,7 @@ from ..scheduler.outcome import RequestRefused
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
@@ -27,11 +28,16 @@ from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
 from .step_runner import StepInFlight, StepOutput, StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
+from .tiers.tier_io import BlocksEnded, TierIO
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 """Seconds from one stats message to the next, busy or idle. An idle loop sleeps no longer than this."""
+
+TIERS_POLL_S = 0.005
+"""How often, at least, a loop without other work looks whether copies between the tiers have ended. Threads that make
+them wake it."""
 
 MAX_FAILED_STEPS = 3
 """After this many failed steps in a row the worker gives up: the device is broken, not a request."""
@@ -71,9 +77,11 @@ class EventLoop:
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
         watch_threads: Callable[[float], None] = lambda now: None,
+        tier_io: TierIO | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
-        that time, see `runner/cpu_threads.py`."""
+        that time, see `runner/cpu_threads.py`. tier_io: who does what the scheduler's tiers order; None where there
+        are none."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -85,6 +93,7 @@ class EventLoop:
         self._overlap = overlap
         self._clock = clock
         self._watch_threads = watch_threads
+        self._tier_io = tier_io
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
@@ -100,6 +109,7 @@ class EventLoop:
         finished = self.wait()
         messages = self.poll()
         now = self._clock()
+        self.end_orders(now)
         for batch, output in finished:
             self.commit(batch, output, now)
         if now >= self._next_heartbeat:
@@ -112,6 +122,9 @@ class EventLoop:
         self._profiler.lap("receive")
         batch = self._scheduler.next_batch(now)
         self._profiler.lap("schedule")
+        if self._tier_io is not None:
+            self._tier_io.order(self._scheduler.tiers.take())
+            self._profiler.lap("tiers")
         self._last_launched = batch
         if batch is not None:
             self._watch_threads(now)
@@ -170,15 +183,27 @@ class EventLoop:
         events = self._scheduler.fail_step(now, reason)
         self.tell(events, now, failure=RequestRefused(reason, status=500, code="forward_failed"))
 
+    def end_orders(self, now: float) -> None:
+        """Tell the scheduler which orders of its tiers are over."""
+        for ended in self._tier_io.poll() if self._tier_io is not None else ():
+            if isinstance(ended, BlocksEnded):
+                self._scheduler.tiers.blocks_ended(ended.fence, ended.blocks, now, ended.seconds)
+            elif events := self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now, ended.seconds):
+                self.tell(events, now, failure=RequestRefused(Tiers.FAILED, status=500, code="kv_load_failed"))
+
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> Sequence[ToWorker]:
-        """Return every waiting message. Without work, first sleep until one comes, or a heartbeat or lease is due."""
+        """Return every waiting message. Without work, first sleep until one comes, a copy ends, or a heartbeat or lease
+        is due."""
         timeout = 0.0
+        copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle:
             deadline = self._scheduler.leases.next_deadline()
             due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
             timeout = max(0.0, due - self._clock())
+        if copying and self._last_launched is None and not self._in_flight:  # nobody gets on before a copy ends
+            timeout = TIERS_POLL_S if not timeout else min(timeout, TIERS_POLL_S)
         messages = self._inbox.poll(timeout)
         self._profiler.lap("idle" if timeout else "receive")
         return messages

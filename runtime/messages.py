@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..scheduler.outcome import FinishReason
+from ..scheduler.outcome import FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
+from ..scheduler.stats import TierStats
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -57,7 +58,7 @@ class AbortRequest(Message, frozen=True):
 
 class ControlRequest(Message, frozen=True):
     """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info |
-    item_tries | start_profile | stop_profile."""
+    tiers | item_tries | start_profile | stop_profile."""
 
     call_id: int
     verb: str
@@ -95,11 +96,13 @@ class ContinuationOutput(Message, frozen=True):
 
 
 class RetainedOutput(Message, frozen=True):
-    """The outcome of retain_ttl: ``tokens`` are kept for ``ttl`` seconds, or ``refused`` says why not."""
+    """The outcome of retain_ttl: ``tokens`` are kept for ``ttl`` seconds, or ``refused`` says why not, and ``tier``
+    which tier has ``tokens`` nevertheless. See scheduler.outcome.Retained."""
 
     tokens: int = 0
     ttl: float = 0.0
     refused: str | None = None
+    tier: str | None = None
 
 
 class BeamOutput(Message, frozen=True):
@@ -121,7 +124,7 @@ class TokenOutput(Message, frozen=True):
     index: int = 0
     new_ids: bytes = b""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    found: FoundTokens = FoundTokens()
     completion_tokens: int = 0
     finish: FinishReason | None = None
     params: DetokenizeParams | None = None
@@ -200,6 +203,12 @@ class WorkerStats(Message, frozen=True):
     leaked_tokens: int = 0
     nonfinite_requests: int = 0
     longest_gap: int = 0
+    quarantined_tokens: int = 0
+    open_fences: int = 0
+    hits_by_tier: FoundTokens = FoundTokens()
+    prefill_tokens_per_s: float | None = None
+    bytes_per_token: int = 0
+    tiers: tuple[TierStats, ...] = ()
 
 
 ToWorker = RequestSpec | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie

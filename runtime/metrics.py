@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ..scheduler.outcome import FoundTokens
+from ..scheduler.stats import CopyStats, TierStats
 from .messages import TokenOutput, WorkerStats
 from .prompt import Prompt
 
@@ -41,8 +43,87 @@ _WORKER_GAUGES = {
     "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),
     "leased_tokens": ("leased_tokens", "KV slots that leases keep for continuations."),
     "kv_cache_private_tokens": ("private_tokens", "KV slots that belong to one request."),
+    "kv_cache_quarantined_tokens": (
+        "quarantined_tokens",
+        "KV slots that were given back while a step or a copy still touches them.",
+    ),
+    "open_fences": ("open_fences", "Steps, and copies between tiers, that have not ended."),
     "longest_token_gap_steps": ("longest_gap", "Most steps from one token of a running request to its next, so far."),
 }
+
+# The same for the tiers below the device, by the fields of TierStats and of its CopyStats.
+_TIER_GAUGES = {
+    "tier_total_tokens": ("total_tokens", "Tokens that the tier has room for."),
+    "tier_used_tokens": ("used_tokens", "Tokens of prefixes that have a copy there, or are being stored."),
+    "tier_free_tokens": ("free_tokens", "Tokens of room that nobody uses."),
+    "tier_quarantined_tokens": ("quarantined_tokens", "Tokens given up there while a copy still touches them."),
+    "tier_copies_under_way": ("copies_under_way", "Copies from and to the tier that have not ended."),
+}
+_TIER_COUNTERS = {
+    "tier_evicted_tokens": ("evicted_tokens", "Tokens that the tier gave up to make room."),
+    "tier_no_room_tokens": ("no_room_tokens", "Tokens that were not stored because nothing there could give way."),
+}
+_COPY_COUNTERS = {
+    "tier_copied_tokens": ("tokens", "Tokens copied to the tier (store) and from it (load)."),
+    "tier_copy_seconds": ("seconds", "Seconds that these copies took themselves."),
+    "tier_failed_tokens": ("failed_tokens", "Tokens whose copy failed."),
+}
+_DIRECTIONS = {"store": "stores", "load": "loads"}
+
+
+class TierMetrics:
+    """Of the tiers of the KV cache, by ``tier`` and, of copies, by ``direction``."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self._model_name = model_name
+        self._last: dict[str, TierStats] = {}
+        self._last_hits = FoundTokens()
+        tier, copy = ["model_name", "tier"], ["model_name", "tier", "direction"]
+
+        def counters(table: dict[str, tuple[str, str]], labels: list[str]) -> dict[str, Counter]:
+            return {f: Counter(f"baton:{name}", help, labels, registry=registry) for name, (f, help) in table.items()}
+
+        self._hits = Counter(
+            "baton:tier_hits", "Prompt tokens found in the prefix cache, by where they were.", tier, registry=registry
+        )
+        self._gauges = {
+            field: Gauge(f"baton:{name}", help, tier, registry=registry) for name, (field, help) in _TIER_GAUGES.items()
+        }
+        self._counters = counters(_TIER_COUNTERS, tier)
+        self._copies = counters(_COPY_COUNTERS, copy)
+        self._bytes = Counter("baton:tier_copied_bytes", "Bytes of these tokens.", copy, registry=registry)
+        self._rates = Gauge(
+            "baton:tier_copy_tokens_per_second", "Speed of copies, measured lately.", copy, registry=registry
+        )
+
+    def update(self, stats: WorkerStats) -> None:
+        for name in FoundTokens.__struct_fields__:
+            if name == "device" or any(tier.tier == name for tier in stats.tiers):
+                grown = getattr(stats.hits_by_tier, name) - getattr(self._last_hits, name)
+                self._hits.labels(self._model_name, name).inc(max(0, grown))
+        self._last_hits = stats.hits_by_tier
+        for tier in stats.tiers:
+            self._update_tier(tier, self._last.get(tier.tier, TierStats(tier.tier)), stats.bytes_per_token)
+            self._last[tier.tier] = tier
+
+    def _update_tier(self, tier: TierStats, last: TierStats, bytes_per_token: int) -> None:
+        labels = (self._model_name, tier.tier)
+        for field, gauge in self._gauges.items():
+            gauge.labels(*labels).set(getattr(tier, field))
+        for field, counter in self._counters.items():
+            counter.labels(*labels).inc(max(0, getattr(tier, field) - getattr(last, field)))
+        for direction, way in _DIRECTIONS.items():
+            now, before = getattr(tier, way), getattr(last, way)
+            self._update_copies((*labels, direction), now, before, bytes_per_token)
+
+    def _update_copies(
+        self, labels: tuple[str, str, str], now: CopyStats, before: CopyStats, bytes_per_token: int
+    ) -> None:
+        for field, counter in self._copies.items():
+            counter.labels(*labels).inc(max(0, getattr(now, field) - getattr(before, field)))
+        self._bytes.labels(*labels).inc(max(0, now.tokens - before.tokens) * bytes_per_token)
+        if now.tokens_per_s is not None:
+            self._rates.labels(*labels).set(now.tokens_per_s)
 
 
 class ServerMetrics:
@@ -89,6 +170,8 @@ class ServerMetrics:
         self._counters = {field: counter(name, help) for name, (field, help) in _WORKER_COUNTERS.items()}
         self._gauges = {field: gauge(name, help) for name, (field, help) in _WORKER_GAUGES.items()}
         self._usage = gauge("kv_cache_usage_perc", "Share of KV slots in use, 0 to 1; evictable slots are not in use.")
+        self._prefill_rate = gauge("prefill_tokens_per_second", "Prompt tokens computed per second, measured lately.")
+        self._tiers = TierMetrics(self.registry, model_name)
 
     def output_finished(self, reason: str) -> None:
         if reason not in self._finished_by_reason:
@@ -107,6 +190,9 @@ class ServerMetrics:
         if stats.total_tokens:
             in_use = stats.total_tokens - stats.free_tokens - stats.evictable_tokens
             self._usage.set(in_use / stats.total_tokens)
+        if stats.prefill_tokens_per_s is not None:
+            self._prefill_rate.set(stats.prefill_tokens_per_s)
+        self._tiers.update(stats)
         self._last = stats
 
     def render(self) -> bytes:
@@ -141,7 +227,7 @@ class RequestMeter:
         metrics.output_finished(output.finish.type)
         # All results of a search count as one.
         if output.index == 0 or not self._is_search:
-            metrics.cached_tokens.inc(output.cached_tokens)
+            metrics.cached_tokens.inc(output.found.total)
             if self._is_continuation and output.index == 0:
                 metrics.prompt_tokens.inc(output.prompt_tokens)  # the parent's length is known only now
             if self._started is not None:

@@ -95,7 +95,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         index=request.index,
         new_ids=pack_ids(pending.ids),
         prompt_tokens=request.prompt_len,
-        cached_tokens=request.cached_tokens,
+        found=request.found,
         completion_tokens=request.num_output_tokens,
         finish=event.finish,
         params=pending.params,
@@ -115,7 +115,7 @@ def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, n
     common = TokenOutput(
         rid=request.rid,
         prompt_tokens=request.prompt_len,
-        cached_tokens=request.cached_tokens,
+        found=request.found,
         finish=finish,
         params=pending.params,
         input_logprobs=_chunk(pending.input_logprobs),
@@ -164,7 +164,7 @@ def _continuation(inheritance: Inheritance) -> ContinuationOutput:
 
 def _retained(retained: Retained, now: float) -> RetainedOutput:
     ttl = max(0.0, retained.deadline - now) if retained.refused is None else 0.0
-    return RetainedOutput(tokens=retained.tokens, ttl=ttl, refused=retained.refused)
+    return RetainedOutput(tokens=retained.tokens, ttl=ttl, refused=retained.refused, tier=retained.tier)
 
 
 def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:

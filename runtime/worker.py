@@ -12,18 +12,24 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
+from ..memory_pool.tiers.host_pool import HostPool
+from ..memory_pool.tiers.remote_store import RemoteStore
 from ..radix.cache import RadixCache
+from ..radix.tiers.block_names import BlockNames
+from ..radix.tiers.block_tier import BlockTier
+from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import pack_ids
-from .channels import Endpoints, Receiver, Sender
+from .channels import Endpoints, Receiver, Sender, Waker
 from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
 from .constraints.item_trie_file import load_item_trie
@@ -33,6 +39,7 @@ from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads
 from .runner.device_backends import DeviceBackends
+from .runner.host_cache import HOST_POLICIES, make_host_pool
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.probe import select_sampling_ops
@@ -40,22 +47,63 @@ from .sampling.sampler import Sampler
 from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
+from .tiers.block_io import BlockIO
+from .tiers.make_transfers import make_transfers
+from .tiers.stores import Stores, model_fingerprint, open_stores
+from .tiers.tier_io import TierIO, is_finite
 
 logger = logging.getLogger(__name__)
 
+MAX_QUEUED_BLOCKS = 128
+"""Blocks that may wait to be written; their pages on the host are not free meanwhile."""
 
-def build_scheduler(config: SchedulerConfig, eos_token_ids: tuple[int, ...]) -> Scheduler:
-    """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model"."""
+CLOSE_S = 5.0
+"""The longest that the end of a worker waits for a copy between the tiers."""
+
+
+def build_scheduler(
+    config: SchedulerConfig,
+    eos_token_ids: tuple[int, ...],
+    host_tokens: int = 0,
+    host_policy: HostPolicy | None = None,
+    stores: Stores | None = None,
+    bytes_per_token: int = 0,
+) -> Scheduler:
+    """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
+
+    host_tokens: of the host tier; 0 for none. stores: what is behind it. bytes_per_token: of KV, for the stats.
+    """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
     cache = RadixCache(req_to_token, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
-    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids)
+    tier = None
+    if host_tokens:
+        tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
+        cache.residency = tier
+    behind: list[BlockTier] = []
+    if tier is not None and stores is not None:
+        names = BlockNames(cache, stores.fingerprint, stores.block_tokens)
+        for name, store in stores.by_name.items():
+            behind.append(BlockTier(cache, tier, store, names, name=name, asks=name == "remote"))
+    return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, behind, bytes_per_token)
 
 
-def build_worker(
-    config: WorkerConfig, backends: DeviceBackends | None = None
-) -> tuple[Scheduler, StepRunner, StepProfiler, dict]:
-    """Load the model and build everything around it; the dict is the worker's description of itself.
+class Worker(NamedTuple):
+    """The parts of a worker."""
+
+    scheduler: Scheduler
+    step_runner: StepRunner
+    profiler: StepProfiler
+    info: dict
+    """Its description of itself."""
+    runner: ModelRunner
+    host_pool: HostPool | None
+    """Set where there is a host tier; somebody must do what the tiers order (`connect_tiers`)."""
+    stores: Stores | None
+
+
+def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -> Worker:
+    """Load the model and build everything around it.
 
     backends: None chooses those that fit the device.
     """
@@ -74,7 +122,15 @@ def build_worker(
         asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
     )
     eos_token_ids = runner.config.eos_token_ids
-    scheduler = build_scheduler(resolved, eos_token_ids)
+    host_pool = make_host_pool(config.tiers, runner.kv_pool)
+    host_tokens = host_pool.num_tokens if host_pool is not None else 0
+    stores = None
+    if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
+        dummy = runner.device.type if config.model.load_format == "dummy" else ""
+        model = model_fingerprint(resolve_model_folder(config.model.model_path), runner.config, dummy_device=dummy)
+        stores = open_stores(config.tiers, host_pool, model)
+    policy = HOST_POLICIES[config.tiers.host_write_policy]
+    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, stores, runner.kv_pool.bytes_per_token)
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
@@ -89,9 +145,21 @@ def build_worker(
         "cuda_graphs": runner.has_graphs,
         "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
+        "tiers": {
+            **dataclasses.asdict(config.tiers),
+            "host_tokens": host_tokens,
+            "host_copied_by": host_pool.copied_by if host_pool is not None else None,
+            "remote_cache_url": _shown(stores),
+        },
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return scheduler, step_runner, runner.profiler, info
+    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores)
+
+
+def _shown(stores: Stores | None) -> str:
+    """The remote store's URL without its secrets; empty without one."""
+    remote = stores.by_name.get("remote") if stores is not None else None
+    return remote.address if isinstance(remote, RemoteStore) else ""
 
 
 def _overlaps(choice: str, device_type: str) -> bool:
@@ -103,6 +171,20 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
     """The returned function loads it at its first call: most workers need no text, and tests run models without one."""
     folder = config.model.tokenizer_path or config.model.model_path
     return functools.cache(lambda: Tokenizer.load(resolve_model_folder(folder)))
+
+
+def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
+    """Have everything done that the tiers order, where there are any. wake: ends the event loop's sleep; called from
+    other threads."""
+    pool, threads = worker.host_pool, dict[str, BlockIO]()
+    if pool is None:
+        return None
+    transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake)
+    is_sound = functools.partial(is_finite, dtype=worker.info["dtype"])
+    for name, store in worker.stores.by_name.items() if worker.stores is not None else ():
+        queued = MAX_QUEUED_BLOCKS * store.block_bytes
+        threads[name] = BlockIO(store, pool.pages_view, queued, wake=wake, name=name, is_sound=is_sound)
+    return TierIO(transfers, pool.page_size, threads)
 
 
 def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
@@ -120,16 +202,21 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     trie that cannot be loaded."""
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
+    waker = Waker(endpoints.to_worker)
+    worker: Worker | None = None
+    tier_io: TierIO | None = None
     try:
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
-        scheduler, step_runner, profiler, info = build_worker(config)
+        worker = build_worker(config)
+        scheduler, step_runner, profiler, info = worker[:4]
         item_tries = ItemTries(
             info["vocab_size"], max_tries=config.max_item_tries, max_bytes=config.max_item_trie_bytes
         )
         for name, trie in tries.items():
             item_tries.put(name, trie)
+        tier_io = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner)
         gc.collect()
         gc.freeze()  # what is alive now stays alive: later collections can skip it
@@ -146,11 +233,14 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             profiler=profiler,
             overlap=info["overlap"],
             watch_threads=watch_cpu_threads(info["device"]),
+            tier_io=tier_io,
         )
         loop.run(stop)
     finally:
-        inbox.close()
-        outbox.close()
+        if tier_io is not None and tier_io.close(CLOSE_S) and worker is not None and worker.stores is not None:
+            worker.stores.close()  # a store that hangs in a thread's hands stays open
+        for channel in (waker, inbox, outbox):
+            channel.close()
 
 
 if __name__ == "__main__":

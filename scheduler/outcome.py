@@ -1,4 +1,4 @@
-"""How a request ends: refused from the start, or finished, and what is kept of it then. Plain data."""
+"""What clients hear of a request: what was found of it, how it ended, what is kept of it then. Plain data."""
 
 from __future__ import annotations
 
@@ -16,6 +16,31 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
+class FoundTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Where the KV of a prompt's first tokens was found, in tokens."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    """They went to the host on this request's account, and from there on."""
+    remote: int = 0
+    """As ``disk``."""
+
+    @property
+    def below_device(self) -> int:
+        """Tokens that had left the device."""
+        return self.host + self.disk + self.remote
+
+    @property
+    def total(self) -> int:
+        return self.device + self.below_device
+
+    def __add__(self, other: FoundTokens) -> FoundTokens:
+        return FoundTokens(
+            self.device + other.device, self.host + other.host, self.disk + other.disk, self.remote + other.remote
+        )
+
+
 @dataclass(slots=True, frozen=True)
 class Retained:
     """The outcome of ``retain_ttl``: ``tokens`` leased until ``deadline`` (scheduler clock), or why it was refused."""
@@ -23,6 +48,9 @@ class Retained:
     tokens: int = 0
     deadline: float = 0.0
     refused: str | None = None
+    tier: str | None = None
+    """Where no lease keeps them: the tier that has ``tokens``, in whole pages, or will before they leave the device. It
+    gives up what was used least recently."""
 
 
 class RequestRefused(Exception):

@@ -15,7 +15,7 @@ import numpy as np
 from .batch import ForwardMode
 from .batch_builder import NO_IDS, PlannedStep, plan_step
 from .decode import DecodeScheduler, TokenRows
-from .memory.kv_memory import KVMemory
+from .memory.kv_memory import KVMemory, NotYet
 from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
 from .queue.waiting import WaitingQueue
@@ -155,10 +155,14 @@ class PrefillScheduler:
             if request is not overdue and self._better_later(request, shared):
                 deferred += 1
                 continue
-            # Quarantined pages come back with the step in flight: wait for them, let nothing give way.
-            alone = not (running or step.requests or self._memory.allocator.quarantined_tokens)
+            # Quarantined pages come back with the step in flight: wait for them, let nothing give way. As for copies.
+            comes_back = self._memory.allocator.quarantined_tokens or self._memory.copies_under_way
+            alone = not (running or step.requests or comes_back)
             own_reserve = self._reserve.tokens(request)
-            if not self._open(request, 0 if alone else reserve + own_reserve, alone, now):
+            try:
+                if not self._open(request, 0 if alone else reserve + own_reserve, alone, now):
+                    break
+            except NotYet:
                 break
             request.status = RequestStatus.PREFILLING
             if not self._add_chunk(request, step, now):

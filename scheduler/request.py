@@ -1,10 +1,10 @@
 """The life of one sequence as the scheduler sees it. No text, no tensors, no clock.
 
     parked ──parent ends──▶ waiting ──admit──▶ prefilling ──last chunk──▶ running ──▶ finished
-                               ▲                                             │
+    loading ──disk───────────▶ ▲                                             │
                                └────────────────── retract ──────────────────┘
 
-Only a continuation whose parent still runs is ever parked.
+Only a continuation whose parent still runs is ever parked. Only a request that finds KV on disk is ever loading.
 
 Lengths of a sequence, always committed_len <= scheduled_len <= len(token_ids) + num_output_placeholders:
 
@@ -18,32 +18,33 @@ Only committed tokens may enter the tree or a lease.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
 import numpy as np
 
-from ..radix.cache import KVSequence
+from ..radix.kv_sequence import KVSequence
 from ..radix.lease import Lease, LeaseTerms
 from ..radix.node import TreeNode
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
-from .outcome import FinishReason, RequestRefused, Retained
+from .outcome import FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 
 
 class RequestStatus(Enum):
     PARKED = "parked"
+    LOADING = "loading"
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
     FINISHED = "finished"
 
 
-ContinuationPath = Literal["handoff", "fork", "match", "fallback"]
+ContinuationPath = Literal["handoff", "fork", "match", "tier", "fallback"]
 
 
 @dataclass(slots=True)
@@ -70,6 +71,25 @@ class Inheritance:
             if self.path == "handoff":
                 self.path = "match"
 
+    def admitted(self, found: FoundTokens) -> None:
+        """Called with the first step: the first tokens of the prompt need not be computed."""
+        self.recomputed_tokens = max(0, self.inherited_tokens - found.total)
+        if self.path == "match" and found.below_device and found.device < self.inherited_tokens:
+            self.path = "tier"
+
+
+@dataclass(slots=True)
+class Loading:
+    """What a request waits for, or has waited for, of the stores behind the host."""
+
+    reads: int = 0
+    asked: bool = False
+    """True once a store has been asked what it has."""
+    deadline: float = math.inf
+    """When it goes on without."""
+    brought: dict[str, int] = field(default_factory=dict)
+    """Tokens that came to the host, by store."""
+
 
 class Request:
     """One sequence. ``index`` numbers the samples of a request with n > 1."""
@@ -78,16 +98,17 @@ class Request:
         "arrival",
         "beam_kv",
         "beams",
-        "cached_tokens",
         "committed_len",
         "constraint",
         "constraint_state",
         "finish",
+        "found",
         "index",
         "inheritance",
         "is_open",
         "kv",
         "last_step",
+        "loading",
         "logprob_next",
         "logprobs",
         "max_new_tokens",
@@ -143,7 +164,7 @@ class Request:
         """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprob_next = 0
         """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
-        self.last_step = 0  # the last one that computed tokens of it
+        self.last_step = 0  # that computed tokens of it
         self.status = RequestStatus.PARKED
         self.inheritance: Inheritance | None = None
         """Set for a continuation once its parent's tokens are known."""
@@ -152,15 +173,15 @@ class Request:
         self.is_open = False
         """True once a step has contained it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
-        self.committed_len = 0
-        self.scheduled_len = 0
+        self.committed_len = self.scheduled_len = 0
         self.num_output_placeholders = 0
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
-        self.cached_tokens = 0
-        """Prompt tokens found in the cache at the first admission."""
+        self.found = FoundTokens()
+        """What the first admission found in the cache."""
+        self.loading = Loading()
         self.queried = False
-        """True once cached_tokens is set and counted; a retracted request is not counted again."""
+        """True once what was found is counted; a retracted request is not counted again."""
         self.beams: BeamGroup | None = None
         """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
         self.beam_kv: BeamKV | None = None
@@ -179,6 +200,16 @@ class Request:
         start_len = self.logprobs.start_len if self.logprobs is not None else -1
         self.logprob_next = max(1, start_len) if start_len >= 0 else self.prompt_len
         self.status = RequestStatus.WAITING
+
+    def note_found(self, length: int, on_host: int) -> None:
+        """It is opened with the KV of its first ``length`` tokens, ``on_host`` of which had to be loaded from there.
+        Counts until its first step has been formed; what was loaded when it was opened in vain counts too."""
+        if self.queried:
+            return
+        on_host = min(max(on_host, self.found.total - self.found.device), length)
+        disk = min(on_host, self.loading.brought.get("disk", 0))
+        remote = min(on_host - disk, self.loading.brought.get("remote", 0))
+        self.found = FoundTokens(length - on_host, on_host - disk - remote, disk, remote)
 
     def commit(self, length: int) -> None:
         """Mark the first ``length`` tokens as committed: their KV is written and their step's result processed."""

@@ -10,12 +10,16 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
+from ..radix.tiers.block_tier import BlockTier
+from ..radix.tiers.host_tier import HostTier
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
 from .config import SchedulerConfig
@@ -27,7 +31,7 @@ from .endings import Endings
 from .limits import check_queue, duplicate_rid, lease_budget, timed_out
 from .memory.beam_memory import BeamMemory
 from .memory.distrust import Distrust
-from .memory.kv_memory import KVMemory
+from .memory.kv_memory import KVMemory, take_back_unfilled
 from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
 from .policies.fill_time import FillTime
@@ -39,6 +43,7 @@ from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .stats import SchedulerCounters, SchedulerStats, take_stats
+from .tiers.tiers import Tiers
 
 
 class Scheduler:
@@ -51,14 +56,17 @@ class Scheduler:
         allocator: Allocator,
         cache: RadixCache,
         eos_token_ids: tuple[int, ...],
+        tier: HostTier | None = None,
+        stores: Sequence[BlockTier] = (),
+        bytes_per_token: int = 0,
     ) -> None:
-        """``req_to_token`` needs max_running_requests + max_leased_requests rows."""
-        self._config = config
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
+        self._config, self._bytes_per_token = config, bytes_per_token
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         self._policy = make_policy(config.schedule_policy, cache, self._fill_time)
         self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
-        self._memory = KVMemory(req_to_token, allocator, cache, self.leases)
+        self._memory = KVMemory(req_to_token, allocator, cache, self.leases, tier)
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(
@@ -76,6 +84,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
+        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, self._fill_time, stores)
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []
         """Serials of ended sequences; the next step tells the step runner of them."""
@@ -98,16 +107,16 @@ class Scheduler:
         """
         if spec.rid in self._live:
             raise duplicate_rid(spec.rid)
-        check_queue(spec, len(self._waiting) + self.continuations.num_parked, self._config)
+        check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
         requests = self._factory.make(spec, now, own_ids, constraint)
         if spec.continuation is None:
             self._factory.begin(requests, requests[0].token_ids)
-            self._waiting.add(requests)
+            self.tiers.queue(requests, now)
         else:
             handover = self.continuations.find_parent(requests, self._live.of(spec.continuation.parent_rid))
             if handover is not None:
                 self._inherit(requests, handover, now)
-                self._waiting.add(requests)
+                self.tiers.queue(requests, now)
         self.continuations.forget(spec.rid)
         self._live.add(spec.rid, requests)
         return list(requests)
@@ -131,7 +140,7 @@ class Scheduler:
                 woken += children
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
-        self._waiting.add(woken)
+        self.tiers.queue(woken, now)
         return refused
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -159,8 +168,7 @@ class Scheduler:
         return events
 
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
-        rids = dict.fromkeys(request.rid for request in requests)  # siblings end together
-        return [event for rid in rids for event in self.abort(rid, now, message)]
+        return [event for rid in dict.fromkeys(r.rid for r in requests) for event in self.abort(rid, now, message)]
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
@@ -194,8 +202,8 @@ class Scheduler:
         """Remove a request from the queue or set that holds it."""
         if request.status is RequestStatus.PARKED:
             self.continuations.unpark(request)
-        elif request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
+        elif request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
+            self.tiers.remove(request)
             self.continuations.give_claim_back(request, now)
         else:
             self._stop_computing(request)
@@ -222,6 +230,7 @@ class Scheduler:
         """Form the next step, prompts before decodes. None if there is nothing to do, or nothing until the step in
         flight has been processed."""
         self.leases.expire(now)
+        self.tiers.end_overdue(now)
         step = None
         if not self._decode_is_due():
             step = self._prefill.next_batch(self._waiting, self._decode, self._in_flight, self._counters.steps, now)
@@ -250,8 +259,8 @@ class Scheduler:
             try:
                 return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
-                if self._in_flight:
-                    return None  # retraction needs to know every token; the caller processes the step in flight first
+                if self._in_flight or self.tiers.under_way:
+                    return None  # retraction needs to know every token, and what is being copied cannot be evicted
                 self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))
 
     def _retract(self, request: Request) -> None:
@@ -301,7 +310,7 @@ class Scheduler:
         failed = [request for request in step.requests if request.finish is None]
         if len(batch.copies):
             self.leases.break_all()  # one of them may hold a copy that was never made
-            failed += self._memory.take_back_unfilled(batch.copies.target, self.live_requests)
+            failed += take_back_unfilled(self._memory.req_to_token.rows, batch.copies.target, self.live_requests)
         events = self._abort_each(failed, now, message)
         self._memory.close_fence(step.fence)
         return events
@@ -323,10 +332,8 @@ class Scheduler:
         holders = [request for request in self.live_requests if request.kv is not None]
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens
-        if not found.was_reset:
-            return []
         message = "the KV cache was found damaged and has been reset; send the request again"
-        return self._abort_each(holders, now, message)
+        return self._abort_each(holders, now, message) if found.was_reset else []
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""
@@ -337,4 +344,5 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        return take_stats(self._counters, self._memory.cache, self.leases, running, len(self._waiting))
+        more = (self._fill_time.tokens_per_s, self._bytes_per_token, self.tiers.stats())
+        return take_stats(self._counters, self._memory.cache, self.leases, running, self.tiers.num_queued, *more)

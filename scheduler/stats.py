@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch_builder import PlannedStep
+from .outcome import FoundTokens
 
 
 @dataclass(slots=True)
@@ -18,7 +19,7 @@ class SchedulerCounters:
     leaked_tokens: int = 0
     nonfinite_requests: int = 0
     prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
+    prefix_cache_hits: FoundTokens = FoundTokens()
     longest_gap: int = 0
 
     def count_step(self, step: PlannedStep) -> None:
@@ -27,16 +28,49 @@ class SchedulerCounters:
 
     def count_admissions(self, step: PlannedStep) -> None:
         """Note what the requests of an extend step found in the cache; each counts once."""
-        for request, prefix_len in zip(step.requests, step.batch.prefix_lens.tolist()):
+        for request in step.requests:
             if request.queried:
                 continue
             request.queried = True
-            request.cached_tokens = prefix_len
             if request.inheritance is not None:
-                inherited = request.inheritance.inherited_tokens
-                request.inheritance.recomputed_tokens = max(0, inherited - prefix_len)
+                request.inheritance.admitted(request.found)
             self.prefix_cache_queries += request.prompt_len
-            self.prefix_cache_hits += prefix_len
+            self.prefix_cache_hits += request.found
+
+
+@dataclass(slots=True, frozen=True)
+class CopyStats:
+    """Copies in one direction, since start."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    """That they took themselves, one after the other."""
+    tokens_per_s: float | None = None
+    """Measured lately; None until enough has been copied."""
+    failed_tokens: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class TierStats:
+    """One tier; token counts exclude the padding page, counters run since start."""
+
+    tier: str
+    """host, disk or remote."""
+    total_tokens: int = 0
+    used_tokens: int = 0
+    """Of prefixes that have a copy, or are being stored."""
+    free_tokens: int = 0
+    quarantined_tokens: int = 0
+    """Given up while a copy still touches them."""
+    copies_under_way: int = 0
+    """Ordered, and not ended."""
+    evicted_tokens: int = 0
+    no_room_tokens: int = 0
+    """Not stored, because nothing could give way."""
+    stores: CopyStats = field(default_factory=CopyStats)
+    """To this tier."""
+    loads: CopyStats = field(default_factory=CopyStats)
+    """From this tier."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,10 +98,28 @@ class SchedulerStats:
     steps: int
     longest_gap: int
     """In steps: between two tokens of a running request, since start."""
+    quarantined_tokens: int = 0
+    open_fences: int = 0
+    """Steps and copies that have not ended."""
+    hits_by_tier: FoundTokens = FoundTokens()
+    """``prefix_cache_hits``, by where they were found."""
+    prefill_tokens_per_s: float | None = None
+    """Measured lately; None until enough has been computed."""
+    bytes_per_token: int = 0
+    """Of KV, on every tier; 0 where nobody said."""
+    tiers: tuple[TierStats, ...] = ()
+    """Those below the device."""
 
 
 def take_stats(
-    counters: SchedulerCounters, cache: RadixCache, leases: LeaseTable, num_running: int, num_waiting: int
+    counters: SchedulerCounters,
+    cache: RadixCache,
+    leases: LeaseTable,
+    num_running: int,
+    num_waiting: int,
+    prefill_tokens_per_s: float | None = None,
+    bytes_per_token: int = 0,
+    tiers: tuple[TierStats, ...] = (),
 ) -> SchedulerStats:
     allocator = cache.allocator
     free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
@@ -85,11 +137,17 @@ def take_stats(
         leases_expired=leases.counts.expired,
         leases_broken=leases.counts.broken,
         prefix_cache_queries=counters.prefix_cache_queries,
-        prefix_cache_hits=counters.prefix_cache_hits,
+        prefix_cache_hits=counters.prefix_cache_hits.total,
         evicted_tokens=cache.evicted_total,
         retractions=counters.retractions,
         leaked_tokens=counters.leaked_tokens,
         nonfinite_requests=counters.nonfinite_requests,
         steps=counters.steps,
         longest_gap=counters.longest_gap,
+        quarantined_tokens=allocator.quarantined_tokens,
+        open_fences=len(allocator.fences),
+        hits_by_tier=counters.prefix_cache_hits,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        bytes_per_token=bytes_per_token,
+        tiers=tiers,
     )

@@ -42,7 +42,8 @@ def plot_profiles(groups: Mapping[str, dict[str, Any]], out: Path) -> None:
     width = 0.38 if with_device else 0.6
     left = [place - width / 2 - 0.01 if with_device else place for place in places]
     phases = {p: [_value(groups[label]["phases_ms"][p]) for label in labels] for p in PHASES}
-    _stack(axes, left, width, phases, ["C0", "C1", "C2", "C3", "0.9", "C5"])  # pale: waiting is no work
+    colours = ["0.9" if phase == "wait" else f"C{i}" for i, phase in enumerate(PHASES)]  # pale: waiting is no work
+    _stack(axes, left, width, phases, colours)
     if with_device:
         right = [place + width / 2 + 0.01 for place in places]
         times = {name: [_value(groups[label][f"{name}_ms"]) for label in labels] for name in ("device", "gap")}

@@ -27,7 +27,8 @@ import numpy as np
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, RadixCache
+from baton.radix.cache import RadixCache
+from baton.radix.kv_sequence import KVSequence
 from benchmarks.common.measured import RESULTS
 
 VOCABULARY = 32_000

@@ -7,6 +7,12 @@ from typing import Any
 import msgspec
 
 from ...runtime.answer import Output
+from ...scheduler.outcome import FoundTokens
+
+
+def cached_tokens(found: FoundTokens) -> dict[str, Any]:
+    """``cached_tokens`` and, as in SGLang, ``cached_tokens_details``: in which tier they were."""
+    return {"cached_tokens": found.total, "cached_tokens_details": msgspec.structs.asdict(found)}
 
 
 def beam_scores(output: Output) -> dict[str, Any]:
@@ -28,7 +34,10 @@ def stage_details(output: Output) -> dict[str, Any]:
     if output.continuation is not None:
         details["continuation"] = msgspec.structs.asdict(output.continuation)
     if (retained := output.retained) is not None:
-        refused = retained.refused
-        kept = {"tokens": retained.tokens, "ttl": retained.ttl}
-        details["retained"] = kept if refused is None else {"refused": refused}
+        kept: dict[str, Any] = {"tokens": retained.tokens, "ttl": retained.ttl}
+        if retained.refused is not None:
+            kept = {"refused": retained.refused}
+            if retained.tier is not None:
+                kept |= {"tokens": retained.tokens, "tier": retained.tier}
+        details["retained"] = kept
     return details

@@ -1,4 +1,4 @@
-"""``/flush_cache``: empties the prefix cache."""
+"""``/cache/tiers``: where cached prefixes are. ``/flush_cache``: forgets them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
 from ..fields.reading import refuse_unserved
-from .route import GET_OR_POST, Route
+from .route import GET, GET_OR_POST, Route
 from .wire.bodies import Bodies
 from .wire.transport import JSONAnswer
 
@@ -18,7 +18,14 @@ class CacheRoutes:
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
-        return [Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin")]
+        return [
+            Route("/cache/tiers", self.tiers, GET),
+            Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin"),
+        ]
+
+    async def tiers(self) -> Response:
+        """What each tier of the KV cache holds and has done."""
+        return JSONAnswer(await self._control.tiers())
 
     async def flush_cache(self, request: Request) -> Response:
         async with self._bodies.settings(request) as given:

@@ -46,8 +46,9 @@ class InformationRoutes:
 
     async def server_info(self) -> Response:
         """Every setting but the API keys, and the worker's current report."""
-        settings = {**asdict(self._args.model), **asdict(self._args.scheduler), **asdict(self._args.server)}
-        for secret in SECRETS:
+        args = self._args
+        settings = {**asdict(args.model), **asdict(args.scheduler), **asdict(args.tiers), **asdict(args.server)}
+        for secret in (*SECRETS, "remote_cache_url"):  # the worker shows the URL without its password
             del settings[secret]
         settings["served_model_name"] = self._args.served_model_name
         worker = await self._manager.control.info()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runtime.answer import Answer, Output, TokenLogprob
 from ...scheduler.request import FinishReason
-from ..fields.output_details import beam_scores, stage_details
+from ..fields.output_details import beam_scores, cached_tokens, stage_details
 from ..fields.prompts import PromptBatch
 
 
@@ -46,7 +46,7 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
         "finish_reason": None,
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": output.completion_tokens,
-        "cached_tokens": output.cached_tokens,
+        **cached_tokens(output.found),
     }
     if finish is not None:
         meta["finish_reason"] = _finish_reason(finish, output.completion_tokens)

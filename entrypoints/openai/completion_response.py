@@ -9,7 +9,8 @@ from typing import Any
 from ...runtime.answer import Output
 from ...runtime.prompt import Prompt
 from ...runtime.text.tokenizer import Tokenizer
-from ..fields.output_details import beam_scores, stage_details
+from ...scheduler.outcome import FoundTokens
+from ..fields.output_details import beam_scores, cached_tokens, stage_details
 from .completions import COMPLETION_NAMES, CompletionRequest
 from .logprobs import LogprobsBuilder
 
@@ -54,7 +55,7 @@ class CompletionResponse:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in firsts)},
+            "prompt_tokens_details": cached_tokens(sum((output.found for output in firsts), FoundTokens())),
         }
 
 

@@ -1,29 +1,42 @@
-"""The integers that the layers read for every new token of a step."""
+"""What the layers read of a step: integers for every new token, and whether KV is still on its way."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 
+class Arrivals(Protocol):
+    """KV on its way to the device's pool, layer by layer."""
+
+    def wait_layer(self, layer: int) -> None:
+        """Return once this layer's K and V may be read. Raises if they will not come."""
+        ...
+
+
 @dataclass(slots=True)
 class StepInputs:
-    """Per-token inputs of the layers; device int64 [tokens] each."""
+    """Inputs of the layers; device int64 [tokens] each."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     """The token's position in its sequence."""
     out_cache_loc: torch.Tensor
     """The slot for its K and V."""
+    arrivals: Arrivals | None = None
+    """What each layer waits for before it touches the pool; None: nothing. Graphs cannot wait."""
 
     @classmethod
     def zeros(cls, tokens: int, device: torch.device) -> StepInputs:
         """Padding: token 0 at position 0, written to the padding slot."""
-        return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
+        ids, positions, slots = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
+        return cls(ids, positions, slots)
 
     def copy_(self, other: StepInputs) -> None:
-        """Copy the values of ``other``, in place."""
+        """Copy the values of ``other``, in place. It waits for nothing."""
+        assert other.arrivals is None, "a graph cannot wait for layers"
         self.input_ids.copy_(other.input_ids)
         self.positions.copy_(other.positions)
         self.out_cache_loc.copy_(other.out_cache_loc)

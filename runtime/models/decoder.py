@@ -80,8 +80,11 @@ class SelfAttention:
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
         layer = self.spec.layer_id
+        qkv = self.qkv_proj(x)
+        if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
+            inputs.arrivals.wait_layer(layer)
         q = self._ops.rotate_and_store(
-            self.qkv_proj(x),
+            qkv,
             inputs.positions,
             self._rotary.table,
             inputs.out_cache_loc,
@@ -190,7 +193,8 @@ class Decoder:
 
     def __call__(self, inputs: StepInputs, kv_pool: MHAKVPool, attention: AttentionBackend) -> torch.Tensor:
         """Compute a step, which `attention` has planned: write K and V of its tokens to kv_pool and return hidden
-        states [tokens, hidden], before the final norm. `attention` reads the same kv_pool.
+        states [tokens, hidden], before the final norm. `attention` reads the same kv_pool. A layer whose K and V are
+        still on their way waits for them (`StepInputs.arrivals`).
         """
         x, residual = self.embed_tokens(inputs.input_ids), None
         for layer in self.layers:

@@ -28,6 +28,7 @@ from ..layers.product_trials import UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
+from ..tiers.transfer import Transfers
 from .cuda_graph import GraphRunner, Recorder
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
@@ -59,7 +60,12 @@ class ForwardOutput:
 
 
 class ModelRunner:
-    """Runs forward steps of one model on one device. Not thread-safe: one step at a time."""
+    """Runs forward steps of one model on one device. Not thread-safe: one step at a time.
+
+    transfers: who brings KV from the host, set by the owner where there is a host tier; steps wait for it.
+    """
+
+    transfers: Transfers | None = None
 
     def __init__(
         self,
@@ -161,10 +167,14 @@ class ModelRunner:
         return {row: position or 0 for row, position in found.items()}
 
     def _forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None) -> ForwardOutput:
+        arrivals = self.transfers if self.transfers is not None and self.transfers.loading else None
         attention = attention_batch(batch, self._mirror)
-        shape = self._graphs.find(attention) if self._graphs is not None else None
+        shape = self._graphs.find(attention) if self._graphs is not None and arrivals is None else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
+        step.inputs.arrivals = arrivals
         if step.copies is not None:
+            if arrivals is not None:  # what is copied may have to come first
+                arrivals.wait_layer(self.config.num_layers - 1)
             disjoint = are_disjoint(batch.copies.source, batch.copies.target)
             self.kv_pool.copy(*step.copies, disjoint=disjoint)
         if self._graphs is not None and shape is not None:

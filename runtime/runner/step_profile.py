@@ -24,12 +24,13 @@ import torch
 
 from ...scheduler.batch import ScheduleBatch
 
-Phase = Literal["idle", "receive", "schedule", "plan", "launch", "wait", "commit"]
+Phase = Literal["idle", "receive", "schedule", "tiers", "plan", "launch", "wait", "commit"]
 
-PHASES: tuple[Phase, ...] = ("receive", "schedule", "plan", "launch", "wait", "commit")
+PHASES: tuple[Phase, ...] = ("receive", "schedule", "tiers", "plan", "launch", "wait", "commit")
 """In the order of a turn.
 
-receive: take and handle messages; schedule: form the next batch; plan: upload the batch and plan attention;
+receive: take and handle messages; schedule: form the next batch; tiers: order copies between the tiers, and settle
+those that have ended; plan: upload the batch and plan attention;
 launch: start forward and sampling (on a CPU: run them); wait: for the device; commit: process results, send outputs.
 """
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
-from ...radix.cache import KVSequence
+from ...radix.kv_sequence import KVSequence
 from ..batch import KVCopies
 
 

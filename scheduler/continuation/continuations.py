@@ -142,9 +142,9 @@ class Continuations:
         is_kept = request.index < request.num_retained
         lease = None
         if is_kept or self._parked.waiting_for(request.rid, request.index):
-            lease = self._memory.retain(request, length, request.lease_terms(now), fence)
+            lease, demoted = self._memory.retain(request, length, request.lease_terms(now), fence)
             if is_kept:
-                request.retained = _retained(lease)
+                request.retained = _retained(lease, demoted)
         samples = {request.index: SampleRecord(request.token_ids.cut(length), trimmed, lease)}
         self._records.add(request, samples)
         return samples
@@ -159,7 +159,8 @@ class Continuations:
         for index, lease in zip(wanted, granted):
             leases[index] = lease
         if num_retained:
-            group.retained = [_retained(lease) if i < num_retained else None for i, lease in enumerate(leases)]
+            demoted = self._memory.demote(search.held_kv) if None in leases[:num_retained] else 0
+            group.retained = [_retained(lease, demoted) if i < num_retained else None for i, lease in enumerate(leases)]
         samples: dict[int, SampleRecord] = {}
         for index, (hypothesis, lease) in enumerate(zip(results, leases)):
             result = hypothesis.ids[: hypothesis.kept_tokens]
@@ -237,10 +238,13 @@ def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:
     return failed_parent(parent.rid, parent.finish)
 
 
-def _retained(lease: Lease | None) -> Retained:
+def _retained(lease: Lease | None, demoted: int) -> Retained:
+    """demoted: tokens that a tier keeps where there is no lease."""
     if lease is None:
         return Retained(
+            tokens=demoted,
+            tier="host" if demoted else None,
             refused="the leases' budget, or this client's share of it, is used up (--max-leased-ratio, "
-            "--max-leased-requests, --max-client-leased-ratio, --max-leases-per-client)"
+            "--max-leased-requests, --max-client-leased-ratio, --max-leases-per-client)",
         )
     return Retained(tokens=lease.tokens, deadline=lease.deadline)

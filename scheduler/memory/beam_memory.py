@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...radix.cache import KVSequence
+from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTerms
 from ..batch import BeamCandidates
 from ..beam.rows import BeamRows

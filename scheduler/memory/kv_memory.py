@@ -13,14 +13,17 @@ prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
-from ...radix.cache import KVSequence, RadixCache
+from ...radix.cache import MatchResult, RadixCache
+from ...radix.cuts import fork_sequence, truncate
+from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
+from ...radix.tiers.host_tier import HostTier, TierCopy
 from ..request import Request
 from .pending_copies import PendingCopies
 
@@ -29,17 +32,32 @@ MAX_SLACK = 512
 few tokens anew."""
 
 
+class NotYet(Exception):
+    """There will be memory once copies that are under way have ended."""
+
+
 class KVMemory:
     """Opens, extends and closes the KV of requests. Owns the book of pending copies."""
 
     def __init__(
-        self, req_to_token: ReqToTokenPool, allocator: Allocator, cache: RadixCache, leases: LeaseTable
+        self,
+        req_to_token: ReqToTokenPool,
+        allocator: Allocator,
+        cache: RadixCache,
+        leases: LeaseTable,
+        tier: HostTier | None = None,
     ) -> None:
+        """tier: what keeps KV on the host; None for nothing."""
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
         self.leases = leases
+        self.tier = tier
         self.copies = PendingCopies(req_to_token)
+        self.loading_pays: Callable[[], bool] = lambda: True
+        """Is it faster to bring KV back from the host than to compute it again? Set by who measures that."""
+        self._loads: list[TierCopy] = []
+        """Ordered since the last `take_tier_copies`."""
         self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
 
     @property
@@ -48,8 +66,13 @@ class KVMemory:
 
     @property
     def available_tokens(self) -> int:
-        """Tokens that an allocation could get without breaking a lease: free ones and those eviction would free."""
-        return self.allocator.free_tokens + self.cache.evictable_tokens
+        """Tokens that an allocation could get without breaking a lease: free ones, those eviction would free, and those
+        that leave as soon as they are copied."""
+        return self.allocator.free_tokens + self.cache.evictable_tokens + self._leaving_tokens
+
+    @property
+    def _leaving_tokens(self) -> int:
+        return self.cache.residency.leaving_tokens
 
     def round_up(self, num_tokens: int) -> int:
         """``num_tokens`` in whole pages."""
@@ -62,27 +85,61 @@ class KVMemory:
         """Give a waiting request its row and a lock on what is cached of it: its claimed lease, or the longest prefix.
 
         Succeeds only if the rest of its known tokens plus ``reserve`` tokens could be allocated without breaking a
-        lease; else changes nothing.
+        lease; else changes nothing. Raises NotYet if that has to wait for copies.
         """
-        opened = self._open_lease(request, reserve, now) if request.has_claim else self._open_match(request, reserve)
+        on_host = 0
+        if request.has_claim:
+            opened = self._open_lease(request, reserve, now)
+        else:
+            opened, on_host = self._open_match(request, reserve)
         if opened is None:
             return False
         request.kv = opened
+        request.note_found(opened.length, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
             request.inheritance.lost_claim()
         return True
 
-    def _open_match(self, request: Request, reserve: int) -> KVSequence | None:
+    def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:
+        """With the tokens of it that had to come from the host."""
         ids = request.token_ids.view(0, request.prefix_limit)
         match = self.cache.match_prefix(request.namespace, ids, after=request.prefix_node)
         request.prefix_node = None
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
         row = self.req_to_token.alloc() if needed <= self.available_tokens else None
-        opened = self.cache.open_sequence(request.namespace, match, row) if row is not None else None
-        self.cache.unlock(match.handle)
-        return opened
+        if row is None:
+            self.cache.unlock(match.handle)
+            return None, 0
+        try:
+            whole = self._bring_back(match)
+            return self.cache.open_sequence(request.namespace, whole, row), whole.device_len - match.device_len
+        except NotYet:
+            self.req_to_token.free(row)
+            raise
+        finally:
+            self.cache.unlock(match.handle)
+
+    def _bring_back(self, match: MatchResult) -> MatchResult:
+        """Order what a match has on the host to the device, where it is from now on. Returns the match as it is then:
+        the same, if there are no slots that can be written at once. Raises NotYet if there will be."""
+        if self.tier is None or match.host_handle is None or not self.loading_pays():
+            return match
+        self._evict_for(match.host_len)
+        if match.host_handle.parent is None:
+            return match  # what had to leave the device took its place on the host
+        none = np.zeros(1, dtype=np.int32)
+        slots = self.allocator.alloc_extend(none, np.array([match.host_len], dtype=np.int32), none)
+        if slots is None and self._leaving_tokens:
+            raise NotYet
+        if slots is None:
+            return match
+        if self.copies.reads(slots):
+            self.allocator.free(slots)
+            return match
+        self._loads.append(self.tier.load(match, slots))
+        return MatchResult(match.device_len + match.host_len, 0, match.host_handle)
 
     def _open_lease(self, request: Request, reserve: int, now: float) -> KVSequence | None:
         """Take the claimed lease over, row, lock and partial page; or copy it, if the parent is to be kept."""
@@ -113,7 +170,7 @@ class KVMemory:
             return
         in_tree = length < kv.tree_len
         tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
-        self.cache.truncate(kv, length)
+        truncate(self.cache, kv, length)
         if not in_tree or not len(tail):
             return
         self._evict_for(self.page_size)
@@ -138,7 +195,7 @@ class KVMemory:
         """Open a second sequence on the first ``length`` tokens, over the same locked path, in the caller's row. The
         next step copies the private part. None, and nothing changed, if there is no memory."""
         self._evict_for(self.round_up(length) - kv.tree_len)
-        forked = self.cache.fork_sequence(kv, length, row)
+        forked = fork_sequence(self.cache, kv, length, row)
         if forked is None:
             return None
         sequence, source, target = forked
@@ -178,7 +235,7 @@ class KVMemory:
         """Free memory for what already runs: evict, then break leases, until ``needed`` tokens are free or nothing is
         left to give way."""
         self._evict_for(needed)
-        while needed > self.allocator.free_tokens and self.leases.break_one(now):
+        while needed > self.allocator.free_tokens + self._leaving_tokens and self.leases.break_one(now):
             self._evict_for(needed)
 
     def _evict_for(self, needed: int) -> None:
@@ -187,27 +244,61 @@ class KVMemory:
         if short > 0:
             self.cache.evict(max(short, self._least_eviction))
 
+    # -- copies between tiers ----------------------------------------------------------------------------------------
+
+    def take_tier_copies(self) -> list[TierCopy]:
+        """The copies to be made now, loads first. Steps formed before this call may read what the loads bring."""
+        if self.tier is None:
+            return []
+        loads, self._loads = self._loads, []
+        return loads + self.tier.next_stores()
+
+    @property
+    def copies_under_way(self) -> int:
+        """Copies between the tiers that have not ended. What they read or write cannot be evicted."""
+        return len(self.tier.under_way) if self.tier is not None else 0
+
+    def users_of(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
+        """The requests that hold some of these slots, int32 [n]. Leases that do break."""
+        rows = self.req_to_token.rows
+
+        def uses(kv: KVSequence) -> bool:
+            return bool(np.isin(rows[kv.row, : kv.length], slots).any())
+
+        for lease in self.leases.live():
+            if lease.kv is not None and uses(lease.kv):
+                self.leases.break_lease(lease)
+        return [request for request in requests if request.kv is not None and uses(request.kv)]
+
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 
     def publish(self, request: Request) -> None:
         """Let others share what a request has computed so far; it goes on."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
-    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> Lease | None:
+    def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
-        the request has ended as with `close`."""
+        the request has ended as with `close`, and a tier keeps so many tokens."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
         in_flight = fence if request.scheduled_len > request.committed_len else None
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
-        self.cache.truncate(kv, length, fence=in_flight)
-        lease = self.leases.grant(kv, terms, written_by=in_flight)
+        truncate(self.cache, kv, length, fence=in_flight)
+        lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
+            demoted = self.demote(kv)
             self.cache.release(kv, fence=in_flight)
         self._forget(request)
-        return lease
+        return lease, demoted
+
+    def demote(self, kv: KVSequence) -> int:
+        """Have a tier keep what the tree has of a sequence. Returns how many tokens one promises to: 0 if none does."""
+        if self.tier is None or kv.node is None:
+            return 0
+        self.tier.demoted(kv.node)
+        return self.tier.promised_tokens(kv.node)
 
     def lease_copy(self, request: Request, terms: LeaseTerms) -> Lease | None:
         """Lease a copy of what a running request has computed by now; None if there is no room. The request runs on."""
@@ -240,19 +331,23 @@ class KVMemory:
         self.allocator.fences.close(fence)
         self.allocator.release_quarantine()
 
-    def take_back_unfilled(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
-        """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they
-        hold beyond the tree is not there: it counts as never committed, so that none of it is shared when they end."""
-        unfilled: list[Request] = []
-        for request in requests:
-            if request.kv is None:
-                continue
-            private = self.req_to_token.rows[request.kv.row, request.kv.tree_len : request.kv.length]
-            if np.isin(private, slots).any():
-                request.committed_len = min(request.committed_len, request.kv.tree_len)
-                unfilled.append(request)
-        return unfilled
-
     def _forget(self, request: Request) -> None:
         request.kv = None
         request.committed_len = request.scheduled_len = 0
+
+
+def take_back_unfilled(rows: np.ndarray, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
+    """The requests that hold some of these slots, int32 [n], which a failed step was to fill by copies. What they hold
+    beyond the tree is not there: it counts as never committed, so that none of it is shared when they end.
+
+    rows: those of the request rows' pool.
+    """
+    unfilled: list[Request] = []
+    for request in requests:
+        if request.kv is None:
+            continue
+        private = rows[request.kv.row, request.kv.tree_len : request.kv.length]
+        if np.isin(private, slots).any():
+            request.committed_len = min(request.committed_len, request.kv.tree_len)
+            unfilled.append(request)
+    return unfilled

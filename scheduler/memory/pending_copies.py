@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...memory_pool.req_to_token import ReqToTokenPool
-from ...radix.cache import KVSequence
+from ...radix.kv_sequence import KVSequence
 from ..batch import KVCopies
 
 
@@ -52,6 +52,11 @@ class PendingCopies:
     def has(self, sequence: KVSequence) -> bool:
         """True if slots of the sequence, or of its beams, are still to be filled."""
         return self._find(sequence) is not None
+
+    def reads(self, slots: np.ndarray) -> bool:
+        """Are some of these slots, int32 [n], to be copied from? They may have been freed since: the step that makes
+        the copies does so before it writes anything, but a load would not wait for that."""
+        return any(np.isin(entry.copies.source, slots).any() for entry in self._entries.values())
 
     def source_of(self, sequence: KVSequence, slots: np.ndarray) -> np.ndarray:
         """The slots that now hold the K and V which the sequence expects in ``slots``; int32 [n] both."""

@@ -3,7 +3,8 @@
 The sums are compared first, which costs microseconds. Only if they disagree are the owners of every page looked up and
 the state dumped to the log. Pages without an owner go back to the free list. A page with two owners means that
 somebody's KV is wrong, and through the tree it may be anybody's: then every request that holds KV fails and the pool
-starts afresh; requests that still wait are not touched. The server goes on in both cases.
+starts afresh; requests that still wait are not touched. Where the host's pool does not add up, its copies are given up,
+and nobody fails. The server goes on in all these cases.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...radix.cache import KVSequence, RadixCache
+from ...radix.cache import RadixCache
 from ...radix.invariants import dump
+from ...radix.kv_sequence import KVSequence
 from ..request import Request
 from .beam_memory import BeamMemory
 from .kv_memory import KVMemory
@@ -77,6 +79,9 @@ class Found:
 def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Request]) -> Found:
     """Compare the owners' sums with the pool, and contain what is wrong. holders: all live requests that hold KV."""
     cache, leases = memory.cache, memory.leases
+    if memory.tier is not None and (unaccounted := memory.tier.unaccounted_tokens):
+        logger.error("the host's KV pool does not add up by %d tokens: its copies are given up", unaccounted)
+        memory.tier.abandon()
     sequences = [request.held_kv for request in holders]
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in holders if request.beam_kv is not None]

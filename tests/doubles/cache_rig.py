@@ -12,8 +12,9 @@ import numpy as np
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, RadixCache
+from baton.radix.cache import RadixCache
 from baton.radix.invariants import Account, check_tree, conservation
+from baton.radix.kv_sequence import KVSequence
 
 
 def int32(*values: int) -> np.ndarray:

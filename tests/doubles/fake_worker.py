@@ -41,7 +41,7 @@ from baton.runtime.messages import (
     WorkerReady,
     WorkerStats,
 )
-from baton.scheduler.outcome import FinishReason
+from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
 
@@ -87,7 +87,7 @@ class Sample:
             index=self.index,
             new_ids=pack_ids(self.unsent),
             prompt_tokens=len(self.prompt),
-            cached_tokens=len(self.prompt) - 1,
+            found=FoundTokens(len(self.prompt) - 1),
             completion_tokens=len(self.output),
             finish=finish,
             params=self.params,

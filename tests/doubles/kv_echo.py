@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, SequenceInfo, StepResult
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
 from baton.scheduler.constraints.item_trie import ItemTrie
@@ -153,6 +154,8 @@ class KVEchoModel:
     def __init__(self, num_slots: int, num_rows: int, max_context: int, end_ids: frozenset[int] = frozenset()) -> None:
         self._end_ids = end_ids
         self._kv = np.zeros(num_slots, dtype=np.uint64)
+        self.host_kv = np.zeros(0, dtype=np.uint64)
+        """What copies between the tiers put on the host; whoever has a host tier makes it as large as that."""
         self._mirror = np.zeros((num_rows, max_context), dtype=np.int32)
         self._last_next_ids = np.zeros(0, dtype=np.int32)
         self.open: dict[int, SequenceInfo] = {}
@@ -221,6 +224,21 @@ class KVEchoModel:
             raise StepFailed(fails_before)
         beams = [self._answer(step, logprobs) for step in batch.beams]
         return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams, failed)
+
+    def write_block(self, slots: np.ndarray) -> np.ndarray:
+        """What the host holds in these slots."""
+        return self.host_kv[slots].copy()
+
+    def read_block(self, slots: np.ndarray, block: np.ndarray | None) -> None:
+        """Put a block there; None leaves rubbish."""
+        self.host_kv[slots] = np.arange(len(slots), dtype=np.uint64) if block is None else block
+
+    def copy(self, copy: TierCopy, ok: bool = True) -> None:
+        """Make a copy between device and host; one that fails leaves rubbish behind."""
+        source, target, froms, tos = self._kv, self.host_kv, copy.device_slots, copy.host_slots
+        if not copy.to_host:
+            source, target, froms, tos = target, source, tos, froms
+        target[tos] = source[froms] if ok else np.arange(len(tos), dtype=np.uint64)
 
     def _answer(self, step: BeamStep, logprobs: dict[int, np.ndarray]) -> BeamCandidates | None:
         if step.num_candidates == 0:

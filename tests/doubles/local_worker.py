@@ -11,17 +11,18 @@ from typing import Any
 from forced_options import FORCED
 from specs import make_spec
 
-from baton.runtime.config import ModelArgs, WorkerConfig
+from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepInFlight
-from baton.runtime.worker import build_worker
+from baton.runtime.tiers.tier_io import BlocksEnded
+from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import FinishReason
-from baton.scheduler.request import Inheritance
+from baton.scheduler.request import FoundTokens, Inheritance
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -32,10 +33,14 @@ class Answer:
     """Of a beam search none: see ``beams``."""
     beams: BeamGroup | None = None
     finish: FinishReason | None = None
-    cached_tokens: int = 0
+    found: FoundTokens = field(default_factory=FoundTokens)
     inheritance: Inheritance | None = None
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.found.total
 
 
 class LocalWorker:
@@ -49,15 +54,43 @@ class LocalWorker:
         overlap: bool = False,
         backends: DeviceBackends | None = None,
         model_options: dict[str, Any] | None = None,
+        tiers: TierConfig | None = None,
         **options: Any,
     ) -> None:
         options = {"max_total_tokens": 4096, **options}
         defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", **FORCED}
         model = ModelArgs(model_path=str(model_path), **(defaults | (model_options or {})))
-        config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options))
-        self.scheduler, self.step_runner, _, self.info = build_worker(config, backends)
+        config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options), tiers=tiers or TierConfig())
+        worker = build_worker(config, backends)
+        self.scheduler, self.step_runner, self.info = worker.scheduler, worker.step_runner, worker.info
+        self.tier_io = connect_tiers(worker, lambda: None)
+        self._stores = worker.stores
         self.overlap = overlap
         self._count = 0
+
+    def close(self) -> None:
+        """End the threads of the tiers, and give their folder up."""
+        if self.tier_io is not None:
+            self.tier_io.close(10.0)
+        if self._stores is not None:
+            self._stores.close()
+
+    def end_copies(self) -> None:
+        """Wait for all that the tiers have ordered."""
+        assert self.tier_io is not None
+        while True:
+            self.tier_io.order(self.scheduler.tiers.take())
+            if not self.tier_io.under_way:
+                return
+            self._end_orders()
+
+    def _end_orders(self) -> None:
+        """Tell the scheduler what is over by now."""
+        for ended in self.tier_io.poll() if self.tier_io is not None else ():
+            if isinstance(ended, BlocksEnded):
+                self.scheduler.tiers.blocks_ended(ended.fence, ended.blocks, 0.0)
+            else:
+                self.scheduler.tiers.copy_ended(ended.fence, ended.ok, 0.0)
 
     def generate(
         self,
@@ -88,11 +121,17 @@ class LocalWorker:
             rids |= {request.serial: spec.rid for request in self.scheduler.add(spec, 0.0, constraint=constraint)}
         in_flight: deque[StepInFlight] = deque()
         while True:
+            self._end_orders()
             batch = self.scheduler.next_batch(0.0)
+            if self.tier_io is not None:
+                self.tier_io.order(self.scheduler.tiers.take())
             if batch is not None:
                 in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:
                     continue
+            if not in_flight and self.tier_io is not None and self.tier_io.under_way:
+                self._end_orders()
+                continue
             if not in_flight:
                 break
             output = self.step_runner.finish(in_flight.popleft())
@@ -103,7 +142,7 @@ class LocalWorker:
                 answer.tokens += event.token_ids
                 answer.beams = event.request.beams
                 answer.finish = event.finish
-                answer.cached_tokens = event.request.cached_tokens
+                answer.found = event.request.found
                 answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])

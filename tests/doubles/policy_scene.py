@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from specs import make_spec
 
-from baton.radix.cache import KVSequence
+from baton.radix.kv_sequence import KVSequence
 from baton.radix.lease import Lease, LeaseState
 from baton.scheduler.policies.fcfs import FirstComeFirstServed
 from baton.scheduler.policies.fill_time import FillTime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 from kv_echo import KVEchoModel, Stage, StepFailed
 from specs import make_spec
+from tier_rig import FakeBlocks, FakeTiers
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_leases, check_tree, conservation
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
@@ -78,9 +81,15 @@ class Harness:
         depth: int = 1,
         eos: tuple[int, ...] = (),
         check: bool = True,
+        host_tokens: int = 0,
+        host_policy: HostPolicy | None = None,
+        block_tokens: int = 0,
+        blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
+        tiers_rng: random.Random | None = None,
         **more: Any,
     ) -> None:
-        """more: other fields of SchedulerConfig."""
+        """host_tokens: of a host tier; 0 for none. block_tokens: of a disk tier behind it, which has ``blocks``.
+        tiers_rng: decides when what they order ends. more: other fields of SchedulerConfig."""
         self.config = SchedulerConfig(
             context_length=context,
             max_total_tokens=num_tokens,
@@ -98,8 +107,20 @@ class Harness:
         self.pool = ReqToTokenPool(rows + leases, context)
         self.allocator = FailingAllocator(num_tokens, page_size)
         self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disable_radix_cache)
-        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos)
         self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos))
+        self.tiers: FakeTiers | None = None
+        if host_tokens:
+            self.tiers = FakeTiers(
+                self.cache,
+                self.model,
+                host_tokens=host_tokens,
+                policy=host_policy,
+                block_tokens=block_tokens,
+                blocks=blocks,
+                rng=tiers_rng,
+            )
+        host, stores = (self.tiers.host, self.tiers.stores) if self.tiers is not None else (None, [])
+        self.scheduler = Scheduler(self.config, self.pool, self.allocator, self.cache, eos, host, stores)
         self.depth = depth
         self.eos = eos
         self.check = check
@@ -169,10 +190,13 @@ class Harness:
         """One turn of the loop; False if there was nothing to do. As in the event loop, no step is launched behind one
         whose launch failed."""
         self.now += 1.0
+        ended = self._end_orders()
         batch = None
         newest = self._results[-1] if self._results else None
         if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
             batch = self.scheduler.next_batch(self.now)
+        if self.tiers is not None:
+            self.tiers.order(self.scheduler.tiers.take())
         if batch is not None:
             self._results.append(self._launch(batch))
         self.verify()
@@ -180,11 +204,26 @@ class Harness:
             self._commit(self._results.popleft())
             self.verify()
             return True
-        return batch is not None
+        return batch is not None or ended or bool(self.tiers)
+
+    def _end_orders(self) -> bool:
+        """Some of what the tiers have ordered ends; False if nothing does."""
+        ended = self.tiers.take_ended() if self.tiers is not None else []
+        for end in ended:
+            if end.blocks is not None:
+                self.scheduler.tiers.blocks_ended(end.fence, end.blocks, self.now)
+                continue
+            events = self.scheduler.tiers.copy_ended(end.fence, end.ok, self.now)
+            self.failed |= {event.request.rid for event in events if event.refusal is None}
+            self._take(events)
+        if ended:
+            self.verify()
+        return bool(ended)
 
     def _launch(self, batch: ScheduleBatch) -> StepResult | StepFailed:
+        loaded = self.tiers is None or self.tiers.load_all()
         try:
-            return self.model.forward(batch, self.fault(batch))
+            return self.model.forward(batch, self.fault(batch) if loaded else "copies")
         except StepFailed as failure:
             return failure
 
@@ -209,6 +248,8 @@ class Harness:
         if not self.check:
             return
         check_tree(self.cache)
+        if self.tiers is not None:
+            self.tiers.check()
         check_leases(self.scheduler.leases, self.cache)
         sequences = [r.kv for r in self.scheduler.live_requests if r.kv is not None]
         sequences += [lease.kv for lease in self.scheduler.leases.live() if lease.kv is not None]

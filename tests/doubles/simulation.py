@@ -42,12 +42,17 @@ class Sent:
 class Simulation:
     """One run from one seed. Time advances by one second per step; everything else is drawn."""
 
-    def __init__(self, seed: int, *, faults: bool = False, **options) -> None:
-        """faults: steps fail too, now and then."""
+    def __init__(self, seed: int, *, faults: bool = False, host_ratio: float = 0.0, **options) -> None:
+        """faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of
+        the pool; 0: none."""
         self.rng = rng = random.Random(seed)
         self.eos = (3, 4, 5, 6)
+        num_tokens = rng.choice([320, 384, 640])
+        if host_ratio:
+            options["host_tokens"] = max(1, int(num_tokens * host_ratio) // 64) * 64
+            options["tiers_rng"] = random.Random(seed + 1)
         self.harness = Harness(
-            num_tokens=rng.choice([320, 384, 640]),
+            num_tokens=num_tokens,
             rows=rng.choice([3, 8]),
             leases=rng.choice([2, 8]),
             leased_ratio=rng.choice([0.3, 0.9]),
@@ -61,6 +66,8 @@ class Simulation:
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
         self.fault_rate = rng.choice([0.03, 0.1]) if faults else 0.0
         self.harness.fault = self.fault
+        if self.harness.tiers is not None:
+            self.harness.tiers.failure_rate = self.fault_rate
         self.stems = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
         self.sent: dict[str, Sent] = {}
         self.namespaces: dict[str, str] = {}
@@ -86,9 +93,12 @@ class Simulation:
                 self.send_nonsense()
             self.step()
         self.failure_rate = self.fault_rate = 0.0
+        if harness.tiers is not None:
+            harness.tiers.failure_rate = 0.0
         harness.run()
         harness.now += 1000.0
         harness.step()  # the last leases expire
+        harness.run()  # what they held is stored, if there is a tier
         self.check()
 
     def step(self) -> None:

@@ -6,7 +6,8 @@ from cache_rig import CacheRig
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, MatchResult, RadixCache, StaleHandleError
+from baton.radix.cache import MatchResult, RadixCache, StaleHandleError
+from baton.radix.kv_sequence import KVSequence
 
 PAGES = [1, 4, 16]
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from cache_rig import CacheRig
 
+from baton.radix.cuts import truncate
+
 
 def tokens(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
@@ -46,7 +48,7 @@ def test_what_others_lock_stays_for_them_alone() -> None:
     rig.publish(running)
     rig.verify()
     assert running.kv.tree_len == 16 and rig.cache.match_len("", running.ids) == 12
-    rig.cache.truncate(running.kv, 5)  # a cut inside the hidden path
+    truncate(rig.cache, running.kv, 5)  # a cut inside the hidden path
     running.committed = running.kv.length
     assert running.kv.length == 4
     rig.verify()

@@ -9,6 +9,7 @@ import pytest
 from cache_rig import CacheRig, Running
 from policy_scene import fcfs
 
+from baton.radix.cuts import fork_sequence, truncate
 from baton.radix.invariants import check_leases
 from baton.radix.lease import Lease, LeaseCounts, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
@@ -264,7 +265,7 @@ class TestCutsAndForks:
         assert rig.compute(running, 31)
         rig.publish(running)
         assert rig.compute(running, 50)
-        rig.cache.truncate(running.kv, length)
+        truncate(rig.cache, running.kv, length)
         kept = running.kv.length
         assert kept == (length if length >= running.kv.tree_len and length > 31 - 31 % page else length - length % page)
         running.ids = np.concatenate([running.ids[:kept], tokens(20, 300)])
@@ -279,7 +280,7 @@ class TestCutsAndForks:
         running = rig.start(tokens(50))
         assert rig.compute(running)
         fence = rig.allocator.fences.open()
-        rig.cache.truncate(running.kv, 20, fence=fence)
+        truncate(rig.cache, running.kv, 20, fence=fence)
         running.committed = 20
         assert rig.verify().quarantined == -(-50 // page) * page - -(-20 // page) * page
         rig.close(fence)
@@ -292,7 +293,7 @@ class TestCutsAndForks:
         rig.publish(running)
         row = rig.pool.alloc()
         assert row is not None
-        forked = rig.cache.fork_sequence(running.kv, 33, row)
+        forked = fork_sequence(rig.cache, running.kv, 33, row)
         assert forked is not None
         kv, source, target = forked
         assert len(source) == len(target) == 33 % page
@@ -315,7 +316,7 @@ class TestCutsAndForks:
         assert rig.compute(running, 33)  # one token of its own
         row = rig.pool.alloc()
         assert row is not None
-        forked = rig.cache.fork_sequence(running.kv, 33, row)
+        forked = fork_sequence(rig.cache, running.kv, 33, row)
         assert forked is not None and [slots.dtype for slots in forked[1:]] == [np.int32, np.int32]
 
     def test_fork_without_a_free_page_changes_nothing(self, page: int) -> None:
@@ -324,6 +325,6 @@ class TestCutsAndForks:
         assert rig.compute(running)
         row = rig.pool.alloc()
         assert row is not None
-        assert rig.cache.fork_sequence(running.kv, 63, row) is None
+        assert fork_sequence(rig.cache, running.kv, 63, row) is None
         rig.pool.free(row)
         rig.verify()

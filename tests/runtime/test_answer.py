@@ -12,7 +12,7 @@ from prompts import make_prompt
 from baton.runtime.answer import Answer, Output, TokenLogprob
 from baton.runtime.messages import BeamOutput, TextOutput, TokenOutput
 from baton.runtime.prompt import Prompt
-from baton.scheduler.outcome import FinishReason, RequestRefused
+from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
 
@@ -60,7 +60,7 @@ def added_up(updates: list[Output]) -> list[Output]:
 
 def some_feeds() -> list[list[tuple[int, TextOutput]]]:
     first, later = chunk((1, NAN), (2, -1.0)), chunk((98, -0.5), (99, -0.25))
-    counts: dict[str, Any] = {"prompt_tokens": 2, "cached_tokens": 1}
+    counts: dict[str, Any] = {"prompt_tokens": 2, "found": FoundTokens(1)}
     return [
         [(0, update("a", **counts, completion_tokens=1, input_logprobs=first, output_logprobs=chunk((97, -0.1))))],
         [(1, update("x", **counts, completion_tokens=1))],

@@ -26,7 +26,7 @@ from baton.runtime.channels import (
     make_run_dir,
     run_dir_candidates,
 )
-from baton.scheduler.outcome import FinishReason
+from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
 
@@ -198,8 +198,8 @@ def example(kind: type) -> msgspec.Struct:
     chunk = messages.LogprobChunk(ids=ids, values=b"\0" * 12, top_ids=ids, top_values=b"\1" * 12)
     params = messages.DetokenizeParams(skip_special_tokens=False, stop=("a", "b"), no_stop_trim=True, stream=True)
     output = messages.TokenOutput(
-        rid="r", index=2, new_ids=ids, prompt_tokens=5, cached_tokens=4, completion_tokens=3, params=params,
-        finish=FinishReason("stop", matched="x"), input_logprobs=chunk, output_logprobs=chunk,
+        rid="r", index=2, new_ids=ids, prompt_tokens=5, found=FoundTokens(1, 2, 3, 4), completion_tokens=3,
+        params=params, finish=FinishReason("stop", matched="x"), input_logprobs=chunk, output_logprobs=chunk,
         beam=messages.BeamOutput(sequence_score=-1.5, cumulative_logprob=-3.0, num_results=2, shortfall="few"),
     )  # fmt: skip
     sampling = SamplingParams(stop=("x",), logit_bias={3: 1.5}, beam_width=4, early_stopping="never", n=2)

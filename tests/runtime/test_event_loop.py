@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kv_echo import KVEchoModel, expected_output
+from tier_rig import FakeTiers
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -31,6 +32,7 @@ from baton.runtime.messages import (
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.step_runner import StepOutput
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
+from baton.runtime.tiers.transfer import Ended
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
@@ -72,11 +74,35 @@ class EchoRunner:
         return StepOutput(step.result)
 
 
+class SlowCopies:
+    """Copies between the tiers; each ends when it has been polled ``turns`` times."""
+
+    def __init__(self, tiers: FakeTiers) -> None:
+        self.tiers = tiers
+        self.turns = 3
+        self.fails = False
+        self._polls = 0
+
+    def order(self, orders: list[Any]) -> None:
+        self.tiers.order(orders)
+        self.tiers.load_all()
+
+    @property
+    def under_way(self) -> int:
+        return len(self.tiers)
+
+    def poll(self) -> list[Ended]:
+        self._polls += 1
+        if self._polls % self.turns:
+            return []
+        return [Ended(end.fence, end.ok and not self.fails, 0.001) for end in self.tiers.take_ended()]
+
+
 class Rig:
     """An inbox that hands out what was put there, an outbox that keeps it; `run` ends when nothing is left to do."""
 
-    def __init__(self, *, overlap: bool, **limits: Any) -> None:
-        """limits: other fields of SchedulerConfig."""
+    def __init__(self, *, overlap: bool, host_tokens: int = 0, **limits: Any) -> None:
+        """host_tokens: of a host tier; 0 for none. limits: other fields of SchedulerConfig."""
         config = SchedulerConfig(
             context_length=CONTEXT,
             max_total_tokens=TOKENS,
@@ -87,8 +113,14 @@ class Rig:
         )
         pool, allocator = ReqToTokenPool(config.num_rows, CONTEXT), Allocator(TOKENS, 1, check=True)
         cache = RadixCache(pool, allocator, page_size=1)
-        self.scheduler = Scheduler(config, pool, allocator, cache, ())
-        self.step_runner: Any = EchoRunner(KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT))
+        model = KVEchoModel(TOKENS + 1, config.num_rows, CONTEXT)
+        self.tiers = FakeTiers(cache, model, host_tokens=host_tokens) if host_tokens else None
+        self.tier_io: Any = SlowCopies(self.tiers) if self.tiers is not None else None
+        host = self.tiers.host if self.tiers is not None else None
+        self.scheduler = Scheduler(config, pool, allocator, cache, (), host)
+        self.step_runner: Any = EchoRunner(model)
+        self.timeouts: list[float] = []
+        """Of every look into the inbox while copies between tiers were under way."""
         self.inbox: deque[list[Any]] = deque()
         self.sent: list[Any] = []
         self.stop = threading.Event()
@@ -110,6 +142,7 @@ class Rig:
             profiler=self.profiler,
             overlap=overlap,
             clock=self.clock,
+            tier_io=self.tier_io,
             watch_threads=lambda now: self.watched.append((now, self.step_runner.launches)),
         )
 
@@ -118,9 +151,11 @@ class Rig:
 
     def poll(self, timeout: float) -> list[Any]:
         self.now += self.seconds_per_turn
+        if self.tier_io is not None and self.tier_io.under_way:
+            self.timeouts.append(timeout)
         if self.inbox:
             return self.inbox.popleft()
-        if self.scheduler.is_idle:
+        if self.scheduler.is_idle and not (self.tier_io is not None and self.tier_io.under_way):
             self.stop.set()
         return []
 
@@ -160,6 +195,41 @@ def test_requests_are_answered(overlap: bool) -> None:
     assert rig.said("one") == expected_output([1, 2, 3], 1)
     assert rig.step_runner.most_in_flight == (2 if overlap else 1)
     assert isinstance(rig.sent[0], WorkerStats)
+
+
+@LOOPS
+def test_copies_between_tiers_are_made_and_waited_for(overlap: bool) -> None:
+    """While nobody gets on before a copy ends, the loop neither sleeps past its end nor spins."""
+    rig = Rig(overlap=overlap, host_tokens=2048)
+    prompts = [list(range(n, n + 100)) for n in range(0, 900, 100)]
+    for turn in range(2):
+        rig.inbox.extend([ask(f"{turn}-{n}", prompt, 9)] for n, prompt in enumerate(prompts))
+        rig.run()
+    for turn in range(2):
+        for n, prompt in enumerate(prompts):
+            assert rig.said(f"{turn}-{n}") == expected_output(prompt, 9)
+    assert rig.tiers is not None and rig.tiers.host.counts.loaded > 300
+    assert set(rig.timeouts) == {0.0, event_loop.TIERS_POLL_S}, "without other work it looks again soon"
+
+
+@LOOPS
+def test_requests_hear_of_a_load_that_failed(overlap: bool) -> None:
+    rig = Rig(overlap=overlap, host_tokens=2048)
+    first = list(range(100))
+    rig.inbox.append([ask("first", first, 2)])
+    rig.run()
+    rig.inbox.extend([ask(f"other-{n}", list(range(n, n + 100)), 2)] for n in range(100, 900, 100))
+    rig.run()
+    assert rig.tier_io is not None
+    rig.tier_io.fails, rig.tier_io.turns = True, 2
+    rig.inbox.append([ask("again", first, 20)])
+    rig.run()
+    error = rig.errors()["again"]
+    assert (error.status, error.code) == (500, "kv_load_failed") and "send it again" in error.message
+    rig.tier_io.fails = False
+    rig.inbox.append([ask("third", first, 20)])
+    rig.run()
+    assert rig.said("third") == expected_output(first, 20)
 
 
 @LOOPS

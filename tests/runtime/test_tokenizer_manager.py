@@ -20,7 +20,7 @@ from baton.runtime.messages import (
     WorkerStats,
 )
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason, RequestRefused
+from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
@@ -36,8 +36,8 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
             assert isinstance(request, RequestSpec)
             assert unpack_ids(request.input_ids).tolist() == [97, 98]
             assert (request.sampling, request.namespace, request.stream) == (sampling, "n", True)
-            await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, cached_tokens=1)
-            await backend.output("r", "yz", LENGTH, prompt_tokens=2, completion_tokens=3, cached_tokens=1)
+            await backend.output("r", "x", prompt_tokens=2, completion_tokens=1, found=FoundTokens(1))
+            await backend.output("r", "yz", LENGTH, prompt_tokens=2, completion_tokens=3, found=FoundTokens(1))
             (output,) = await call.outputs()
             assert output.text == "xyz" and output.token_ids == list(b"xyz")
             assert (output.finish, output.prompt_tokens, output.completion_tokens) == (LENGTH, 2, 3)
@@ -236,6 +236,11 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
 
         info, _ = await asyncio.gather(backend.manager.control.info(), reply("info", True, b'{"a": 1}'))
         assert info == {"a": 1}
+        tiers, _ = await asyncio.gather(backend.manager.control.tiers(), reply("tiers", True, b'{"host": null}'))
+        assert tiers == {"host": None}
+        with pytest.raises(RequestRefused, match="worker broke") as caught:
+            await asyncio.gather(backend.manager.control.tiers(), reply("tiers", False, b'"worker broke"'))
+        assert caught.value.status == 500
         await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", True, b"null"))
         with pytest.raises(RequestRefused, match="requests run") as caught:
             await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", False, b'"requests run"'))
@@ -259,7 +264,7 @@ def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with await backend.manager.open([prompt()], stream=True) as call:
             await backend.output("r", "x")
-            await backend.output("r", "yz", LENGTH, cached_tokens=1)
+            await backend.output("r", "yz", LENGTH, found=FoundTokens(1))
             await call.outputs()
         with await backend.manager.open([prompt()], stream=False):
             pass

@@ -7,7 +7,7 @@ from manager_rig import Backend, check, prompt
 
 from baton.runtime.messages import AbortRequest, BeamOutput, TextOutput, TextOutputs, TokenOutput
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason
+from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
@@ -24,7 +24,7 @@ def search_end(rid: str, texts: list[str], shortfall: str | None = None) -> Text
         )
         ids, tokens = pack_ids(list(text.encode())), len(text)
         output = TokenOutput(
-            rid=rid, index=rank, new_ids=ids, completion_tokens=tokens, cached_tokens=5, finish=LENGTH, beam=beam
+            rid=rid, index=rank, new_ids=ids, completion_tokens=tokens, found=FoundTokens(5), finish=LENGTH, beam=beam
         )
         items.append(TextOutput(output=output, text=text))
     return TextOutputs(items=items)

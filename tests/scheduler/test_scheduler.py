@@ -59,7 +59,7 @@ def test_second_request_reuses_the_first_ones_prompt() -> None:
     harness.add("b", prompt, 4)
     harness.run()
     request = harness.outcomes["b", 0].request
-    assert request is not None and request.cached_tokens == 64
+    assert request is not None and request.found.total == 64
     assert harness.outcomes["b", 0].tokens == harness.outcomes["a", 0].tokens
     stats = harness.scheduler.stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (140, 64)
@@ -79,7 +79,7 @@ def test_namespaces_share_nothing() -> None:
     harness.add("b", prompt_of(50), 2, namespace="two")
     harness.run()
     request = harness.outcomes["b", 0].request
-    assert request is not None and request.cached_tokens == 0
+    assert request is not None and request.found.total == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])

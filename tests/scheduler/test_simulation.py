@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from simulation import SEED, simulate
+from tier_rig import FakeBlocks
 
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
 
 
@@ -54,6 +56,58 @@ def test_simulation_takes_every_path() -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_simulation_without_radix_cache(page_size: int) -> None:
     simulate(SEED, steps=300, page_size=page_size, disable_radix_cache=True)
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("offset", range(2))
+def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, offset: int) -> None:
+    """Copies end late and in any order, and fail; the host is smaller or larger than the device."""
+    ratio = [1.0, 4.0][offset]
+    simulation = simulate(
+        SEED + 300 + offset, steps=100, page_size=page_size, depth=depth, faults=faults, host_ratio=ratio
+    )
+    assert simulation.harness.tiers is not None
+    counts = simulation.harness.tiers.host.counts
+    assert counts.stored and (counts.failed_stores == 0 or faults), counts
+    assert counts.loaded or ratio == 1.0 or page_size == 64, counts
+
+
+def test_simulation_of_parents_that_come_back_from_the_host() -> None:
+    assert "tier" in simulate(321, steps=100, host_ratio=4.0).paths
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("policy", [HostPolicy(write_back=True), HostPolicy(min_hits=1)], ids=["back", "selective"])
+def test_simulation_with_a_host_tier_that_stores_late(policy: HostPolicy, page_size: int, faults: bool) -> None:
+    depth = 2 if faults else 1
+    simulation = simulate(
+        SEED + 300, steps=100, page_size=page_size, depth=depth, faults=faults, host_ratio=3.0, host_policy=policy
+    )
+    assert simulation.harness.tiers is not None and simulation.harness.tiers.host.counts.stored
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -> None:
+    """The second run finds on disk what the first has left there; or with a new disk, in the remote store."""
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "faults": faults, "host_ratio": 1.0}
+    options["block_tokens"] = max(8, page_size)
+    first = simulate(SEED + 400, steps=60, **options).harness.tiers
+    assert first is not None and all(tier.counts.written for tier in first.stores)
+    blocks = (first.blocks, first.far) if depth == 1 else (FakeBlocks(), first.far)
+    again = simulate(SEED + 400, steps=60, blocks=blocks, **options).harness.tiers
+    assert again is not None and again.disk is not None and again.remote is not None
+    counts = again.disk.counts if depth == 1 else again.remote.counts
+    assert counts.adopted, counts
+
+
+def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:
+    policy = HostPolicy(write_back=True)
+    simulate(6072, steps=200, page_size=2, depth=2, policy="lpm", host_ratio=0.5, host_policy=policy)
 
 
 def test_a_copy_of_a_copy_that_is_not_made_yet() -> None:

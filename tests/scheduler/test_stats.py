@@ -13,7 +13,8 @@ from baton.radix.cache import RadixCache
 from baton.radix.lease import LeaseTable
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
-from baton.scheduler.stats import SchedulerCounters, take_stats
+from baton.scheduler.outcome import FoundTokens
+from baton.scheduler.stats import SchedulerCounters, TierStats, take_stats
 
 
 def test_every_number_is_the_one_of_its_name() -> None:
@@ -26,13 +27,16 @@ def test_every_number_is_the_one_of_its_name() -> None:
         leaked_tokens=3,
         nonfinite_requests=4,
         prefix_cache_queries=5,
-        prefix_cache_hits=6,
+        prefix_cache_hits=FoundTokens(1, 2, 0, 3),
         longest_gap=7,
     )
     cache.evicted_total = 8
     counts = leases.counts
     counts.granted, counts.handed_off, counts.expired, counts.broken = 9, 10, 11, 12
-    stats = dataclasses.asdict(take_stats(counters, cache, leases, 13, 14))
+    tiers = (TierStats("host", total_tokens=15),)
+    allocator.fences.open()
+    taken = take_stats(counters, cache, leases, 13, 14, prefill_tokens_per_s=16.0, bytes_per_token=17, tiers=tiers)
+    stats = dataclasses.asdict(taken)
     assert stats == {
         "num_running_reqs": 13,
         "num_queue_reqs": 14,
@@ -54,6 +58,12 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "nonfinite_requests": 4,
         "steps": 1,
         "longest_gap": 7,
+        "quarantined_tokens": 0,
+        "open_fences": 1,
+        "hits_by_tier": FoundTokens(1, 2, 0, 3),
+        "prefill_tokens_per_s": 16.0,
+        "bytes_per_token": 17,
+        "tiers": (dataclasses.asdict(tiers[0]),),
     }
 
 
@@ -71,7 +81,7 @@ def test_every_token_of_the_pool_is_in_one_count() -> None:
     assert (stats.leased_tokens, stats.num_running_reqs, stats.num_queue_reqs) == (48, 1, 0)
     assert stats.evictable_tokens and stats.protected_tokens and stats.private_tokens and quarantined
     parts = stats.free_tokens + stats.evictable_tokens + stats.protected_tokens + stats.private_tokens
-    assert parts + quarantined == stats.total_tokens == 256
+    assert parts + quarantined == stats.total_tokens == 256 and stats.quarantined_tokens == quarantined
 
 
 def test_what_is_found_in_the_cache_counts_once() -> None:

@@ -28,6 +28,7 @@ def test_information(server: ServerUnderTest) -> None:
     assert info["served_model_name"] == "echo" and info["max_body_mb"] == 4 and "api_key" not in info
     assert info["internal_states"][0]["vocab_size"] == 257
     assert get("/get_server_info").status_code == 200
+    assert get("/cache/tiers").json() == info["internal_states"][0], "the worker's double answers every question alike"
     assert get("/v1/models").json()["data"][0]["id"] == "echo"
 
 
@@ -119,7 +120,7 @@ def test_api_key(model: Path, tmp_path: Path) -> None:
             response = server.client.post("/generate", json={"text": "a"}, headers=headers)
             assert error_of(response, 401)["type"] == "authentication_error"
             assert response.headers["www-authenticate"] == "Bearer"
-        assert error_of(server.client.get("/server_info"), 401)
+        assert error_of(server.client.get("/server_info"), 401) and error_of(server.client.get("/cache/tiers"), 401)
         assert server.client.get("/health").status_code == server.client.get("/metrics").status_code == 200
         server.client.headers["Authorization"] = f"Bearer {KEY}"
         assert server.generate(text="a").status_code == 200

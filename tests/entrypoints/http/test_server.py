@@ -29,6 +29,7 @@ def test_shape_of_an_answer(server: ServerUnderTest) -> None:
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "cached_tokens": 2,
+        "cached_tokens_details": {"device": 2, "host": 0, "disk": 0, "remote": 0},
     }
 
 

@@ -21,7 +21,7 @@ from baton.runtime.messages import (
     TokenOutput,
 )
 from baton.runtime.prompt import Prompt
-from baton.scheduler.outcome import FinishReason
+from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.token_buffer import pack_ids
 
 LENGTH = FinishReason("length")
@@ -29,8 +29,8 @@ LENGTH = FinishReason("length")
 
 def output(finish: FinishReason | None = None, prompt: Prompt | None = None, **details: Any) -> Output:
     return Output(
-        prompt or make_prompt(rid="r"), 0, 0, "ab", [1, 2], prompt_tokens=4, completion_tokens=2, cached_tokens=3,
-        finish=finish, **details,
+        prompt or make_prompt(rid="r"), 0, 0, "ab", [1, 2], prompt_tokens=4, completion_tokens=2,
+        found=FoundTokens(2, 1), finish=finish, **details,
     )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ def test_an_unfinished_output() -> None:
         "output_ids": [1, 2],
         "meta_info": {
             "id": "r", "finish_reason": None, "prompt_tokens": 4, "completion_tokens": 2, "cached_tokens": 3,
+            "cached_tokens_details": {"device": 2, "host": 1, "disk": 0, "remote": 0},
         },
     }  # fmt: skip
 
@@ -64,7 +65,7 @@ def test_details_of_the_end() -> None:
     beam = BeamOutput(sequence_score=-0.5, cumulative_logprob=-1.0, num_results=1, shortfall="no more")
     kept = RetainedOutput(tokens=10, ttl=4.5)
     meta = dressed(output(LENGTH, e2e_latency=1.5, beam=beam, continuation=inherited, retained=kept))["meta_info"]
-    assert list(meta.items())[5:] == [
+    assert list(meta.items())[6:] == [
         ("e2e_latency", 1.5),
         ("cumulative_logprob", -1.0),
         ("sequence_score", -0.5),

@@ -15,7 +15,7 @@ from baton.entrypoints.openai.completions import parse_completion
 from baton.runtime.answer import Output
 from baton.runtime.messages import BeamOutput, ContinuationOutput, RetainedOutput
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason, RequestRefused
+from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 
 LENGTH = FinishReason("length")
 
@@ -29,7 +29,7 @@ def output(text: str, finish: FinishReason | None, position: int = 0, **details:
     """Of a request with n = 2."""
     return Output(
         make_prompt(rid="r"), position, position % 2, text, [],
-        prompt_tokens=4, completion_tokens=2, cached_tokens=3, finish=finish, **details,
+        prompt_tokens=4, completion_tokens=2, found=FoundTokens(1, 0, 2), finish=finish, **details,
     )  # fmt: skip
 
 
@@ -61,7 +61,10 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
              }}},
         ],
         "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16,
-                  "prompt_tokens_details": {"cached_tokens": 6}},
+                  "prompt_tokens_details": {
+                      "cached_tokens": 6,
+                      "cached_tokens_details": {"device": 2, "host": 0, "disk": 4, "remote": 0},
+                  }},
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from baton.entrypoints.openai.logprobs import LogprobsBuilder
 from baton.runtime.answer import Output, TokenLogprob
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.runtime.text.tokenizer import Tokenizer
+from baton.scheduler.outcome import FoundTokens
 
 EOS = 256
 
@@ -26,7 +27,7 @@ def rows(*entries: tuple[float | None, int, str], top: list[TokenLogprob] | None
 
 def news(output: list[TokenLogprob], prompt: list[TokenLogprob] | None = None) -> Output:
     return Output(
-        make_prompt(rid="r"), 0, 0, "", [], prompt_tokens=0, completion_tokens=0, cached_tokens=0,
+        make_prompt(rid="r"), 0, 0, "", [], prompt_tokens=0, completion_tokens=0, found=FoundTokens(0),
         input_logprobs=packed(prompt or []), output_logprobs=packed(output),
     )  # fmt: skip
 

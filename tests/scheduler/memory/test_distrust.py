@@ -130,7 +130,7 @@ def test_a_spoiled_prefix_fails_whoever_shares_it_only_once(page_size: int, dept
     harness.add("shares", [*stem, 2], 30)
     harness.step()
     request = harness.outcomes["shares", 0].request
-    assert request is not None and request.cached_tokens == 128
+    assert request is not None and request.found.total == 128
     harness.model._kv[harness.pool.rows[request.held_kv.row, 70]] = SPOILED
     harness.add("second", [*stem, 3], 30)
     harness.run()
@@ -159,7 +159,7 @@ def test_running_requests_keep_a_prefix_that_nobody_finds_any_more(page_size: in
     for rid, prompt, count in (("runs", [*stem, 1], 25), ("fresh", [*stem, 2], 5)):
         assert harness.outcomes[rid, 0].tokens == expected_output(prompt, count)
     request = harness.outcomes["fresh", 0].request
-    assert request is not None and request.cached_tokens == 0
+    assert request is not None and request.found.total == 0
     # Its lease is on the hidden branch, and is as good as any other.
     harness.continue_from("runs", "child", [5, 6], 4)
     harness.run()

@@ -11,7 +11,7 @@ from scheduler_harness import Harness
 from specs import make_spec
 
 from baton.radix.lease import LeaseState, LeaseTerms
-from baton.scheduler.memory.kv_memory import KVMemory
+from baton.scheduler.memory.kv_memory import KVMemory, take_back_unfilled
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
@@ -212,7 +212,7 @@ class TestLeases:
         if in_flight:
             request.scheduled_len = 49
         fence = scene.memory.allocator.fences.open()
-        lease = scene.memory.retain(request, 60, TERMS, fence)
+        lease, _ = scene.memory.retain(request, 60, TERMS, fence)
         assert (lease is not None) is (ratio == 0.5)
         assert request.kv is None and request.committed_len == request.scheduled_len == 0
         assert lease is None or (lease.tokens == 39 and lease.written_by == (fence if in_flight else None))
@@ -224,7 +224,7 @@ class TestLeases:
         scene = Scene(page)
         request = scene.computed("r", prompt_of(39, 1))
         scene.memory.publish(request)
-        lease = scene.memory.retain(request, 20, TERMS, fence=None)
+        lease, _ = scene.memory.retain(request, 20, TERMS, fence=None)
         assert lease is not None and lease.tokens == 20 - 20 % page, "no part of a page of the tree is kept"
 
 
@@ -234,10 +234,11 @@ def test_what_a_failed_step_was_to_fill_counts_as_never_committed() -> None:
     spoilt, sound = (scene.computed(rid, prompt_of(20, number)) for number, rid in enumerate(("spoilt", "sound")))
     scene.memory.publish(sound)
     slots = scene.memory.req_to_token.rows[spoilt.held_kv.row, 18:20].copy()
-    assert scene.memory.take_back_unfilled(slots, [waits, sound, spoilt]) == [spoilt]
+    rows = scene.memory.req_to_token.rows
+    assert take_back_unfilled(rows, slots, [waits, sound, spoilt]) == [spoilt]
     assert spoilt.committed_len == 0 and sound.committed_len == 20
     shared = scene.memory.req_to_token.rows[sound.held_kv.row, :20].copy()
-    assert scene.memory.take_back_unfilled(shared, [waits, sound, spoilt]) == [], "slots of the tree are nobody's own"
+    assert take_back_unfilled(rows, shared, [waits, sound, spoilt]) == [], "slots of the tree are nobody's own"
 
 
 def fill(harness: Harness) -> None:

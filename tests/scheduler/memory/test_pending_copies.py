@@ -8,7 +8,8 @@ from cache_rig import int32
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import KVSequence, RadixCache
+from baton.radix.cache import RadixCache
+from baton.radix.kv_sequence import KVSequence
 from baton.scheduler.batch import KVCopies
 from baton.scheduler.memory.pending_copies import PendingCopies
 

@@ -176,4 +176,4 @@ def test_what_was_found_of_a_waiting_prompt_may_be_gone_when_it_is_admitted(page
         harness.run()
         assert harness.outcomes["waits", 0].tokens == expected_output(stem + tail + [2], 30)
         found = 0 if how != "nothing" else 228 - 228 % page_size
-        assert request.cached_tokens == found and request.prefix_node is None
+        assert request.found.total == found and request.prefix_node is None

@@ -10,9 +10,10 @@ from baton.scheduler.policies.fill_time import ENOUGH_TOKENS, START_S, WINDOW_TO
 def test_a_start_value_until_enough_is_measured() -> None:
     fill = FillTime(10_000)
     fill.step_done(ENOUGH_TOKENS - 1, 0.0, 5.0)
-    assert fill.seconds == START_S
+    assert fill.seconds == START_S and fill.tokens_per_s is None
     fill.step_done(1, 5.0, 5.0)
     assert fill.seconds == pytest.approx(10_000 * 5.0 / ENOUGH_TOKENS)
+    assert fill.tokens_per_s == pytest.approx(ENOUGH_TOKENS / 5.0)
 
 
 def test_overlapped_steps_are_timed_from_the_result_before_them() -> None:

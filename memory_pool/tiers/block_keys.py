@@ -1,0 +1,58 @@
+"""Names of blocks of KV, drawn from what they hold.
+
+    root = H(model, namespace)      key_0 = H(root, ids of block 0)      key_i = H(key_{i-1}, ids of block i)
+
+A block is the KV of ``block_tokens`` consecutive tokens. KV depends on every token before it, so a key stands for its
+whole prefix: two sequences share key i only if they share the model, the namespace and all tokens up to the end of
+block i. Nothing needs to be looked up to make one, so servers agree on keys without talking to each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+KEY_BYTES = 20
+"""160 bits. With 128, who can make 2^64 prompts could find two that share a key, and answer one with the other's KV."""
+
+
+def model_digest(fingerprint: bytes) -> bytes:
+    """KEY_BYTES bytes for a fingerprint of any length.
+
+    fingerprint: everything that must be equal for KV to be interchangeable: weights, dtype, page and block size.
+    """
+    return hashlib.blake2b(fingerprint, digest_size=KEY_BYTES, person=b"baton-kv-model").digest()
+
+
+def root_key(fingerprint: bytes, namespace: str) -> bytes:
+    """The key before the first block.
+
+    Namespaces may be secrets of clients. Only this digest goes on: one salt gives unrelated keys for two models, and
+    what is on disk names no namespace. Who reads the disk can still confirm a guess of namespace and tokens together,
+    so a namespace that must stay secret has to be hard to guess.
+    """
+    salt = namespace.encode("utf-8", "surrogatepass")
+    key = model_digest(fingerprint)
+    return hashlib.blake2b(salt, digest_size=KEY_BYTES, key=key, person=b"baton-kv-root").digest()
+
+
+def block_keys(previous: bytes, ids: np.ndarray, block_tokens: int) -> list[bytes]:
+    """The keys of the whole blocks in ``ids``; a partial last block has none.
+
+    previous: `root_key` if ids are the start of a sequence, else the key of the block that ends before ids[0].
+    ids: int32 [n] token ids.
+    """
+    if ids.dtype != np.int32 or ids.ndim != 1:
+        raise ValueError(f"token ids must be int32 [n], not {ids.dtype} {list(ids.shape)}")
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens must be at least 1, not {block_tokens}")
+    data = np.ascontiguousarray(ids, dtype="<i4").data.cast("B")  # the same on every machine
+    step = block_tokens * 4
+    keys = []
+    for start in range(0, len(data) - step + 1, step):
+        digest = hashlib.blake2b(previous, digest_size=KEY_BYTES, person=b"baton-kv-block")
+        digest.update(data[start : start + step])
+        previous = digest.digest()
+        keys.append(previous)
+    return keys

@@ -1,0 +1,166 @@
+"""KV that left the device, in host memory, page by page.
+
+    memory: [pages, 2 (K, V), layers, page_size, kv_heads, head_dim]
+
+A page of all layers is one contiguous piece, so that it goes to a disk or over a wire in one copy. The device's pool
+has it in 2 × layers places, and `store` and `load` bridge that; how is in host_copies.py. As on the device page 0 is
+padding, so that an `Allocator` numbers the slots of both. Which tokens are where is the business of others.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import torch
+
+from ..kv_pool import MHAKVPool, untouched_zeros
+from .host_copies import CopyPages, PagedLayers, copies_for, device_planes, host_planes
+
+
+class HostPool:
+    """Host memory for num_tokens tokens of a device pool. Raises MemoryError where the host cannot hold it.
+
+    pin: lock the memory, so that a GPU reads and writes it by itself; by default if the device is a GPU. Memory that is
+    not pinned is taken only as it is used.
+    copy_pages: copies between the two; a GPU may have a kernel for it.
+
+    `store` and `load` hold no state between calls: any threads may run them at the same time, as long as no page of one
+    call is written by another. On a GPU they queue on the current stream, and it is the caller's to know when that is
+    done. Their temporary memory does not grow with the number of slots.
+    """
+
+    def __init__(
+        self,
+        device_pool: MHAKVPool,
+        num_tokens: int,
+        *,
+        pin: bool | None = None,
+        copy_pages: CopyPages | None = None,
+    ) -> None:
+        """num_tokens: usable tokens, a positive multiple of the page size; the padding page comes on top."""
+        page_size = device_pool.page_size
+        if num_tokens < page_size or num_tokens % page_size:
+            raise ValueError(
+                f"host KV pool of {num_tokens} tokens: use a positive multiple of the page size ({page_size})"
+            )
+        self.num_tokens = num_tokens
+        self.page_size = page_size
+        self.num_slots = num_tokens + page_size
+        self.num_pages = self.num_slots // page_size
+        self.num_layers = len(device_pool.k)
+        self.dtype = device_pool.dtype
+        self.bytes_per_token = device_pool.bytes_per_token
+        self.pinned = device_pool.device.type == "cuda" if pin is None else pin
+        self.copied_by, self._copy_pages = copies_for(device_pool.device)
+        if copy_pages is not None:
+            self.copied_by, self._copy_pages = "a kernel of the device", copy_pages
+        if self.pinned and not torch.cuda.is_available():
+            raise ValueError("pinned host memory needs a CUDA device; leave pin out, or set it to False")
+        shape = (self.num_pages, 2, self.num_layers, page_size, *device_pool.k[0].shape[1:])
+        try:
+            self.memory = untouched_zeros(shape, self.dtype, torch.device("cpu"))
+            if self.pinned:
+                self._pin()
+        except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
+            raise MemoryError(f"cannot allocate the {self.describe()}; ask for fewer tokens") from error
+        self._device_k, self._device_v = device_pool.k, device_pool.v
+        self._device_pages = device_pool.num_slots // page_size
+        self._blocks = self.memory.view(torch.uint8).view(self.num_pages, 2, self.num_layers, -1)
+        self._device = device_planes(device_pool.k, device_pool.v, page_size)
+        self._host = host_planes(self._blocks)
+        self._parts: dict[tuple[int, int], tuple[PagedLayers, PagedLayers]] = {}
+
+    def describe(self) -> str:
+        """One line for the start-up log: tokens x bytes per token = size."""
+        size = self.num_tokens * self.bytes_per_token / 2**30
+        kind = "pinned, " if self.pinned else ""
+        return (
+            f"host KV pool: {self.num_tokens} tokens × {self.bytes_per_token} bytes = {size:.2f} GiB "
+            f"({kind}copied by {self.copied_by})"
+        )
+
+    # -- device and host ---------------------------------------------------------------------------------------------
+
+    def store(self, device_slots: np.ndarray, host_slots: np.ndarray) -> None:
+        """Copy tokens of all layers to the host. int32 or int64 [n]: whole pages in any order, the tokens of a page in
+        theirs, no host page twice."""
+        device_pages, host_pages = self._pages(device_slots, host_slots)
+        if len(host_pages):
+            self._copy_pages(self._device, self._host, device_pages, host_pages)
+
+    def load(self, host_slots: np.ndarray, device_slots: np.ndarray, layers: slice | None = None) -> None:
+        """Copy tokens to the device, of all layers or of a slice of them. Slots as in `store`; no device page twice."""
+        device_pages, host_pages = self._pages(device_slots, host_slots)
+        host, device = (self._host, self._device) if layers is None else self._some(layers)
+        if len(host_pages) and device.planes:
+            self._copy_pages(host, device, host_pages, device_pages)
+
+    def _some(self, layers: slice) -> tuple[PagedLayers, PagedLayers]:
+        first, stop, step = layers.indices(self.num_layers)
+        if step != 1:
+            raise ValueError(f"layers are loaded in one run, not in steps of {step}: {layers}")
+        if stop <= first:
+            nothing = PagedLayers([], np.empty(0, np.int64), 0)
+            return nothing, nothing
+        if (first, stop) not in self._parts:
+            device = device_planes(self._device_k[first:stop], self._device_v[first:stop], self.page_size)
+            self._parts[first, stop] = host_planes(self._blocks[:, :, first:stop]), device
+        return self._parts[first, stop]
+
+    def _pages(self, device_slots: np.ndarray, host_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if len(device_slots) != len(host_slots):
+            raise ValueError(f"{len(device_slots)} device slots for {len(host_slots)} host slots; they go in pairs")
+        return (
+            _whole_pages("device", device_slots, self.page_size, self._device_pages),
+            _whole_pages("host", host_slots, self.page_size, self.num_pages),
+        )
+
+    # -- as bytes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of one page, all layers, K and V."""
+        return self.page_size * self.bytes_per_token
+
+    @property
+    def pages_view(self) -> np.ndarray:
+        """uint8 [pages, page_nbytes]: the pool's memory itself, to be read and written; page 0 is padding."""
+        return self._blocks.view(self.num_pages, -1).numpy()
+
+    def page_bytes(self, page: int) -> np.ndarray:
+        """uint8 [page_nbytes]: the memory of one page, not a copy."""
+        if not 0 < page < self.num_pages:
+            raise IndexError(f"host page {page}: there are pages 1 … {self.num_pages - 1}")
+        return self.pages_view[page]
+
+    def _pin(self) -> None:
+        """Lock the memory. torch's own pinned tensors would round it up to a power of two."""
+        runtime, start = torch.cuda.cudart(), self.memory.data_ptr()
+        assert runtime is not None, "there is a CUDA device"
+        try:
+            torch.cuda.check_error(runtime.cudaHostRegister(start, self.memory.nbytes, 0))
+        except RuntimeError as error:
+            raise MemoryError("the driver cannot lock that much memory") from error
+        weakref.finalize(self, runtime.cudaHostUnregister, start).atexit = False
+
+
+def _whole_pages(where: str, slots: np.ndarray, page_size: int, num_pages: int) -> np.ndarray:
+    """int64 [n / page_size]: the pages of slots, which must be whole, inside the pool and not the padding page."""
+    if slots.ndim != 1 or slots.dtype not in (np.int32, np.int64):
+        raise ValueError(f"{where} slots must be int32 or int64 [n], not {slots.dtype} {list(slots.shape)}")
+    if len(slots) % page_size:
+        raise ValueError(f"{len(slots)} {where} slots are no whole pages of {page_size} tokens")
+    pages = slots[::page_size].astype(np.int64) // page_size
+    if page_size > 1:
+        wrong = slots.reshape(-1, page_size) != (pages * page_size)[:, None] + np.arange(page_size)
+        if wrong.any():
+            row = int(wrong.any(axis=1).argmax())
+            raise ValueError(
+                f"{where} slots {row * page_size} … {(row + 1) * page_size - 1} of {len(slots)} are not one whole page "
+                f"of {page_size} tokens in order"
+            )
+    if len(pages) and not 0 < pages.min() <= pages.max() < num_pages:
+        wrong = int(pages[(pages < 1) | (pages >= num_pages)][0])
+        raise ValueError(f"{where} page {wrong} (of {page_size} tokens) is not one of 1 … {num_pages - 1}")
+    return pages

@@ -1,0 +1,195 @@
+"""The folder in which a disk pool keeps its blocks, held by one process at a time.
+
+    FOLDER/                       the operator's; models share it
+      <digest of the model>/      one pool's, mode 0700
+        lock                      who holds it: flock, so that it is free again when its holder dies, however it dies
+        00/ … ff/                 first byte of the key
+          <key>                   a block, mode 0600
+          <key>.tmp               a block being written
+
+Nothing below FOLDER is reached through a symbolic link, and everything goes through the file descriptor of the model's
+folder: what somebody puts in its place later is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from .block_file import TEMPORARY_SUFFIX
+from .block_keys import KEY_BYTES
+
+logger = logging.getLogger(__name__)
+
+_LOCK = "lock"
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_BLOCK = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
+_TEMPORARY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}{re.escape(TEMPORARY_SUFFIX)}")
+_TRUSTED = (0,)
+"""Users who may own the folder without a warning: root gets at everything anyway."""
+_BAR_AFTER_S = 2.0
+"""A scan that takes longer shows a progress bar."""
+
+
+class DiskPoolError(RuntimeError):
+    """The disk pool cannot be used as it was asked for; the message says what to change."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was found in the folder."""
+
+    keys: list[bytes] = field(default_factory=list)
+    """Blocks of the right size, least recently used first."""
+    removed: int = 0
+    """Files of ours that were no use and are gone: temporaries, and blocks of a wrong size."""
+    foreign: list[str] = field(default_factory=list)
+    """What is not ours, and was left alone."""
+
+
+class PoolFolder:
+    """Owns the model's folder and its lock. Raises DiskPoolError.
+
+    folder: made if it is not there. model: `model_digest`.
+    """
+
+    def __init__(self, folder: Path, model: bytes) -> None:
+        self.path = folder / model.hex()
+        self._lock_fd = -1
+        self._fd = _open_folder(folder, self.path)
+        try:
+            self._lock_fd = self._lock()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        """Give the folder up to the next process. What is asked for later fails with EBADF."""
+        descriptors, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
+        for fd in descriptors:
+            if fd >= 0:  # not closed twice: the number may be somebody else's by then
+                os.close(fd)
+
+    def _lock(self) -> int:
+        try:
+            fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            raise DiskPoolError(f"cannot write in {self.path}: {error.strerror}; give the disk cache a folder "
+                                "of its own that this user may write in") from error  # fmt: skip
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace") or "another process"
+            os.close(fd)
+            if error.errno == errno.EWOULDBLOCK:
+                raise DiskPoolError(f"{self.path} is in use by {holder}; end that server, or give this one another "
+                                    "folder for its disk cache") from error  # fmt: skip
+            raise DiskPoolError(f"cannot lock {self.path}: {error.strerror}; give the disk cache a folder on a local "
+                                "disk") from error  # fmt: skip
+        with contextlib.suppress(OSError):  # a full disk can still be read from
+            os.truncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        return fd
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def subfolder(self, key: bytes, *, make: bool = False) -> Iterator[int]:
+        """The file descriptor of the folder that a block belongs in. Raises OSError."""
+        name = key[:1].hex()
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self._fd)
+        fd = os.open(name, _OPEN_FOLDER, dir_fd=self._fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def remove(self, key: bytes) -> None:
+        """Remove a block's file, or the link that has taken its place. Raises OSError."""
+        with self.subfolder(key) as fd:
+            os.unlink(key.hex(), dir_fd=fd)
+
+    def touch(self, key: bytes) -> None:
+        """Note on disk that a block was used now. Raises OSError."""
+        with self.subfolder(key) as fd:
+            os.utime(key.hex(), dir_fd=fd, follow_symlinks=False)
+
+    # -- at start ------------------------------------------------------------------------------------------------------
+
+    def scan(self, file_bytes: int) -> Scan:
+        """Find the blocks of earlier processes and remove what they left unfinished. Raises DiskPoolError.
+
+        Files are not opened: a block is checked when it is read. Modification times say when each was last used.
+        """
+        found, ages = Scan(), []
+        try:
+            names = sorted(set(os.listdir(self._fd)) - {_LOCK})
+            for name in tqdm(names, desc="Finding KV on disk", unit="folder", disable=None, delay=_BAR_AFTER_S):
+                try:
+                    fd = os.open(name, _OPEN_FOLDER, dir_fd=self._fd) if _SUBFOLDER.fullmatch(name) else -1
+                except NotADirectoryError:  # nor a link to one
+                    fd = -1
+                if fd < 0:
+                    found.foreign.append(name)
+                    continue
+                try:
+                    ages += _scan_subfolder(fd, name, file_bytes, found)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            raise DiskPoolError(f"cannot read {self.path}: {error.strerror}; check the disk, or give the disk cache "
+                                "another folder") from error  # fmt: skip
+        found.keys = [bytes.fromhex(name) for _, name in sorted(ages)]
+        return found
+
+
+def _scan_subfolder(fd: int, subfolder: str, file_bytes: int, found: Scan) -> list[tuple[int, str]]:
+    """(modification time in ns, name) of each block; the rest goes to ``found``."""
+    ages = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = entry.name
+            ours = name.startswith(subfolder) and (_BLOCK.fullmatch(name) or _TEMPORARY.fullmatch(name))
+            with contextlib.suppress(FileNotFoundError):  # removed by somebody meanwhile
+                status = entry.stat(follow_symlinks=False)
+                if not (ours and stat.S_ISREG(status.st_mode)):
+                    found.foreign.append(f"{subfolder}/{name}")
+                elif status.st_size == file_bytes and not name.endswith(TEMPORARY_SUFFIX):
+                    ages.append((status.st_mtime_ns, name))
+                else:
+                    os.unlink(name, dir_fd=fd)
+                    found.removed += 1
+    return ages
+
+
+def _open_folder(folder: Path, path: Path) -> int:
+    """Make both folders where they are missing, and open the inner one."""
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        fd = os.open(path, _OPEN_FOLDER)
+    except OSError as error:
+        raise DiskPoolError(f"{folder} cannot hold the disk cache: {error.strerror}; give it a folder of its own that "
+                            "this user may write in") from error  # fmt: skip
+    for name, status in ((folder, os.stat(folder)), (path, os.fstat(fd))):
+        if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (*_TRUSTED, os.geteuid()):
+            logger.warning(
+                "other users can get at %s (mode %o, owner %d). KV is the users' text in another form, and who can "
+                "write there can change answers: make it yours alone (chown, chmod 700)",
+                name, stat.S_IMODE(status.st_mode), status.st_uid,
+            )  # fmt: skip
+    return fd

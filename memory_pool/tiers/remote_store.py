@@ -1,0 +1,328 @@
+"""Blocks of KV on a Redis server, which servers of the same model share.
+
+A `BlockStore`; remote_values.py says what stands on the server. Names are digests (block_keys.py): no token ids, no
+namespaces. A value that is not what its name says is a miss and is removed. The checksum finds accidents, not malice:
+who can write to the server can change answers, and who can read it reads the users' text in another form.
+
+A server that is dead or slow costs hits and nothing else. Each call of the socket has a time-out; after FAILURES_IN_ROW
+failures the server is left alone for PAUSE_S. A block is read in pieces, and the rest is given up when the deadline of
+its load has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .block_frame import HEADER_BYTES, BlockFrame, DamagedBlock, check_key
+from .block_keys import model_digest
+from .block_store import BlockSource, BlockTarget, RareWarnings
+from .breaker import Breaker
+from .redis_link import LinkError, RedisLink, Refusal, RemoteStoreError
+from .remote_values import RemoteValues
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
+"""For each call of the socket."""
+FAILURES_IN_ROW = 3
+PAUSE_S = 10.0
+"""How long the server is left alone after that many failures, and how long it gets no block after it refused one."""
+
+BATCH_BYTES = 2**23
+"""What is asked for, or sent, before replies are waited for."""
+MAX_VALUE_BYTES = 2**29
+"""What Redis takes as one value."""
+KNOWN_KEYS = 2**16
+"""How many keys are remembered as stored."""
+_SCAN_COUNT = 1000
+
+FAILURES = ("unreachable", "timeout", "login", "answer", "refused", "late", "size", "header", "checksum")
+"""The server: cannot be reached, takes too long, does not let us in, says what is not Redis, refuses a command; a load
+whose deadline passed while its block was read. Values: too short or too long, not a block or another's, damaged."""
+
+
+@dataclass(slots=True)
+class RemoteStats:
+    """What happened since the start."""
+
+    hits: int = 0
+    """Blocks read."""
+    misses: int = 0
+    """Blocks that ended a load: not there, not to be trusted, or not to be had."""
+    writes: int = 0
+    writes_present: int = 0
+    """Blocks not sent because the server had them."""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    skipped: int = 0
+    """Loads and blocks to store that were not tried because the server had just failed."""
+    pauses: int = 0
+    """How often the server was left alone."""
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
+    """What went wrong, by kind."""
+
+
+class RemoteStore:
+    """Owns the connection. Raises RemoteStoreError for what cannot work; connects with the first call that does I/O.
+
+    url: of the Redis server (`RedisLink`). fingerprint: see `model_digest`; block_bytes must follow from it.
+    ttl_s: how long the server keeps a block that nobody uses; None: until it needs the room (its maxmemory-policy).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        block_bytes: int,
+        fingerprint: bytes,
+        *,
+        ttl_s: int | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        frame = BlockFrame(model_digest(fingerprint), block_bytes)
+        if frame.framed_bytes > MAX_VALUE_BYTES:
+            raise RemoteStoreError(
+                f"a block of {block_bytes} bytes does not fit into a value of Redis, of {MAX_VALUE_BYTES} bytes with "
+                f"its {HEADER_BYTES} of header: use fewer tokens per block"
+            )
+        if ttl_s is not None and ttl_s < 1:
+            raise RemoteStoreError(f"the remote store keeps blocks for at least 1 second, not {ttl_s}")
+        self.block_bytes = block_bytes
+        self.store_batch = max(BATCH_BYTES // block_bytes, 1)
+        self.stats = RemoteStats()
+        self._known: dict[bytes, None] = {}
+        """Keys that were there when we last heard, oldest news first."""
+        self._link = RedisLink(url, connect_timeout_s, timeout_s)
+        self._values = RemoteValues(self._link, frame, ttl_s)
+        self._breaker = Breaker(FAILURES_IN_ROW, PAUSE_S)
+        self._no_writes_until = float("-inf")
+        self._warnings = RareWarnings()
+
+    @property
+    def address(self) -> str:
+        """Where the server is, for logs: without user and password."""
+        return self._link.address
+
+    def connect(self, now: float) -> bool:
+        """Try the server at the start. False: it is not there, which is logged, and it will be tried again. Raises
+        RemoteStoreError if it does not let us in."""
+        try:
+            self._link.ask(b"PING")
+        except LinkError as error:
+            if error.kind in ("login", "refused"):
+                raise RemoteStoreError(
+                    f"the remote store at {self.address} does not let us in: {error}; check user, password and "
+                    "database in its URL, and what this user may do there"
+                ) from None
+            self._failed(error, now)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection. No other call may be running."""
+        self._link.reset()
+
+    # -- without I/O ---------------------------------------------------------------------------------------------------
+
+    def contains(self, key: bytes) -> bool:
+        """Whether the block was there when we last heard of it. Others' blocks are not known before they are used."""
+        return key in self._known
+
+    # -- with I/O ------------------------------------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes], now: float) -> int:
+        """How many leading blocks are there: one round trip."""
+        if not keys or not self._allowed(now):
+            return 0
+        try:
+            there = self._exist(keys)
+        except LinkError as error:
+            self._failed(error, now)
+            return 0
+        self._breaker.succeeded()
+        return (*there, False).index(False)
+
+    def get_many(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
+        """Read consecutive blocks of one sequence, BATCH_BYTES per round trip. How many leading ones were accepted."""
+        if not keys or not self._allowed(now):
+            return 0
+        count = 0
+        try:
+            for _ in self._read(keys, target, now):
+                count += 1
+            self._breaker.succeeded()
+        except LinkError as error:
+            self._failed(error, now)
+        finally:
+            if self._link.pending:
+                self._link.reset()
+        self.stats.hits += count
+        self.stats.misses += count < len(keys)
+        self.stats.bytes_read += count * self.block_bytes
+        return count
+
+    def put_many(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
+        """Store blocks that the server does not have, in two round trips. Whether each is there afterwards."""
+        for key in keys:
+            check_key(key)
+        done = [False] * len(keys)
+        if not keys or not self._allowed(now, len(keys)):
+            return done
+        if now < self._no_writes_until:
+            self.stats.skipped += len(keys)
+            return done
+        try:
+            done = self._exist(keys)
+            absent = [index for index, there in enumerate(done) if not there]
+            self.stats.writes_present += len(keys) - len(absent)
+            for index in absent:
+                self._values.send(keys[index], source.block(index).data)
+            for index in absent:
+                done[index] = self._was_stored(keys[index], self._link.receive(), now)
+            self._breaker.succeeded()
+        except LinkError as error:
+            self._failed(error, now)
+        finally:
+            if self._link.pending:
+                self._link.reset()
+        return done
+
+    def touch(self, keys: Sequence[bytes], now: float) -> None:
+        """Tell the server that blocks are in use."""
+        if not keys or not self._breaker.allows(now):
+            return
+        try:
+            for key in keys:
+                self._values.use(key)
+            while self._link.pending:
+                self._link.receive()
+            self._breaker.succeeded()
+        except LinkError as error:
+            self._failed(error, now)
+
+    def clear(self, now: float) -> None:
+        """Remove every block of this model from the server, whoever stored it."""
+        self._known.clear()
+        if not self._allowed(now):
+            return
+        cursor = b"0"
+        try:
+            while True:
+                cursor, names = self._link.ask(
+                    b"SCAN", cursor, b"MATCH", self._values.prefix + b"*", b"COUNT", _SCAN_COUNT
+                )  # fmt: skip
+                if names:
+                    self._link.ask(b"UNLINK", *names)
+                if cursor == b"0":
+                    break
+            self._breaker.succeeded()
+        except LinkError as error:
+            self._failed(error, now)
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def _exist(self, keys: Sequence[bytes]) -> list[bool]:
+        for key in keys:
+            self._link.send(b"EXISTS", self._values.name(key))
+        there = [bool(reply) for reply in self._receive_all()]
+        for key, exists in zip(keys, there):
+            self._heard(key, exists)
+        return there
+
+    def _receive_all(self) -> list[int]:
+        return [self._link.must(self._link.receive()) for _ in range(self._link.pending)]
+
+    def _heard(self, key: bytes, exists: bool) -> None:
+        self._known.pop(key, None)
+        if exists:
+            self._known[key] = None
+            if len(self._known) > KNOWN_KEYS:
+                del self._known[next(iter(self._known))]
+
+    def _read(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> Iterator[int]:
+        """Reads block after block and gives the index of each that was accepted. Raises LinkError."""
+        for start in range(0, len(keys), self.store_batch):
+            batch = keys[start : start + self.store_batch]
+            if not target.wanted():
+                return
+            for key in batch:
+                self._values.ask_for(key)
+            for index, key in enumerate(batch, start):
+                if index > start and not target.wanted():
+                    return
+                if not self._receive_block(key, target, index, now):
+                    return
+                yield index
+
+    def _receive_block(self, key: bytes, target: BlockTarget, index: int, now: float) -> bool:
+        """Whether it was accepted. Raises LinkError."""
+        room = target.room(index)
+        try:
+            there = self._values.receive(key, room.data, target.wanted)
+        except DamagedBlock as damage:
+            self._heard(key, False)
+            self._drain(target)
+            self._damaged(key, damage.kind, now)
+            return False
+        self._heard(key, there)
+        if not there:
+            self._drain(target)
+            return False
+        target.accept(index)
+        return True
+
+    def _drain(self, target: BlockTarget) -> None:
+        """Take in what was asked for and is of no use, to keep the connection."""
+        while self._link.pending and target.wanted():
+            self._link.receive()
+
+    def _was_stored(self, key: bytes, reply: object, now: float) -> bool:
+        if isinstance(reply, Refusal):
+            self._no_writes_until = now + PAUSE_S
+            if self._fails("refused", now):
+                logger.warning(
+                    "the remote store at %s does not take a block of KV, and gets no other for %d s: %s (%d so far)",
+                    self.address, PAUSE_S, reply.text, self.stats.failures["refused"],
+                )  # fmt: skip
+            return False
+        self._heard(key, True)
+        self.stats.writes += 1
+        self.stats.bytes_written += self.block_bytes
+        return True
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def _allowed(self, now: float, tries: int = 1) -> bool:
+        if self._breaker.allows(now):
+            return True
+        self.stats.skipped += tries
+        return False
+
+    def _failed(self, error: LinkError, now: float) -> None:
+        self._link.reset()
+        paused = self._breaker.failed(now)
+        self.stats.pauses += paused
+        if self._fails(error.kind, now):
+            logger.warning(
+                "the remote store at %s fails: %s (%s, %d so far); %d failures in a row, and it is left alone for %d s",
+                self.address, error, error.kind, self.stats.failures[error.kind], FAILURES_IN_ROW, PAUSE_S,
+            )  # fmt: skip
+
+    def _damaged(self, key: bytes, kind: str, now: float) -> None:
+        """Remove what is under a block's name and is not that block, or it could not be stored again."""
+        if self._fails(kind, now):
+            logger.warning(
+                "a block of KV in the remote store at %s cannot be used and will be computed again: %s (%s, %d so far)",
+                self.address, key.hex(), kind, self.stats.failures[kind],
+            )  # fmt: skip
+        if not self._link.pending:
+            self._link.send(b"UNLINK", self._values.name(key))
+            self._link.receive()
+
+    def _fails(self, kind: str, now: float) -> bool:
+        """Count a failure. Whether to log it."""
+        self.stats.failures[kind] += 1
+        return self._warnings.due(kind, now)

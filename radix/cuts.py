@@ -1,0 +1,53 @@
+"""Sequences that become shorter, and sequences that begin with a part of another."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .cache import RadixCache
+from .kv_sequence import KVSequence
+
+
+def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | None = None) -> None:
+    """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
+
+    A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says where
+    that is. ``fence`` as for `RadixCache.cache_finished_req`.
+    """
+    node, page = seq.open_node(), cache.page_size
+    old_tree_len, old_length = seq.tree_len, seq.length
+    if length < seq.tree_len:
+        length -= length % page
+        shorter = cache.tree.cut_path(node, length)
+        cache.lock(shorter)
+        cache.unlock(node)
+        seq.node, seq.tree_len = shorter, length
+    seq.length = length
+    first = max(old_tree_len, -(-length // page) * page)
+    gone = cache.req_to_token.rows[seq.row, first:old_length]
+    if fence is None:
+        cache.allocator.free(gone)
+    else:
+        cache.allocator.quarantine(gone, [fence])
+
+
+def fork_sequence(
+    cache: RadixCache, seq: KVSequence, length: int, row: int
+) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
+    """Open a second sequence in ``row`` on the first ``length`` tokens of ``seq``, at least those in the tree.
+
+    It shares the locked path and gets its own slots for the private tokens.
+
+    Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied from
+    source to target before a later step writes to either. None, and nothing changed, if too few are free.
+    """
+    node, rows = seq.open_node(), cache.req_to_token.rows
+    source = rows[seq.row, seq.tree_len : length].copy()
+    old, new = np.array([seq.tree_len], dtype=np.int32), np.array([length], dtype=np.int32)
+    target = cache.allocator.alloc_extend(old, new, old)  # tree_len is whole pages, so no last slot is needed
+    if target is None:
+        return None
+    cache.lock(node)
+    cache.req_to_token.write(row, 0, rows[seq.row, : seq.tree_len])
+    cache.req_to_token.write(row, seq.tree_len, target)
+    return KVSequence(seq.namespace, row, node, seq.tree_len, length), source, target

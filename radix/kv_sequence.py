@@ -1,0 +1,34 @@
+"""What one sequence holds on the device. A request, a lease and the trunk of a beam search each have one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .node import TreeNode
+
+
+@dataclass(slots=True)
+class KVSequence:
+    """Everything one sequence holds on the device. Whoever has this object owns all of it: handing it on is O(1)."""
+
+    namespace: str
+    row: int
+    """Row in req_to_token; -1 once closed."""
+    node: TreeNode | None
+    """The last tree node of the sequence; the sequence holds one direct lock on it. None once closed."""
+    tree_len: int
+    """row[:tree_len] belongs to the tree and is protected by that lock; a multiple of page_size."""
+    length: int
+    """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. Whoever allocates slots
+    for the sequence updates this."""
+
+    def open_node(self, num_committed: int | None = None) -> TreeNode:
+        """The node. Raises ValueError if the sequence is closed, or so many tokens cannot be committed."""
+        if self.node is None:
+            raise ValueError("this sequence is closed; it was finished or released before")
+        if num_committed is not None and not self.tree_len <= num_committed <= self.length:
+            raise ValueError(
+                f"{num_committed} committed tokens for a sequence with {self.tree_len} tokens in the tree and slots "
+                f"for {self.length}; the number must lie between these two"
+            )
+        return self.node

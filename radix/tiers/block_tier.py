@@ -1,0 +1,345 @@
+"""A tier behind the host: blocks of KV by name, written from copies on the host and read back to the host. A disk is
+one, a server in the network another.
+
+    copy on the host ──▶ wanted ──take_orders──▶ being written ──ended──▶ there, if the index says so
+
+    find ──▶ begin_read ──▶ being read ──ended──▶ adopted: a copy on the host, which a match finds and loads
+
+A block is the KV of so many consecutive tokens and is named by all tokens up to its end, so it knows nothing of nodes.
+What is there, is what the index says at the moment; where it knows of a part only, `begin_find` has the store asked.
+This decides and counts; others do what the orders say, on threads, and `ended` hears of it. Blocks that could not be
+written or read are computed again one day; no request fails for it.
+
+While an order is under way its slots on the host keep their contents: given up meanwhile, they wait for its fence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..cache import RadixCache
+from ..node import TreeNode
+from .block_names import BlockNames
+from .host_tier import MAX_WANTED, HostTier
+
+MAX_ASKED = 1024
+"""Blocks that a store is asked for at a time."""
+
+
+class BlockIndex(Protocol):
+    """Which blocks are there. May be out of date when the answer is used."""
+
+    def contains(self, key: bytes) -> bool: ...
+
+
+@dataclass(slots=True, frozen=True)
+class BlockWrite:
+    """A block to be written. Plain data."""
+
+    store: str
+    fence: int
+    key: bytes
+    host_slots: np.ndarray
+    """int32 [block_tokens]"""
+
+
+@dataclass(slots=True, frozen=True)
+class BlockRead:
+    """Consecutive blocks of a sequence to be read, up to the first that is not there. Plain data."""
+
+    store: str
+    fence: int
+    keys: tuple[bytes, ...]
+    host_slots: np.ndarray
+    """int32 [len(keys) * block_tokens]"""
+    timeout: float
+    """Seconds from the order on: nobody waits longer."""
+
+
+@dataclass(slots=True, frozen=True)
+class BlockFind:
+    """How many leading blocks are there? Plain data."""
+
+    store: str
+    fence: int
+    keys: tuple[bytes, ...]
+    timeout: float
+    """As in `BlockRead`."""
+
+
+BlockOrder = BlockRead | BlockWrite | BlockFind
+
+
+@dataclass(slots=True, frozen=True)
+class Reading:
+    """A read that is under way, and what it is for."""
+
+    order: BlockRead
+    namespace: str
+    ids: np.ndarray
+    """int32: the tokens from the start of the sequence to the end of the last block."""
+    wanted: bool = True
+    """False once the tree has been given up: what comes is for nobody."""
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """What could be read of a sequence: its blocks from number ``first`` on."""
+
+    namespace: str
+    ids: np.ndarray
+    """int32: as in `Reading`."""
+    first: int
+    keys: tuple[bytes, ...]
+    gain: int
+    """Tokens that are on no other tier."""
+    under_way: int = 0
+    """Fence of a read that brings the first of them already; 0 if none does."""
+
+
+@dataclass(slots=True)
+class BlockCounts:
+    """Tokens since start."""
+
+    written: int = 0
+    failed_writes: int = 0
+    """Not accepted, or not written."""
+    read: int = 0
+    missed: int = 0
+    """Asked for and not there, damaged or late."""
+    adopted: int = 0
+    """Read, and on the host since; the others were there by then, or had lost what comes before them."""
+
+
+class BlockTier:
+    """Decides what is written and read.
+
+    host: the tier in front. name: of the store, in orders. asks: the index knows of a part only. max_writing: blocks
+    that are on their way at a time.
+    """
+
+    def __init__(
+        self,
+        cache: RadixCache,
+        host: HostTier,
+        index: BlockIndex,
+        names: BlockNames,
+        *,
+        name: str = "disk",
+        asks: bool = False,
+        max_writing: int = 64,
+    ) -> None:
+        self.name = name
+        self.asks = asks
+        self.block_tokens = names.block_tokens
+        self.counts = BlockCounts()
+        self.writing: dict[int, BlockWrite] = {}
+        """By fence."""
+        self.readings: dict[int, Reading] = {}
+        """By fence."""
+        self._cache = cache
+        self._host = host
+        self._index = index
+        self._names = names
+        self._max_writing = max_writing
+        self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
+        self._writing_keys: set[bytes] = set()
+        self._reading_keys: dict[bytes, int] = {}
+        """Block -> fence of the read that brings it."""
+        self.finds: set[int] = set()
+        """Fences."""
+        self._new_orders: list[BlockOrder] = []
+        host.below.append(self)
+
+    # -- as the tier below the host -----------------------------------------------------------------------------------
+
+    def stored(self, node: TreeNode) -> None:
+        self._wanted.append(node)
+
+    @property
+    def reading(self) -> Sequence[int]:
+        return list(self.writing)
+
+    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
+        going_on = [(write.fence, write.host_slots) for write in self.writing.values()]
+        going_on += [(reading.order.fence, reading.order.host_slots) for reading in self.readings.values()]
+        self.readings = {f: Reading(r.order, r.namespace, r.ids, wanted=False) for f, r in self.readings.items()}
+        self._wanted.clear()
+        self._reading_keys.clear()
+        return going_on
+
+    @property
+    def coming(self) -> list[np.ndarray]:
+        return [reading.order.host_slots for reading in self.readings.values() if reading.wanted]
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def take_orders(self) -> list[BlockOrder]:
+        """What is to be done now."""
+        orders, self._new_orders = self._new_orders, []
+        return [*orders, *self._next_writes()]
+
+    def owns(self, fence: int) -> bool:
+        """Is this an order of ours that is under way?"""
+        return fence in self.writing or fence in self.readings or fence in self.finds
+
+    def _next_writes(self) -> list[BlockWrite]:
+        writes: list[BlockWrite] = []
+        later: list[TreeNode] = []
+        while self._wanted and len(self.writing) < self._max_writing:
+            node = self._wanted.popleft()
+            if node.host is None or self._cache.tree.reachable(node) is not node:
+                continue
+            path = self._cache.tree.path(node, 0)
+            if any(above.storing for above in path):
+                later.append(node)  # what comes before it is not on the host yet
+                continue
+            keys = self._names.of_path(path)
+            missing = [
+                (number, key)
+                for number, key in enumerate(keys)
+                if key not in self._writing_keys and not self._index.contains(key)
+            ]
+            room = self._max_writing - len(self.writing)
+            if len(missing) > room:
+                later.append(node)
+            if missing:
+                slots = np.concatenate([above.host for above in path if above.host is not None])
+                writes += [self._write(key, slots, number) for number, key in missing[:room]]
+        self._wanted.extendleft(reversed(later))
+        return writes
+
+    def _write(self, key: bytes, slots: np.ndarray, number: int) -> BlockWrite:
+        size = self.block_tokens
+        fence = self._host.allocator.fences.open()
+        write = BlockWrite(self.name, fence, key, slots[number * size : (number + 1) * size].copy())
+        self.writing[fence] = write
+        self._writing_keys.add(key)
+        return write
+
+    # -- look up, read ------------------------------------------------------------------------------------------------
+
+    def find(self, namespace: str, ids: np.ndarray) -> Found | None:
+        """What is there of ``ids``, int32 [n], beyond what is cached; changes nothing. None if that is nothing."""
+        size = self.block_tokens
+        missing = self._missing(namespace, ids)
+        if missing is None:
+            return None
+        first, covered, keys = missing
+        count = next((number for number, key in enumerate(keys) if not self._index.contains(key)), len(keys))
+        gain = (first + count) * size - covered
+        if gain <= 0:
+            return None
+        under_way = self._reading_keys.get(keys[max(0, covered // size - first)], 0)
+        end = first + count
+        return Found(namespace, ids[: end * size].copy(), first, tuple(keys[:count]), gain, under_way)
+
+    def _missing(self, namespace: str, ids: np.ndarray) -> tuple[int, int, list[bytes]] | None:
+        """(first block that is not on the host, tokens that are cached anywhere, keys from that block on). None if not
+        even one block would be gained."""
+        size, tree = self.block_tokens, self._cache.tree
+        whole, covered, _ = self._cache.find_prefix(namespace, ids)
+        if len(ids) // size * size <= covered:
+            return None
+        path = tree.path(whole, 0)
+        stored = next((above.prefix_len - len(above) for above in path if above.host is None or above.storing), covered)
+        first = stored // size
+        return first, covered, self._names.of_ids(namespace, path, ids)[first:]
+
+    def begin_find(self, namespace: str, ids: np.ndarray, timeout: float) -> int | None:
+        """Have the store asked what it has of ``ids``; the fence. None if there is nothing to ask, or nobody."""
+        missing = self._missing(namespace, ids) if self.asks else None
+        if missing is None:
+            return None
+        fence = self._host.allocator.fences.open()
+        self.finds.add(fence)
+        self._new_orders.append(BlockFind(self.name, fence, tuple(missing[2][:MAX_ASKED]), timeout))
+        return fence
+
+    def begin_read(self, found: Found, timeout: float) -> int | None:
+        """Order a read; its fence. None if the host has no room, or others fill it just now."""
+        tokens = len(found.keys) * self.block_tokens
+        coming = sum(len(slots) for tier in self._host.below for slots in tier.coming)
+        if coming and coming + tokens > self._host.allocator.total_tokens // 4:
+            return None  # what comes for one must not push out what has come for another
+        slots = self._host.allocate(tokens)
+        if slots is None:
+            return None
+        fence = self._host.allocator.fences.open()
+        order = BlockRead(self.name, fence, found.keys, slots, timeout)
+        self.readings[fence] = Reading(order, found.namespace, found.ids)
+        self._reading_keys |= dict.fromkeys(found.keys, fence)
+        self._new_orders.append(order)
+        return fence
+
+    # -- the end of an order ------------------------------------------------------------------------------------------
+
+    def ended(self, fence: int, blocks: int) -> int:
+        """An order has been carried out. blocks: how many leading blocks of a read are on the host now; of a write, 1,
+        or 0 if it failed. Returns the tokens that are on the host since."""
+        self._host.allocator.fences.close(fence)
+        adopted = 0
+        if fence in self.finds:
+            self.finds.remove(fence)
+        elif (write := self.writing.pop(fence, None)) is not None:
+            self._writing_keys.remove(write.key)
+            self.counts.written += self.block_tokens if blocks else 0
+            self.counts.failed_writes += 0 if blocks else self.block_tokens
+        else:
+            adopted = self._take_in(self.readings.pop(fence), blocks)
+        self._host.allocator.release_quarantine()
+        return adopted
+
+    def _take_in(self, reading: Reading, blocks: int) -> int:
+        order, size = reading.order, self.block_tokens
+        self.counts.read += blocks * size
+        self.counts.missed += (len(order.keys) - blocks) * size
+        if not reading.wanted:
+            return 0  # the slots have been in quarantine since the tree was given up
+        for key in order.keys:
+            if self._reading_keys.get(key) == order.fence:
+                del self._reading_keys[key]
+        end = len(reading.ids) - (len(order.keys) - blocks) * size
+        start = len(reading.ids) - len(order.host_slots)
+        slots, rest = order.host_slots[: end - start], order.host_slots[end - start :]
+        taken = self._adopt(reading.namespace, reading.ids[:end], start, slots) if blocks else np.zeros(0, dtype=bool)
+        self._host.allocator.free(np.concatenate([slots[~taken], rest]))
+        adopted = int(taken.sum())
+        self.counts.adopted += adopted
+        return adopted
+
+    def _adopt(self, namespace: str, ids: np.ndarray, start: int, slots: np.ndarray) -> np.ndarray:
+        """Give the path of ``ids`` copies on the host, from position ``start`` on, where it has none. slots: int32
+        [len(ids) - start]. Returns bool [len(slots)]: which are taken."""
+        tree, host = self._cache.tree, self._host
+        taken = np.zeros(len(slots), dtype=bool)
+        last = tree.match(tree.root, namespace, ids.tobytes())
+        if last.prefix_len > start:
+            tree.cut_path(last, start)
+        for node in tree.path(last, min(start, last.prefix_len)):
+            if node.host is None and not (node.parent is tree.root or _has_copy(node.parent)):
+                return taken  # what comes before it has left the host
+            if node.host is None:
+                part = slice(node.prefix_len - len(node) - start, node.prefix_len - start)
+                node.host, taken[part] = slots[part].copy(), True
+                assert node.parent is not None
+                node.parent.host_children += 1
+                host.took_copy(node)
+        above = last.prefix_len
+        if above < len(ids) and above >= start and (last is tree.root or _has_copy(last)):
+            part = slots[above - start :]
+            leaf = tree.add_host_leaf(last, namespace, ids[above:].tobytes(), part.copy(), last.last_access)
+            taken[above - start :] = True
+            host.took_copy(leaf)
+            last = leaf
+        self._cache.touch(last)
+        return taken
+
+
+def _has_copy(node: TreeNode | None) -> bool:
+    return node is not None and node.host is not None

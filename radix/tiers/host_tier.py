@@ -1,0 +1,391 @@
+"""The host tier: copies of nodes in a second pool, made while the nodes are on the device, read when they have left it.
+
+    inserted ──▶ wanted ──next_stores──▶ being stored ──ended──▶ stored ──evict──▶ no copy
+                                            │ failed: no copy
+    evicted from the device with a copy: stays in the tree ──load──▶ being loaded, on the device again ──ended──▶ there
+
+This decides and counts; `TierCopy` says what is to be copied, whoever has the tensors does it, and `ended` hears of it.
+Nothing here waits. While a copy is under way:
+
+- its nodes are locked on the device, so that nobody gets the slots it reads or writes, whatever becomes of the request
+  for which it was made;
+- its slots on the host wait for its fence, should they be given up;
+- a copy to the host is no copy yet: no match finds it, and if it fails, it and all that was stored below it is gone.
+
+Only what `RadixCache` has in the tree is ever stored: committed tokens, in whole pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ...memory_pool.allocator import Allocator
+from ..cache import LEAST_REST, MatchResult, RadixCache
+from ..node import TreeNode
+from .host_order import HostOrder
+
+MAX_WANTED = 1 << 14
+"""Nodes that may wait to be stored; where copies are slower than the model, the oldest are given up."""
+
+
+@dataclass(slots=True, frozen=True)
+class TierCopy:
+    """KV to be copied between device and host. Plain data."""
+
+    fence: int
+    """Open until `HostTier.ended` is told."""
+    to_host: bool
+    device_slots: np.ndarray
+    """int32 [n], whole pages."""
+    host_slots: np.ndarray
+    """int32 [n], whole pages."""
+
+
+@dataclass(slots=True, frozen=True)
+class UnderWay:
+    """A copy and its nodes: from the one that ends there up to where it begins, also if they are split meanwhile."""
+
+    copy: TierCopy
+    node: TreeNode | None
+    """None if the tree has been given up since."""
+    start: int
+    leaving: int = 0
+    """Tokens that will leave the device when it has ended."""
+
+
+@dataclass(slots=True)
+class HostCounts:
+    """Tokens since start."""
+
+    stored: int = 0
+    loaded: int = 0
+    evicted: int = 0
+    failed_stores: int = 0
+    failed_loads: int = 0
+    no_room: int = 0
+    """Not stored, because the host's pool had no room that could be taken."""
+
+
+@dataclass(slots=True, frozen=True)
+class HostPolicy:
+    """When a node is stored."""
+
+    min_hits: int = 0
+    """When so many matches have ended there; 0: as soon as it is computed."""
+    write_back: bool = False
+    """Only when it has to leave the device."""
+    max_storing: int = 4096
+    """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
+
+
+class Below(Protocol):
+    """A tier behind the host, which reads the host's copies and brings others."""
+
+    def stored(self, node: TreeNode) -> None:
+        """A node has a copy on the host now."""
+        ...
+
+    @property
+    def reading(self) -> Sequence[int]:
+        """Fences of all that reads from the host."""
+        ...
+
+    @property
+    def coming(self) -> list[np.ndarray]:
+        """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
+        ...
+
+    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
+        """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
+        ...
+
+
+class HostTier:
+    """A residency that keeps what leaves the device, if it was stored before (write-through).
+
+    allocator: numbers the host pool's slots; shares its fences with the device's allocator.
+    """
+
+    def __init__(self, cache: RadixCache, allocator: Allocator, policy: HostPolicy | None = None) -> None:
+        if allocator.fences is not cache.allocator.fences or allocator.page_size != cache.page_size:
+            raise ValueError("the host's allocator must share fences and page size with the device's")
+        self.allocator = allocator
+        self.policy = policy or HostPolicy()
+        self.counts = HostCounts()
+        self.tokens = 0
+        """Tokens of nodes that have a copy, or are being stored."""
+        self.order = HostOrder()
+        self._cache = cache
+        self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
+        self.under_way: dict[int, UnderWay] = {}
+        """Copies that have not ended, by fence."""
+        self.below: list[Below] = []
+        """What is behind the host."""
+        self._ready: list[TierCopy] = []
+        """Stores of what has to leave the device, to be made now."""
+        self._storing = 0
+        self.leaving_tokens = 0
+        self._least_rest = max(allocator.page_size, min(LEAST_REST, allocator.total_tokens // 256))
+
+    # -- as a residency -----------------------------------------------------------------------------------------------
+
+    def inserted(self, node: TreeNode) -> None:
+        if node.host is None and self.policy.min_hits == 0 and not self.policy.write_back:
+            self._wanted.append(node)
+
+    def accessed(self, node: TreeNode) -> None:
+        if node.host is not None or node.parent is None or self.policy.write_back:
+            return
+        node.hits += 1
+        if node.hits == self.policy.min_hits:
+            self._wanted.append(node)
+
+    def demoted(self, node: TreeNode) -> None:
+        if node.host is None and node.parent is not None:
+            node.demoted = True  # a flag for `keeps`, in case memory is needed before the copy is made
+            if not self.policy.write_back:
+                self._wanted.append(node)
+
+    def keeps(self, node: TreeNode) -> bool:
+        wanted = self.policy.write_back or node.demoted
+        return wanted and node.host is None and self._cache.tree.reachable(node) is node
+
+    def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        homeless: list[TreeNode] = []
+        for node in nodes:
+            for upper in self._without_copy(node):
+                copy = self._store(upper, leaving=len(node) if upper is node else 0)
+                if copy is None:
+                    break
+                self._ready.append(copy)
+            if node.host is None:
+                homeless.append(node)
+        return homeless
+
+    def promised_tokens(self, node: TreeNode) -> int:
+        """Of the path down to a node that was `demoted`: tokens that are stored or being stored, or will be before they
+        leave the device. Later the least recently used go first, also of these."""
+        tree = self._cache.tree
+        if tree.reachable(node) is not node:
+            return 0
+        missing = self._without_copy(node)
+        if not missing or node.prefix_len <= self.allocator.total_tokens:
+            return node.prefix_len
+        return missing[0].prefix_len - len(missing[0])
+
+    def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
+        return [victim for victim in victims if victim.host is None]
+
+    def forget(self, nodes: Sequence[TreeNode]) -> None:
+        for node in nodes:
+            if node.host is not None:
+                self._give_up(node)
+
+    def holders(self) -> Sequence[TreeNode]:
+        return [copy.node for copy in self.under_way.values() if copy.node is not None]
+
+    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+        copies = [under_way.copy for under_way in self.under_way.values()]
+        self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
+        self.leaving_tokens = 0
+        self._start_afresh()
+        return [(copy.fence, copy.device_slots) for copy in copies]
+
+    def _start_afresh(self) -> None:
+        """All of the host is free again, but for what orders under way still read or write."""
+        going_on = [(under_way.copy.fence, under_way.copy.host_slots) for under_way in self.under_way.values()]
+        for tier in self.below:
+            going_on += tier.cut_loose()
+        self.allocator.reset(going_on)
+        self._wanted.clear()
+        self.order.clear()
+        self.tokens = 0
+
+    # -- a damaged pool -----------------------------------------------------------------------------------------------
+
+    @property
+    def unaccounted_tokens(self) -> int:
+        """Tokens that all owners fall short of the host's pool; negative if they exceed it; 0 when all is well."""
+        coming = sum(len(slots) for tier in self.below for slots in tier.coming)
+        free, waiting = self.allocator.free_tokens, self.allocator.quarantined_tokens
+        return self.allocator.total_tokens - free - waiting - self.tokens - coming
+
+    def abandon(self) -> None:
+        """Forget every copy, as nobody knows any more whose which page is. The device keeps what it has."""
+        tree = self._cache.tree
+        gone = [node for node in tree.nodes() if node.host is not None][::-1]
+        for node in (*gone, tree.root):
+            node.host, node.storing, node.host_children = None, 0, 0
+        tree.remove_leaves([node for node in gone if not node.on_device])
+        self._start_afresh()
+
+    # -- to the host --------------------------------------------------------------------------------------------------
+
+    def next_stores(self) -> list[TierCopy]:
+        """The copies to be made now. Parents go before their children."""
+        copies, self._ready = self._ready, []
+        while self._wanted and self._storing < self.policy.max_storing:
+            node = self._wanted.popleft()
+            if not node.on_device or node.host is not None or self._cache.tree.reachable(node) is not node:
+                continue  # it has left the device or the tree, is hidden, or was stored with a child
+            for upper in self._without_copy(node):
+                copy = self._store(upper)
+                if copy is None:
+                    break
+                copies.append(copy)
+        return copies
+
+    def _without_copy(self, node: TreeNode) -> list[TreeNode]:
+        """The node and those above it that have no copy, from the top down."""
+        found: list[TreeNode] = []
+        above: TreeNode | None = node
+        while above is not None and above is not self._cache.tree.root and above.host is None:
+            found.append(above)
+            above = above.parent
+        return found[::-1]
+
+    def _store(self, node: TreeNode, leaving: int = 0) -> TierCopy | None:
+        parent = node.parent
+        assert parent is not None
+        slots = self.allocate(len(node))
+        if slots is None:
+            self.counts.no_room += len(node)
+            return None
+        if parent is not self._cache.tree.root and parent.host is None:
+            self.allocator.free(slots)  # the parent's copy was what had to give way
+            self.counts.no_room += len(node)
+            return None
+        fence = self.allocator.fences.open()
+        node.host, node.storing, node.demoted = slots, fence, False
+        parent.host_children += 1
+        self.tokens += len(node)
+        self._storing += len(node)
+        self.leaving_tokens += leaving
+        self._cache.lock(node)
+        copy = TierCopy(fence, True, node.value.copy(), slots.copy())
+        self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(node), leaving)
+        return copy
+
+    def allocate(self, tokens: int) -> np.ndarray | None:
+        """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
+        short = tokens - self.allocator.free_tokens
+        if short > 0:
+            if tokens > self.allocator.total_tokens:
+                return None
+            self.evict(short)
+        none = np.zeros(1, dtype=np.int32)
+        return self.allocator.alloc_extend(none, np.array([tokens], dtype=np.int32), none)
+
+    # -- back to the device -------------------------------------------------------------------------------------------
+
+    def load(self, match: MatchResult, slots: np.ndarray) -> TierCopy:
+        """Bring what a match has on the host to the device: its nodes are there from now on, for everybody, but a step
+        that reads them must wait for the copy.
+
+        slots: int32 [match.host_len], the caller's, whole pages; they belong to the tree afterwards.
+        """
+        assert match.host_len == len(slots) > 0 and match.host_handle is not None
+        fence = self.allocator.fences.open()
+        nodes = self._cache.tree.path(match.host_handle, match.device_len)
+        host_slots = np.concatenate([node.host for node in nodes if node.host is not None])
+        assert len(host_slots) == len(slots)
+        start = 0
+        for node in nodes:
+            self._cache.put_on_device(node, slots[start : start + len(node)].copy())
+            node.loading = fence
+            start += len(node)
+        self._cache.lock(match.host_handle)
+        copy = TierCopy(fence, False, slots, host_slots)
+        self.under_way[fence] = UnderWay(copy, match.host_handle, match.device_len)
+        return copy
+
+    # -- the end of a copy --------------------------------------------------------------------------------------------
+
+    def ended(self, fence: int, ok: bool) -> np.ndarray | None:
+        """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: who uses them has
+        nothing, and the caller sees to that; the nodes have left the reachable tree."""
+        ended = self.under_way.pop(fence)
+        tokens, to_host = len(ended.copy.host_slots), ended.copy.to_host
+        self.leaving_tokens -= ended.leaving
+        if to_host:
+            self._storing -= tokens
+            self.counts.stored += tokens if ok else 0
+            self.counts.failed_stores += 0 if ok else tokens
+        else:
+            self.counts.loaded += tokens if ok else 0
+            self.counts.failed_loads += 0 if ok else tokens
+        if ended.node is not None:
+            self._settle(ended.node, ended.start, fence, trusted=ok, to_host=to_host)
+        self.allocator.fences.close(fence)
+        self.allocator.release_quarantine()
+        self._cache.allocator.release_quarantine()
+        return None if ok or to_host or ended.node is None else ended.copy.device_slots
+
+    def _settle(self, node: TreeNode, start: int, fence: int, *, trusted: bool, to_host: bool) -> None:
+        """The nodes from position ``start`` down to ``node`` are copied, or are not to be trusted."""
+        nodes = self._cache.tree.path(node, start)
+        for copied in nodes:
+            copied.storing = 0 if copied.storing == fence else copied.storing
+            copied.loading = 0 if copied.loading == fence else copied.loading
+        if not trusted and to_host:
+            self._forget_below(nodes[0])
+        elif not trusted:
+            self._cache.drop_path(node, start)
+        for copied in nodes:
+            self.may_be_leaf(copied)
+        self._cache.unlock(node)
+        if trusted and to_host:
+            for tier in self.below:
+                tier.stored(node)
+
+    def _forget_below(self, top: TreeNode) -> None:
+        """Give up the copies of a node and of all below it: no copy is without its parent's."""
+        nodes = [node for node in self._cache.tree.nodes(top) if node.host is not None][::-1]
+        self.forget(nodes)
+        self._cache.tree.remove_leaves([node for node in nodes if not node.on_device])
+
+    # -- eviction -----------------------------------------------------------------------------------------------------
+
+    def evict(self, num_tokens: int) -> int:
+        """Free at least ``num_tokens`` tokens of the host, least recently used leaves first. Returns what was freed:
+        less if the rest is being copied."""
+        freed = 0
+        while freed < num_tokens and (node := self.order.pop()) is not None:
+            rest = len(node) - (num_tokens - freed)
+            if rest >= self._least_rest:
+                self._cache.tree.split(node, rest // self._cache.page_size * self._cache.page_size)
+            freed += len(node)  # the object stays the lower part
+            parent = node.parent
+            assert parent is not None
+            self._give_up(node)
+            if not node.on_device:
+                self._cache.tree.remove_leaves([node])
+                parent.last_access = max(parent.last_access, node.last_access)
+        self.counts.evicted += freed
+        return freed
+
+    def _give_up(self, node: TreeNode) -> None:
+        """Free the copy of a node. A copy from or to it that is under way still has its slots."""
+        assert node.host is not None and node.parent is not None
+        fences = [fence for fence in (node.storing, node.loading) if fence]
+        for tier in self.below:
+            fences += tier.reading
+        self.allocator.quarantine(node.host, fences)
+        node.host, node.storing = None, 0
+        self.tokens -= len(node)
+        node.parent.host_children -= 1
+        self.may_be_leaf(node.parent)
+
+    def took_copy(self, node: TreeNode) -> None:
+        """A node got a copy from elsewhere."""
+        self.tokens += len(node)
+        self.may_be_leaf(node)
+
+    def may_be_leaf(self, node: TreeNode) -> None:
+        if HostOrder.is_leaf(node):
+            self.order.add(node)

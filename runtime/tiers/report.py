@@ -1,0 +1,47 @@
+"""What GET /cache/tiers answers: the tiers of the KV cache, from the worker's stats and settings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ...scheduler.stats import SchedulerStats, TierStats
+
+TIERS = ("host", "disk", "remote")
+"""Those below the device."""
+
+
+def report_tiers(stats: SchedulerStats, settings: dict[str, Any]) -> dict[str, Any]:
+    """settings: the worker's ``info["tiers"]``. A tier that is not there is None."""
+    size = stats.bytes_per_token
+    tiers = {tier.tier: tier for tier in stats.tiers}
+    hits = {name: getattr(stats.hits_by_tier, name) for name in ("device", *TIERS)}
+    device = {
+        "total_tokens": stats.total_tokens,
+        "free_tokens": stats.free_tokens,
+        "evictable_tokens": stats.evictable_tokens,
+        "protected_tokens": stats.protected_tokens,
+        "private_tokens": stats.private_tokens,
+        "quarantined_tokens": stats.quarantined_tokens,
+        "total_gib": _gib(stats.total_tokens * size),
+        "evicted_tokens": stats.evicted_tokens,
+        "hit_tokens": hits["device"],
+        "prefill_tokens_per_s": stats.prefill_tokens_per_s,
+    }
+    below = {name: _tier(tiers[name], size, hits[name]) if name in tiers else None for name in TIERS}
+    if (host := below["host"]) is not None:
+        host["write_policy"], host["copied_by"] = settings["host_write_policy"], settings["host_copied_by"]
+    return {"bytes_per_token": size, "open_fences": stats.open_fences, "device": device, **below}
+
+
+def _tier(tier: TierStats, size: int, hits: int) -> dict[str, Any]:
+    shown = asdict(tier)
+    del shown["tier"]
+    shown |= {"total_gib": _gib(tier.total_tokens * size), "used_gib": _gib(tier.used_tokens * size)}
+    for way in ("stores", "loads"):
+        shown[way]["gib"] = _gib(shown[way]["tokens"] * size)
+    return shown | {"hit_tokens": hits}
+
+
+def _gib(count: int) -> float:
+    return round(count / 2**30, 6)

@@ -1,0 +1,115 @@
+"""Has everything done that the scheduler's tiers order: copies between device and host, blocks to and from stores.
+
+scheduler.tiers.take ─▶ order ─▶ Transfers (thread, streams) ─▶ poll ─▶ scheduler.tiers.copy_ended, blocks_ended
+                            └──▶ BlockIO (thread) ────────────────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockWrite
+from ...radix.tiers.host_tier import TierCopy
+from .block_io import BlockIO, Stored
+from .transfer import Ended, Transfers
+
+
+class BlocksEnded(NamedTuple):
+    """An order for a store that is over: its slots on the host are neither read nor written any more."""
+
+    fence: int
+    blocks: int
+    """Of a read: how many leading blocks are in their slots; of a find: how many are there. Of a write: 1 if the block
+    is there now, else 0."""
+    seconds: float
+    """How long it took itself, without its time in the queue."""
+
+
+class TierIO:
+    """Called from the scheduler's thread alone; nothing here waits, but `close`.
+
+    stores: the threads of the stores behind the host, by name. page_size: tokens of a page.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        page_size: int,
+        stores: Mapping[str, BlockIO] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """clock: the stores', in seconds."""
+        self.transfers = transfers
+        self._clock = clock
+        self._page_size = page_size
+        self._stores = dict(stores or {})
+        self._blocks_under_way = 0
+        """Orders for stores that have not been polled."""
+        self._at_once: list[BlocksEnded] = []
+        """Those that were over as soon as they were given."""
+
+    def order(self, orders: Sequence[TierCopy | BlockOrder]) -> None:
+        """Have these done. Steps that are launched from now on wait for the loads among them, layer by layer."""
+        if not orders:
+            return
+        self.transfers.order([order for order in orders if isinstance(order, TierCopy)])
+        for order in orders:
+            if not isinstance(order, TierCopy):
+                self._order_blocks(order)
+
+    def _order_blocks(self, order: BlockOrder) -> None:
+        store, blocks = self._stores[order.store], 0
+        match order:
+            case BlockFind(keys=keys):
+                accepted = store.find(keys, order.fence, self._clock() + order.timeout)
+            case BlockRead(keys=keys):
+                pages = self._pages(order.host_slots).reshape(len(keys), -1)
+                accepted = store.load(keys, pages, order.fence, self._clock() + order.timeout)
+            case BlockWrite(key=key):
+                stored = store.store(key, self._pages(order.host_slots), order.fence)
+                accepted, blocks = bool(stored), int(stored is Stored.PRESENT)
+        self._blocks_under_way += 1
+        if not accepted:
+            self._at_once.append(BlocksEnded(order.fence, blocks, 0.0))
+
+    def _pages(self, slots: np.ndarray) -> np.ndarray:
+        return slots[:: self._page_size] // self._page_size
+
+    @property
+    def under_way(self) -> int:
+        """Orders that have not been polled."""
+        return self.transfers.under_way + self._blocks_under_way
+
+    def poll(self) -> list[Ended | BlocksEnded]:
+        """What is over since the last call, each order once."""
+        over: list[Ended | BlocksEnded] = list(self.transfers.poll())
+        if self._blocks_under_way:
+            blocks, self._at_once = self._at_once, []
+            for store in self._stores.values():
+                blocks += [BlocksEnded(done.tag, done.blocks, done.seconds) for done in store.poll()]
+            self._blocks_under_way -= len(blocks)
+            over += blocks
+        return over
+
+    def clear(self, store: str) -> bool:
+        """Remove every block of this model from a store, before anything that is ordered from now on. False if there is
+        no such store, or its thread has ended."""
+        return store in self._stores and self._stores[store].clear()
+
+    def close(self, timeout: float) -> bool:
+        """Give up loads that have not begun, go on storing, and wait up to ``timeout`` seconds for each thread. False
+        if one hangs: what it works with must stay open."""
+        return all([self.transfers.close(timeout), *(store.close(timeout) for store in self._stores.values())])
+
+
+def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:
+    """Does a block of KV, uint8 [n], hold numbers only? dtype: float32, float16 or bfloat16, as torch names them."""
+    words, mask = (np.uint32, 0x7F800000) if str(dtype) == "float32" else (np.uint16, _HALF_MASKS[str(dtype)])
+    return not ((block.view(words) & words(mask)) == mask).any()
+
+
+_HALF_MASKS = {"float16": 0x7C00, "bfloat16": 0x7F80}

@@ -1,0 +1,83 @@
+"""Who makes the copies between the device's KV pool and the host's, in the background: the interface.
+
+    scheduler's thread      order ──▶ copies, made one after the other ──▶ poll
+    the model               wait_layer, before it reads a layer
+
+A thread does it for a CPU (thread_transfer.py), streams for a GPU (stream_transfer.py); `make_transfers` has the right
+one. What is copied when is decided elsewhere (`radix/tiers/host_tier.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ...radix.tiers.host_tier import TierCopy
+
+
+class Ended(NamedTuple):
+    """A copy that is over: its slots are neither read nor written any more."""
+
+    fence: int
+    """Of its TierCopy."""
+    ok: bool
+    seconds: float
+    """How long it took itself, without its time in the queue."""
+
+
+class TransferError(RuntimeError):
+    """KV that a step reads did not come from the host."""
+
+
+class Transfers(Protocol):
+    """All of it is called from the scheduler's thread, which launches the steps. Nothing but `wait_layer` raises."""
+
+    def order(self, copies: Sequence[TierCopy]) -> None:
+        """Have these copies made, in any order among each other. Does not wait for them.
+
+        The loads of one call go layer by layer, all together. Steps that are launched from now on wait for them.
+        """
+        ...
+
+    def wait_layer(self, layer: int) -> None:
+        """The model is about to use a layer's K and V: return once all loads ordered so far have brought this layer,
+        and those before it. (On a GPU the current stream waits, not the caller.)
+
+        Raises TransferError if one of them failed, until `poll` has reported it: whose fault it is concerns the steps
+        that were launched while nobody knew.
+        """
+        ...
+
+    @property
+    def loading(self) -> bool:
+        """Must a step that is launched now wait for layers? Where not, `wait_layer` need not be called. A CUDA graph
+        waits for none, so none may be replayed while this is true."""
+        ...
+
+    @property
+    def under_way(self) -> int:
+        """Copies that were ordered and have not been polled."""
+        ...
+
+    def poll(self) -> list[Ended]:
+        """What has ended since the last call. Each copy comes back once, whatever became of it. Does not wait."""
+        ...
+
+    def close(self, timeout: float) -> bool:
+        """Give up what is not made yet, and wait up to ``timeout`` seconds for what is being made. False if that is
+        not over then: its slots are in use, and the pools must stay. May be called again."""
+        ...
+
+
+def describe(copy: TierCopy) -> str:
+    """For logs and errors."""
+    way = "from the device to the host" if copy.to_host else "from the host to the device"
+    return f"copy of the KV of {len(copy.host_slots)} tokens {way}"
+
+
+def check_loads(failed: dict[int, str]) -> None:
+    """failed: why loads failed, by fence. Raises TransferError if any did."""
+    if failed:
+        reason = next(iter(failed.values()))
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise TransferError(f"{reason}{others}; send the request again, its prefix will be computed")

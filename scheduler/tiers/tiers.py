@@ -1,0 +1,227 @@
+"""The tiers below the device, as the scheduler sees them: what is copied when, and who waits for it.
+
+    add ──▶ queue ──▶ waiting ─────────────────────────────▶ admitted; what is on the host is loaded with its first step
+              │          ▲
+              └▶ loading ┘   its prefix is being read to the host, from disk or a remote store; it holds nobody up
+
+    next_batch ─▶ take ─▶ whoever does it, before the step is launched ─▶ copy_ended, blocks_ended
+
+A step may read what a load brings: whoever makes the copies has it wait, layer by layer. So nothing here waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ...radix.tiers.block_tier import BlockOrder, BlockTier, Found
+from ...radix.tiers.host_tier import TierCopy
+from ..memory.kv_memory import KVMemory
+from ..policies.fill_time import FillTime
+from ..queue.live import LiveRequests
+from ..queue.waiting import WaitingQueue
+from ..request import Request, RequestEvent, RequestStatus
+from ..stats import CopyStats, TierStats
+from .rates import TierRates
+
+LOADING_S = 5.0
+"""The longest that a request waits for its prefix, its turn included; then what has not come is computed."""
+
+ASKING_S = 0.25
+"""The longest that it waits for a remote store to say what it has."""
+
+MAX_READS = 3
+"""Reads that one request waits for: the second brings what the first did not, if it is still there."""
+
+
+class Tiers:
+    """Hands out the orders that the tiers want done, hears of their ends, and lets requests wait for them."""
+
+    FAILED = "its KV could not be brought back from host memory; send it again"
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        live: LiveRequests,
+        waiting: WaitingQueue,
+        abort: Callable[[list[Request], float, str], list[RequestEvent]],
+        fill_time: FillTime,
+        stores: Sequence[BlockTier] = (),
+    ) -> None:
+        """abort: ends requests at a time, with a message. fill_time: knows what computing KV again would cost. stores:
+        behind the host, the fastest first."""
+        self._memory = memory
+        self._live = live
+        self._waiting = waiting
+        self._abort = abort
+        self._stores = stores
+        self._rates = {name: TierRates(fill_time) for name in ("host", *(store.name for store in stores))}
+        memory.loading_pays = self._rates["host"].loading_pays
+        self._readers: dict[int, list[Request]] = {}
+        """Who waits for which read, or for which answer."""
+        self._in_turn: deque[Request] = deque()
+        """Those whose read has not begun, because others fill the host."""
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for admission, or for their prefix."""
+        return len(self._waiting) + len(self._in_turn) + sum(map(len, self._readers.values()))
+
+    @property
+    def under_way(self) -> int:
+        """Copies between device and host that have not ended."""
+        return self._memory.copies_under_way
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[TierCopy | BlockOrder]:
+        """What is due; to be ordered before the step that was formed just now is launched."""
+        orders: list[TierCopy | BlockOrder] = list(self._memory.take_tier_copies())
+        for store in self._stores:
+            orders += store.take_orders()
+        return orders
+
+    def copy_ended(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
+        """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail; the requests that
+        would go on with what it did not bring end here. seconds: how long it took itself."""
+        assert self._memory.tier is not None, "only a tier orders copies"
+        copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
+        if ok:
+            (rates.stores if copy.to_host else rates.loads).note(len(copy.host_slots), seconds)
+        spoilt = self._memory.tier.ended(fence, ok)
+        if spoilt is None:
+            return []
+        return self._abort(self._memory.users_of(spoilt, self._live), now, self.FAILED)
+
+    def blocks_ended(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
+        """An order of a store is over; see `BlockTier.ended`. Those who waited for it go on. seconds: how long it took
+        itself."""
+        store = next(store for store in self._stores if store.owns(fence))
+        if fence in store.writing or fence in store.readings:
+            rates = self._rates[store.name]
+            (rates.stores if fence in store.writing else rates.loads).note(blocks * store.block_tokens, seconds)
+        adopted = store.ended(fence, blocks)
+        readers = self._readers.pop(fence, [])
+        for request in readers:
+            brought = request.loading.brought
+            brought[store.name] = brought.get(store.name, 0) + adopted
+        self.queue(readers, now)
+        self._begin_in_turn(now)
+
+    def stats(self) -> tuple[TierStats, ...]:
+        """Of each tier below the device."""
+        host = self._memory.tier
+        if host is None:
+            return ()
+        counts, rates = host.counts, self._rates["host"]
+        tiers = [
+            TierStats(
+                tier="host",
+                total_tokens=host.allocator.total_tokens,
+                used_tokens=host.tokens,
+                free_tokens=host.allocator.free_tokens,
+                quarantined_tokens=host.allocator.quarantined_tokens,
+                copies_under_way=len(host.under_way),
+                evicted_tokens=counts.evicted,
+                no_room_tokens=counts.no_room,
+                stores=CopyStats(counts.stored, *rates.stores.seen, counts.failed_stores),
+                loads=CopyStats(counts.loaded, *rates.loads.seen, counts.failed_loads),
+            )
+        ]
+        for store in self._stores:
+            seen, rates = store.counts, self._rates[store.name]
+            tiers.append(
+                TierStats(
+                    tier=store.name,
+                    copies_under_way=len(store.writing) + len(store.readings),
+                    stores=CopyStats(seen.written, *rates.stores.seen, seen.failed_writes),
+                    loads=CopyStats(seen.read, *rates.loads.seen, seen.missed),
+                )
+            )
+        return tuple(tiers)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def queue(self, requests: list[Request], now: float) -> None:
+        """Let requests wait for admission; first for their prefix, where a store has more of it than there is here."""
+        self._waiting.add([request for request in requests if not self._loads(request, now)])
+
+    def remove(self, request: Request) -> None:
+        """Remove one that waits. What is being read for it comes all the same."""
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        elif request in self._in_turn:
+            self._in_turn.remove(request)
+        else:
+            next(readers for readers in self._readers.values() if request in readers).remove(request)
+
+    def end_overdue(self, now: float) -> None:
+        """Let those go on who have waited for their prefix for too long."""
+        if not (self._readers or self._in_turn):
+            return
+        loading = itertools.chain(self._in_turn, *self._readers.values())
+        overdue = [request for request in loading if now >= request.loading.deadline]
+        for request in overdue:
+            self.remove(request)
+            request.status = RequestStatus.WAITING
+        self._waiting.add(overdue)
+
+    def _loads(self, request: Request, now: float) -> bool:
+        """Does the request wait for its prefix from now on?"""
+        request.status = RequestStatus.WAITING
+        if not self._stores or request.has_claim:
+            return False
+        if request.loading.reads == 0:
+            request.loading.deadline = now + LOADING_S
+        if request.loading.reads >= MAX_READS or now >= request.loading.deadline:
+            return False
+        if (best := self._find(request)) is not None:
+            if not self._begin(request, *best, now):
+                if not self._readers:
+                    return False  # nobody makes room
+                self._in_turn.append(request)
+        elif request.loading.asked or not self._ask(request, now):
+            return False
+        request.status = RequestStatus.LOADING
+        return True
+
+    def _find(self, request: Request) -> tuple[BlockTier, Found] | None:
+        """The store that brings most, the fastest of equals."""
+        ids = request.token_ids.view(0, request.prefix_limit)
+        found = [(store, there) for store in self._stores if (there := store.find(request.namespace, ids)) is not None]
+        found = [each for each in found if self._rates[each[0].name].loading_pays()]
+        return max(found, key=lambda each: each[1].gain) if found else None
+
+    def _ask(self, request: Request, now: float) -> bool:
+        """Have the stores asked that do not know what they have; False if there is none."""
+        ids = request.token_ids.view(0, request.prefix_limit)
+        for store in self._stores:
+            fence = store.begin_find(request.namespace, ids, ASKING_S)
+            if fence is not None:
+                request.loading.asked, request.loading.deadline = True, now + ASKING_S
+                self._readers[fence] = [request]
+                return True
+        return False
+
+    def _begin(self, request: Request, store: BlockTier, found: Found, now: float) -> bool:
+        """Begin to read for a request, or join whoever reads it. False if it must wait for its turn."""
+        fence = found.under_way or store.begin_read(found, request.loading.deadline - now)
+        if fence is None:
+            return False
+        request.loading.reads += 1
+        self._readers.setdefault(fence, []).append(request)
+        return True
+
+    def _begin_in_turn(self, now: float) -> None:
+        """Let those begin whose turn it is, as far as there is room."""
+        while self._in_turn:
+            request = self._in_turn[0]
+            best = self._find(request)
+            begun = best is not None and self._begin(request, *best, now)
+            if not begun and best is not None and self._readers:
+                return
+            self._in_turn.popleft()
+            if not begun:
+                request.status = RequestStatus.WAITING
+                self._waiting.add([request])

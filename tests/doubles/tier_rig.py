@@ -1,0 +1,162 @@
+"""The tiers below the device for a scheduler on the KV-echo model: what it orders is made late, ends in any order, and
+fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from kv_echo import KVEchoModel
+
+from baton.memory_pool.allocator import Allocator
+from baton.radix.cache import RadixCache
+from baton.radix.tiers.block_names import BlockNames
+from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockTier, BlockWrite
+from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
+
+
+@dataclass
+class _Ordered:
+    what: TierCopy | BlockOrder
+    ok: bool
+    made: bool = False
+    blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    fence: int
+    ok: bool
+    blocks: int | None
+    """None for a copy between device and host."""
+
+
+class FakeBlocks:
+    """Blocks by name."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, np.ndarray] = {}
+
+    def contains(self, key: bytes) -> bool:
+        return key in self.blocks
+
+    def longest(self, keys: Sequence[bytes]) -> int:
+        return next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+
+class FakeTiers:
+    """Owns the tiers and what they have ordered. Without ``rng`` every order is made, and ends, with the next turn."""
+
+    def __init__(
+        self,
+        cache: RadixCache,
+        model: KVEchoModel,
+        *,
+        host_tokens: int,
+        policy: HostPolicy | None = None,
+        block_tokens: int = 0,
+        blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """block_tokens: of a disk tier; 0 for none. blocks: what is there already, on disk and in a remote
+        store."""
+        page = cache.page_size
+        allocator = Allocator(host_tokens, page, fences=cache.allocator.fences, check=True)
+        self.host = HostTier(cache, allocator, policy)
+        cache.residency = self.host
+        self.blocks, self.far = blocks or (FakeBlocks(), FakeBlocks())
+        self.far_index = FakeBlocks()
+        """What of the remote store's blocks is known here."""
+        self.disk: BlockTier | None = None
+        self.remote: BlockTier | None = None
+        if block_tokens:
+            names = BlockNames(cache, b"echo", block_tokens)
+            self.disk = BlockTier(cache, self.host, self.blocks, names)
+            self.remote = BlockTier(cache, self.host, self.far_index, names, name="remote", asks=True)
+        self.failure_rate = 0.0
+        self._cache = cache
+        self._model = model
+        self._rng = rng
+        self._ordered: list[_Ordered] = []
+        model.host_kv = np.zeros(host_tokens + page, dtype=np.uint64)
+
+    @property
+    def stores(self) -> list[BlockTier]:
+        return [tier for tier in (self.disk, self.remote) if tier is not None]
+
+    def __len__(self) -> int:
+        """Orders that have not ended."""
+        return len(self._ordered)
+
+    def order(self, orders: Sequence[TierCopy | BlockOrder]) -> None:
+        rng = self._rng
+        self._ordered += [_Ordered(order, rng is None or rng.random() >= self.failure_rate) for order in orders]
+
+    def load_all(self) -> bool:
+        """A step is launched: what it may read is brought first. False if that failed: so does the step."""
+        ok = True
+        for ordered in self._ordered:
+            if isinstance(ordered.what, TierCopy) and not ordered.what.to_host:
+                self._make(ordered)
+                ok = ok and ordered.ok
+        return ok
+
+    def take_ended(self) -> list[Ended]:
+        """Orders that end now: all, or those that chance picks, in any order."""
+        rng = self._rng
+        if rng is not None:
+            rng.shuffle(self._ordered)
+        count = len(self._ordered) if rng is None else rng.randrange(len(self._ordered) + 1)
+        ended, self._ordered = self._ordered[:count], self._ordered[count:]
+        for ordered in ended:
+            self._make(ordered)
+        return [
+            Ended(ordered.what.fence, ordered.ok, None if isinstance(ordered.what, TierCopy) else ordered.blocks)
+            for ordered in ended
+        ]
+
+    def check(self) -> None:
+        check_host(self.host, self._cache.tree)
+        for tier in self.stores:
+            check_blocks(tier, self.host, self._cache.tree)
+
+    def _make(self, ordered: _Ordered) -> None:
+        if ordered.made:
+            return
+        ordered.made = True
+        match ordered.what:
+            case TierCopy() as copy:
+                self._model.copy(copy, ordered.ok)
+            case BlockWrite() as write:
+                ordered.blocks = int(ordered.ok)
+                if ordered.ok:
+                    block = self._model.write_block(write.host_slots)
+                    for blocks in self._of(write.store):
+                        blocks.blocks[write.key] = block
+            case BlockRead() as read:
+                self._read(read, ordered)
+            case BlockFind() as find:
+                ordered.blocks = self._of(find.store)[0].longest(find.keys) if ordered.ok else 0
+                for key in find.keys[: ordered.blocks]:
+                    self.far_index.blocks[key] = self.far.blocks[key]
+
+    def _of(self, store: str) -> list[FakeBlocks]:
+        """Its blocks, and the index of them if that is another thing."""
+        return [self.blocks] if store == "disk" else [self.far, self.far_index]
+
+    def _read(self, read: BlockRead, ordered: _Ordered) -> None:
+        blocks, *index = self._of(read.store)
+        ordered.blocks = blocks.longest(read.keys)
+        if not ordered.ok and ordered.blocks and self._rng is not None:  # one is damaged
+            ordered.blocks = self._rng.randrange(ordered.blocks)
+            for each in (blocks, *index):
+                each.blocks.pop(read.keys[ordered.blocks], None)
+        for key in read.keys[ordered.blocks :]:
+            for each in index:
+                each.blocks.pop(key, None)
+        for number, slots in enumerate(read.host_slots.reshape(len(read.keys), -1)):
+            block = blocks.blocks[read.keys[number]] if number < ordered.blocks else None
+            self._model.read_block(slots, block)

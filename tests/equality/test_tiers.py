@@ -1,0 +1,98 @@
+"""What came back from the host says what was computed, token for token, whatever had pushed it off the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from local_worker import LocalWorker
+from mixed_requests import assert_same_answers, mixed_requests, some_items
+from redis_servers import RedisServer
+
+from baton.runtime.config import TierConfig
+from baton.scheduler.request import FoundTokens
+from baton.scheduler.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.equality
+
+TOY = Path(__file__).parents[2] / "examples" / "toy_model"
+SEED = 17
+
+
+def flood(worker: LocalWorker, tokens: int, first: int) -> None:
+    """Prompts that nobody has sent before, until they have taken the whole pool."""
+    rng = np.random.default_rng(first)
+    for _ in range(0, tokens, 150):
+        worker.generate([rng.integers(5, 200, 150).tolist()], SamplingParams(max_new_tokens=1, temperature=0.0))
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"page_size": 1, "max_total_tokens": 800},
+        {"page_size": 16, "max_total_tokens": 800, "overlap": True, "chunked_prefill_size": 33},
+        {"page_size": 64, "max_total_tokens": 1280, "enable_mixed_chunk": True},
+    ],
+    ids=str,
+)
+def test_a_flood_between_turns_changes_no_answer(options: dict[str, Any], policy: Any) -> None:
+    items = some_items(SEED)
+    selective = policy == "write_through_selective"
+    if selective:  # what is not hit before it goes is not stored
+        options = {**options, "max_total_tokens": 8 * options["max_total_tokens"]}
+    plain = LocalWorker(TOY, disable_radix_cache=True)
+    tiers = LocalWorker(TOY, tiers=TierConfig(host_cache_ratio=4.0, host_write_policy=policy), **options)
+    tier = tiers.scheduler._memory.tier
+    assert tier is not None
+    expected = plain.run(mixed_requests(SEED), items=items)
+    for turn in range(3):
+        for _ in range(2 if selective else 1):
+            got = tiers.run(mixed_requests(SEED), items=items)
+            assert_same_answers(mixed_requests(SEED), expected, got)
+            tiers.end_copies()
+        flood(tiers, options["max_total_tokens"], turn)
+    assert tier.counts.loaded > 300 and tier.counts.failed_loads == 0, tier.counts
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(SEED)
+    return [rng.integers(5, 1600, count).tolist() for count in (700, 300, 129)]
+
+
+def serve(tiers: TierConfig, **options: Any) -> tuple[list[list[int]], list[FoundTokens]]:
+    """Start a worker, answer the prompts, end it: the answers, and where the prompts' KV was found."""
+    worker = LocalWorker(TOY, tiers=tiers, **options)
+    answers = worker.generate(prompts(), SamplingParams(max_new_tokens=12, temperature=0.0))
+    worker.end_copies()
+    worker.close()
+    return [answer.tokens for answer in answers], [answer.found for answer in answers]
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_new_server_says_the_same_from_disk(page_size: int, tmp_path: Path) -> None:
+    """The second worker finds what the first has left; the third, with the dtype changed, must not."""
+    tiers = TierConfig(host_cache_gb=0.05, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
+    first, nothing = serve(tiers, page_size=page_size)
+    second, found = serve(tiers, page_size=page_size)
+    assert first == second and found == [FoundTokens(disk=count) for count in (640, 256, 128)]
+    _, other = serve(tiers, page_size=page_size, model_options={"dtype": "float16"})
+    assert nothing == other == [FoundTokens()] * 3
+
+
+def test_another_server_says_the_same_from_the_remote_store(tmp_path: Path) -> None:
+    """Two servers share one; what came from there is on the disk of the second then."""
+    server = RedisServer()
+    try:
+        first, nothing = serve(TierConfig(host_cache_gb=0.05, remote_cache_url=server.url))
+        on_disk = TierConfig(host_cache_gb=0.05, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
+        second, found = serve(replace(on_disk, remote_cache_url=server.url))
+    finally:
+        server.stop()
+    assert nothing == [FoundTokens()] * 3
+    assert first == second and found == [FoundTokens(remote=count) for count in (640, 256, 128)]
+    third, found = serve(on_disk)
+    assert first == third and found == [FoundTokens(disk=count) for count in (640, 256, 128)]

@@ -1,0 +1,118 @@
+"""What no lease keeps any more goes to the host, also where only what was hit again is stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from host_rig import TierRig, tokens
+
+from baton.radix.lease import LeaseTable, LeaseTerms
+from baton.radix.lease_budget import LeaseBudget
+from baton.radix.node import TreeNode
+from baton.radix.tiers.host_tier import HostPolicy
+
+SELECTIVE = HostPolicy(min_hits=5)
+POLICIES = pytest.mark.parametrize(
+    "policy", [HostPolicy(), SELECTIVE, HostPolicy(write_back=True)], ids=["through", "selective", "back"]
+)
+
+
+def node_of(rig: TierRig, ids: np.ndarray) -> TreeNode:
+    return rig.cache.match_prefix("", ids).handle
+
+
+class TestPromise:
+    @POLICIES
+    def test_it_is_kept_where_memory_is_needed_at_once(self, policy: HostPolicy) -> None:
+        """The path and what hangs on it in the middle: only the path is promised."""
+        rig = TierRig(page_size=4, policy=policy)
+        rig.insert(tokens(32))
+        rig.insert(tokens(64))
+        rig.insert(np.concatenate([tokens(32), tokens(16, 500)]))
+        node = node_of(rig, tokens(64))
+        rig.tier.demoted(node)
+        assert rig.tier.promised_tokens(node) == 64
+        rig.cache.evict(10**9)
+        rig.check()
+        rig.store_all()
+        rig.cache.evict(10**9)
+        rig.check()
+        assert not node.on_device and rig.cache.match_len("", tokens(64)) == 64
+        other = rig.cache.match_len("", np.concatenate([tokens(32), tokens(16, 500)]))
+        assert other == (48 if policy.write_back else 32)
+
+    def test_without_pressure_it_is_stored_in_the_background(self) -> None:
+        rig = TierRig(page_size=4, policy=SELECTIVE)
+        rig.insert(tokens(64))
+        rig.insert(tokens(64, 1000))
+        rig.store_all()
+        assert rig.tier.tokens == 0
+        rig.tier.demoted(node_of(rig, tokens(64)))
+        rig.store_all()
+        rig.check()
+        assert rig.tier.tokens == 64 and node_of(rig, tokens(64)).host is not None
+
+    def test_once_stored_it_is_not_stored_again(self) -> None:
+        """The host may have given it up: a promise is no pin."""
+        rig = TierRig(page_size=4, policy=SELECTIVE)
+        rig.insert(tokens(64))
+        node = node_of(rig, tokens(64))
+        rig.tier.demoted(node)
+        rig.store_all()
+        rig.tier.evict(64)
+        assert rig.cache.evict(64) == 64 and rig.cache.total_nodes == 0
+        rig.check()
+
+    def test_not_more_than_the_host_can_hold(self) -> None:
+        rig = TierRig(page_size=4, host_tokens=64)
+        rig.insert(tokens(48))
+        rig.store_all()
+        rig.insert(tokens(72))
+        rig.tier.demoted(node_of(rig, tokens(72)))
+        assert rig.tier.promised_tokens(node_of(rig, tokens(72))) == 48
+        rig.insert(tokens(64, 1000))
+        rig.insert(tokens(68, 2000))
+        assert rig.tier.promised_tokens(node_of(rig, tokens(64, 1000))) == 64
+        assert rig.tier.promised_tokens(node_of(rig, tokens(68, 2000))) == 0
+
+    def test_nothing_that_cannot_be_trusted(self) -> None:
+        rig = TierRig(page_size=4)
+        running = rig.start(tokens(64))
+        assert rig.compute(running)
+        rig.publish(running)
+        node = running.kv.node
+        assert node is not None
+        rig.cache.drop_path(node, kept=32)
+        rig.tier.demoted(node)
+        assert rig.tier.promised_tokens(node) == 0
+        rig.finish(running)
+        rig.store_all()
+        rig.check()
+        assert rig.tier.tokens == 0
+
+
+@pytest.mark.parametrize("end", ["broken", "expired", "released", "handed off"])
+def test_a_lease_that_ends_early_is_demoted(end: str) -> None:
+    rig = TierRig(page_size=4, policy=SELECTIVE)
+    budget = LeaseBudget(4, max_tokens=512, max_leases=4)
+    leases = LeaseTable(rig.cache, budget, value=lambda lease, now: (0.0,))
+    running = rig.start(tokens(63))
+    assert rig.compute(running)
+    rig.publish(running)
+    lease = leases.grant(running.kv, LeaseTerms(deadline=5.0, now=0.0))
+    assert lease is not None
+    match end:
+        case "broken":
+            leases.break_one(1.0)
+            rig.running.clear()
+        case "expired":
+            leases.expire(5.0)
+            rig.running.clear()
+        case "released":
+            leases.release(lease)
+            rig.running.clear()
+        case _:
+            assert leases.hand_off(lease) is running.kv
+    rig.store_all()
+    rig.check()
+    assert rig.tier.tokens == (60 if end in ("broken", "expired") else 0)

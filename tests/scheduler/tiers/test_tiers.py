@@ -1,0 +1,74 @@
+"""What the scheduler says of its tiers, on the KV-echo model."""
+
+from __future__ import annotations
+
+import pytest
+from kv_echo import expected_output, prompt_of
+from scheduler_harness import Harness
+
+from baton.scheduler.outcome import FoundTokens
+from baton.scheduler.stats import CopyStats, TierStats
+
+
+def test_without_a_tier_there_is_nothing_to_say() -> None:
+    assert Harness().scheduler.stats().tiers == ()
+
+
+def test_every_number_is_the_one_of_its_name() -> None:
+    harness = Harness(host_tokens=64, page_size=4)
+    harness.add("a", prompt_of(41), 1)
+    harness.run()
+    harness.add("b", prompt_of(41, 1), 1)
+    harness.run()
+    harness.cache.evict(10**9)
+    harness.add("again", prompt_of(41, 1), 1)
+    harness.step()
+    assert harness.tiers is not None
+    counts = harness.tiers.host.counts
+    counts.no_room, counts.failed_stores, counts.failed_loads = 5, 6, 7
+    stats = harness.scheduler.stats()
+    host = TierStats(
+        "host",
+        total_tokens=64,
+        used_tokens=64,
+        copies_under_way=1,
+        evicted_tokens=16,
+        no_room_tokens=5,
+        stores=CopyStats(tokens=80, failed_tokens=6),
+        loads=CopyStats(failed_tokens=7),
+    )
+    assert stats.tiers == (host,) and stats.open_fences == 2 - 1 and stats.quarantined_tokens == 0
+    harness.run()
+    (host,) = harness.scheduler.stats().tiers
+    assert host.loads.tokens == 40 and host.copies_under_way == 0
+    assert harness.scheduler.stats().hits_by_tier == FoundTokens(host=40)
+    assert harness.scheduler.stats().prefix_cache_hits == 40
+
+
+def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
+    harness = Harness(num_tokens=4096, context=2100, host_tokens=4096, chunk=4096)
+    harness.add("a", prompt_of(2001), 1)
+    harness.step()
+    scheduler = harness.scheduler
+    (store,) = scheduler.tiers.take()
+    assert scheduler.stats().open_fences == 1 and scheduler.tiers.under_way == 1
+    scheduler.tiers.copy_ended(store.fence, True, 1.0, seconds=0.5)
+    harness.cache.evict(10**9)
+    harness.add("again", prompt_of(2001), 1)
+    assert scheduler.next_batch(2.0) is not None
+    (load,) = scheduler.tiers.take()
+    scheduler.tiers.copy_ended(load.fence, False, 3.0, seconds=0.25)
+    (host,) = scheduler.stats().tiers
+    assert (host.stores.tokens, host.stores.seconds, host.stores.tokens_per_s) == (2001, 0.5, pytest.approx(4002))
+    assert host.loads == CopyStats(failed_tokens=2000), "a copy that failed says nothing of how fast copies are"
+
+
+def test_a_host_pool_that_does_not_add_up_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness(host_tokens=64, page_size=4)
+    harness.add("a", prompt_of(41), 8)
+    harness.step()
+    assert harness.tiers is not None
+    harness.tiers.host.tokens -= 4
+    assert harness.scheduler.self_check(1.0) == [] and "the host's KV pool does not add up by 4 tokens" in caplog.text
+    harness.run()
+    assert harness.outcomes["a", 0].tokens == expected_output(prompt_of(41), 8)
