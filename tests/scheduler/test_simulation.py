@@ -105,6 +105,15 @@ def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -
     assert counts.adopted, counts
 
 
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_ragged_steps_with_tiers(page_size: int, faults: bool) -> None:
+    """A row brings one to four tokens; none goes to the tree or below before its KV is computed."""
+    options: dict[str, Any] = {"page_size": page_size, "faults": faults, "host_ratio": 1.0, "guesses": 3}
+    simulation = simulate(SEED + 500, steps=120, block_tokens=max(8, page_size), **options)
+    assert simulation.harness.tiers is not None and simulation.harness.tiers.host.counts.stored
+
+
 def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:
     policy = HostPolicy(write_back=True)
     simulate(6072, steps=200, page_size=2, depth=2, policy="lpm", host_ratio=0.5, host_policy=policy)
