@@ -147,7 +147,8 @@ class BlockTier:
         self._index = index
         self._names = names
         self._max_writing = max_writing
-        self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
+        self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
+        """Nodes, and the first block of each path that has not been tried yet."""
         self._writing_keys: set[bytes] = set()
         self._reading_keys: dict[bytes, int] = {}
         """Block -> fence of the read that brings it."""
@@ -159,7 +160,7 @@ class BlockTier:
     # -- as the tier below the host -----------------------------------------------------------------------------------
 
     def stored(self, node: TreeNode) -> None:
-        self._wanted.append(node)
+        self._wanted.append((node, 0))
 
     @property
     def reading(self) -> Sequence[int]:
@@ -190,24 +191,24 @@ class BlockTier:
 
     def _next_writes(self) -> list[BlockWrite]:
         writes: list[BlockWrite] = []
-        later: list[TreeNode] = []
+        later: list[tuple[TreeNode, int]] = []
         while self._wanted and len(self.writing) < self._max_writing:
-            node = self._wanted.popleft()
+            node, first = self._wanted.popleft()
             if node.host is None or self._cache.tree.reachable(node) is not node:
                 continue
             path = self._cache.tree.path(node, 0)
             if any(above.storing for above in path):
-                later.append(node)  # what comes before it is not on the host yet
+                later.append((node, first))  # what comes before it is not on the host yet
                 continue
             keys = self._names.of_path(path)
             missing = [
                 (number, key)
                 for number, key in enumerate(keys)
-                if key not in self._writing_keys and not self._index.contains(key)
+                if number >= first and key not in self._writing_keys and not self._index.contains(key)
             ]
             room = self._max_writing - len(self.writing)
             if len(missing) > room:
-                later.append(node)
+                later.append((node, missing[room][0]))  # each is tried once: a store may refuse them all
             if missing:
                 slots = np.concatenate([above.host for above in path if above.host is not None])
                 writes += [self._write(key, slots, number) for number, key in missing[:room]]
