@@ -16,7 +16,6 @@ While an order is under way its slots on the host keep their contents: given up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -150,6 +149,8 @@ class BlockTier:
         self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
         """Nodes, and the first block of each path that has not been tried yet."""
         self._writing_keys: set[bytes] = set()
+        self._readers = np.zeros(host.allocator.total_tokens + cache.page_size, dtype=np.int64)
+        """By slot on the host: the fence of the write that reads it; 0 if none does."""
         self._reading_keys: dict[bytes, int] = {}
         """Block -> fence of the read that brings it."""
         self.finds: set[int] = set()
@@ -162,9 +163,9 @@ class BlockTier:
     def stored(self, node: TreeNode) -> None:
         self._wanted.append((node, 0))
 
-    @property
-    def reading(self) -> Sequence[int]:
-        return list(self.writing)
+    def reading(self, slots: np.ndarray) -> list[int]:
+        fences = np.unique(self._readers[slots])
+        return fences[fences > 0].tolist()
 
     def cut_loose(self) -> list[tuple[int, np.ndarray]]:
         going_on = [(write.fence, write.host_slots) for write in self.writing.values()]
@@ -220,6 +221,7 @@ class BlockTier:
         fence = self._host.allocator.fences.open()
         write = BlockWrite(self.name, fence, key, slots[number * size : (number + 1) * size].copy())
         self.writing[fence] = write
+        self._readers[write.host_slots] = fence
         self._writing_keys.add(key)
         return write
 
@@ -289,6 +291,7 @@ class BlockTier:
             self.finds.remove(fence)
         elif (write := self.writing.pop(fence, None)) is not None:
             self._writing_keys.remove(write.key)
+            self._readers[write.host_slots] = 0
             self.counts.written += self.block_tokens if blocks else 0
             self.counts.failed_writes += 0 if blocks else self.block_tokens
         else:

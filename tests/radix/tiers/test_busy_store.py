@@ -21,3 +21,36 @@ def test_a_store_that_refuses_every_block_is_asked_once_for_each() -> None:
     rig.insert(tokens(16 * 21))  # what goes on from there is a reason to try again
     rig.to_disk()
     assert len(rig.blocks.blocks) == 21
+
+
+def test_what_leaves_the_host_waits_for_no_write_but_its_own() -> None:
+    """A store may hang in one write for good."""
+    rig = DiskRig(16, host_tokens=64)
+    rig.insert(tokens(32))
+    rig.to_disk()
+    rig.insert(tokens(16, first=100))
+    rig.store_all()
+    rig.pump_disk()
+    assert len(rig.orders) == 1
+    assert rig.tier.evict(32) == 32 and rig.host_allocator.quarantined_tokens == 0
+    assert rig.tier.evict(16) == 16 and rig.host_allocator.quarantined_tokens == 16
+    rig.end_disk(next(iter(rig.orders)))
+    rig.check()
+    assert rig.host_allocator.quarantined_tokens == 0
+    rig.insert(tokens(16, first=200))
+    rig.to_disk()
+    assert rig.tier.evict(16) == 16 and rig.host_allocator.quarantined_tokens == 0
+
+
+def test_room_is_made_beside_what_is_being_written() -> None:
+    rig = DiskRig(16, host_tokens=64)
+    rig.insert(tokens(32))
+    rig.store_all()
+    rig.pump_disk()
+    assert len(rig.orders) == 2  # they hang
+    rig.insert(tokens(32, first=100))
+    rig.store_all()
+    rig.insert(tokens(32, first=200))
+    rig.store_all()
+    assert rig.cache.find_prefix("", tokens(32, first=200))[0].host is not None and not rig.tier.counts.no_room
+    rig.check()
