@@ -270,6 +270,9 @@ class BlockTier:
         coming = sum(len(slots) for tier in self._host.below for slots in tier.coming)
         if coming and coming + tokens > self._host.allocator.total_tokens // 4:
             return None  # what comes for one must not push out what has come for another
+        whole, _, end = self._cache.find_prefix(found.namespace, found.ids)
+        for node in (whole, end):
+            self._cache.touch(node)  # room is made elsewhere: what is read must have its prefix to go on from
         slots = self._host.allocate(tokens)
         if slots is None:
             return None

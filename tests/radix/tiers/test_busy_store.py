@@ -54,3 +54,25 @@ def test_room_is_made_beside_what_is_being_written() -> None:
     rig.store_all()
     assert rig.cache.find_prefix("", tokens(32, first=200))[0].host is not None and not rig.tier.counts.no_room
     rig.check()
+
+
+def test_a_read_does_not_push_out_what_it_goes_on_from() -> None:
+    rig = DiskRig(16, host_tokens=96)
+    rig.insert(tokens(64))
+    rig.to_disk()
+    rig.cache.evict(10**9)
+    rig.tier.evict(32)
+    rig.insert(tokens(32, first=200))
+    rig.insert(tokens(32, first=300))
+    rig.store_all()  # used later than the rest of the first, and the host is full
+    found = rig.disk.find("", tokens(64))
+    assert found is not None and found.first == 2
+    fence = rig.disk.begin_read(found, timeout=1.0)
+    assert fence is not None
+    rig.pump_disk()
+    while rig.orders:
+        rig.end_disk(next(iter(rig.orders)))
+        rig.pump_disk()
+    match = rig.cache.match_prefix("", tokens(64))
+    assert (match.device_len, match.host_len) == (0, 64)
+    rig.check()
