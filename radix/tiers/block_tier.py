@@ -149,8 +149,8 @@ class BlockTier:
         self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
         """Nodes, and the first block of each path that has not been tried yet."""
         self._writing_keys: set[bytes] = set()
-        self._readers = np.zeros(host.allocator.total_tokens + cache.page_size, dtype=np.int64)
-        """By slot on the host: the fence of the write that reads it; 0 if none does."""
+        self._readers = np.zeros(host.allocator.total_tokens + cache.page_size, dtype=np.int32)
+        """By slot on the host: how many writes read it. Blocks that begin alike share slots where a node ends in them."""
         self._reading_keys: dict[bytes, int] = {}
         """Block -> fence of the read that brings it."""
         self.finds: set[int] = set()
@@ -164,8 +164,9 @@ class BlockTier:
         self._wanted.append((node, 0))
 
     def reading(self, slots: np.ndarray) -> list[int]:
-        fences = np.unique(self._readers[slots])
-        return fences[fences > 0].tolist()
+        if not self._readers[slots].any():
+            return []
+        return [fence for fence, write in self.writing.items() if np.isin(write.host_slots, slots).any()]
 
     def cut_loose(self) -> list[tuple[int, np.ndarray]]:
         going_on = [(write.fence, write.host_slots) for write in self.writing.values()]
@@ -221,7 +222,7 @@ class BlockTier:
         fence = self._host.allocator.fences.open()
         write = BlockWrite(self.name, fence, key, slots[number * size : (number + 1) * size].copy())
         self.writing[fence] = write
-        self._readers[write.host_slots] = fence
+        self._readers[write.host_slots] += 1
         self._writing_keys.add(key)
         return write
 
@@ -294,7 +295,7 @@ class BlockTier:
             self.finds.remove(fence)
         elif (write := self.writing.pop(fence, None)) is not None:
             self._writing_keys.remove(write.key)
-            self._readers[write.host_slots] = 0
+            self._readers[write.host_slots] -= 1
             self.counts.written += self.block_tokens if blocks else 0
             self.counts.failed_writes += 0 if blocks else self.block_tokens
         else:
