@@ -150,7 +150,7 @@ class BlockTier:
         """Nodes, and the first block of each path that has not been tried yet."""
         self._writing_keys: set[bytes] = set()
         self._readers = np.zeros(host.allocator.total_tokens + cache.page_size, dtype=np.int32)
-        """By slot on the host: how many writes read it. Blocks that begin alike share slots where a node ends in them."""
+        """By slot on the host: how many writes read it; blocks that begin alike share slots."""
         self._reading_keys: dict[bytes, int] = {}
         """Block -> fence of the read that brings it."""
         self.finds: set[int] = set()
