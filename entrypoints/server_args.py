@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import math
 import os
 import secrets
 from collections.abc import Iterable
@@ -302,6 +303,7 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
             f"{_flag_name(name)} keeps what the radix cache holds; leave it out, or --disable-radix-cache",
         )
     _at_least(tiers, 0, ("disk_cache_gb", "remote_cache_ttl"))
+    _need(math.isfinite(tiers.disk_cache_gb), f"--disk-cache-gb is {tiers.disk_cache_gb}; use a number of GiB")
     _need(
         bool(tiers.disk_cache_path) == bool(tiers.disk_cache_gb),
         "--disk-cache-path and --disk-cache-gb go together; set both, or neither",

@@ -16,7 +16,6 @@ While an order is under way its slots on the host keep their contents: given up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,8 +146,11 @@ class BlockTier:
         self._index = index
         self._names = names
         self._max_writing = max_writing
-        self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
+        self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
+        """Nodes, and the first block of each path that has not been tried yet."""
         self._writing_keys: set[bytes] = set()
+        self._readers = np.zeros(host.allocator.total_tokens + cache.page_size, dtype=np.int32)
+        """By slot on the host: how many writes read it; blocks that begin alike share slots."""
         self._reading_keys: dict[bytes, int] = {}
         """Block -> fence of the read that brings it."""
         self.finds: set[int] = set()
@@ -159,11 +161,12 @@ class BlockTier:
     # -- as the tier below the host -----------------------------------------------------------------------------------
 
     def stored(self, node: TreeNode) -> None:
-        self._wanted.append(node)
+        self._wanted.append((node, 0))
 
-    @property
-    def reading(self) -> Sequence[int]:
-        return list(self.writing)
+    def reading(self, slots: np.ndarray) -> list[int]:
+        if not self._readers[slots].any():
+            return []
+        return [fence for fence, write in self.writing.items() if np.isin(write.host_slots, slots).any()]
 
     def cut_loose(self) -> list[tuple[int, np.ndarray]]:
         going_on = [(write.fence, write.host_slots) for write in self.writing.values()]
@@ -190,24 +193,24 @@ class BlockTier:
 
     def _next_writes(self) -> list[BlockWrite]:
         writes: list[BlockWrite] = []
-        later: list[TreeNode] = []
+        later: list[tuple[TreeNode, int]] = []
         while self._wanted and len(self.writing) < self._max_writing:
-            node = self._wanted.popleft()
+            node, first = self._wanted.popleft()
             if node.host is None or self._cache.tree.reachable(node) is not node:
                 continue
             path = self._cache.tree.path(node, 0)
             if any(above.storing for above in path):
-                later.append(node)  # what comes before it is not on the host yet
+                later.append((node, first))  # what comes before it is not on the host yet
                 continue
             keys = self._names.of_path(path)
             missing = [
                 (number, key)
                 for number, key in enumerate(keys)
-                if key not in self._writing_keys and not self._index.contains(key)
+                if number >= first and key not in self._writing_keys and not self._index.contains(key)
             ]
             room = self._max_writing - len(self.writing)
             if len(missing) > room:
-                later.append(node)
+                later.append((node, missing[room][0]))  # each is tried once: a store may refuse them all
             if missing:
                 slots = np.concatenate([above.host for above in path if above.host is not None])
                 writes += [self._write(key, slots, number) for number, key in missing[:room]]
@@ -219,6 +222,7 @@ class BlockTier:
         fence = self._host.allocator.fences.open()
         write = BlockWrite(self.name, fence, key, slots[number * size : (number + 1) * size].copy())
         self.writing[fence] = write
+        self._readers[write.host_slots] += 1
         self._writing_keys.add(key)
         return write
 
@@ -267,6 +271,9 @@ class BlockTier:
         coming = sum(len(slots) for tier in self._host.below for slots in tier.coming)
         if coming and coming + tokens > self._host.allocator.total_tokens // 4:
             return None  # what comes for one must not push out what has come for another
+        whole, _, end = self._cache.find_prefix(found.namespace, found.ids)
+        for node in (whole, end):
+            self._cache.touch(node)  # room is made elsewhere: what is read must have its prefix to go on from
         slots = self._host.allocate(tokens)
         if slots is None:
             return None
@@ -288,6 +295,7 @@ class BlockTier:
             self.finds.remove(fence)
         elif (write := self.writing.pop(fence, None)) is not None:
             self._writing_keys.remove(write.key)
+            self._readers[write.host_slots] -= 1
             self.counts.written += self.block_tokens if blocks else 0
             self.counts.failed_writes += 0 if blocks else self.block_tokens
         else:

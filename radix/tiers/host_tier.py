@@ -90,9 +90,8 @@ class Below(Protocol):
         """A node has a copy on the host now."""
         ...
 
-    @property
-    def reading(self) -> Sequence[int]:
-        """Fences of all that reads from the host."""
+    def reading(self, slots: np.ndarray) -> list[int]:
+        """Fences of all that reads some of these host slots, int32 [n]."""
         ...
 
     @property
@@ -273,11 +272,10 @@ class HostTier:
 
     def allocate(self, tokens: int) -> np.ndarray | None:
         """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
-        short = tokens - self.allocator.free_tokens
-        if short > 0:
-            if tokens > self.allocator.total_tokens:
-                return None
-            self.evict(short)
+        if tokens > self.allocator.total_tokens:
+            return None
+        while (short := tokens - self.allocator.free_tokens) > 0 and self.evict(short):
+            pass  # what is being read by a tier behind is not free at once
         none = np.zeros(1, dtype=np.int32)
         return self.allocator.alloc_extend(none, np.array([tokens], dtype=np.int32), none)
 
@@ -374,7 +372,7 @@ class HostTier:
         assert node.host is not None and node.parent is not None
         fences = [fence for fence in (node.storing, node.loading) if fence]
         for tier in self.below:
-            fences += tier.reading
+            fences += tier.reading(node.host)
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
         self.tokens -= len(node)

@@ -62,6 +62,8 @@ class Tiers:
         """Who waits for which read, or for which answer."""
         self._in_turn: deque[Request] = deque()
         """Those whose read has not begun, because others fill the host."""
+        self._late: set[int] = set()
+        """Reads and questions that somebody has waited for in vain, and that are not over."""
 
     @property
     def num_queued(self) -> int:
@@ -102,6 +104,7 @@ class Tiers:
             rates = self._rates[store.name]
             (rates.stores if fence in store.writing else rates.loads).note(blocks * store.block_tokens, seconds)
         adopted = store.ended(fence, blocks)
+        self._late.discard(fence)
         readers = self._readers.pop(fence, [])
         for request in readers:
             brought = request.loading.brought
@@ -162,6 +165,7 @@ class Tiers:
             return
         loading = itertools.chain(self._in_turn, *self._readers.values())
         overdue = [request for request in loading if now >= request.loading.deadline]
+        self._late |= {fence for fence, readers in self._readers.items() if any(r in overdue for r in readers)}
         for request in overdue:
             self.remove(request)
             request.status = RequestStatus.WAITING
@@ -189,14 +193,20 @@ class Tiers:
     def _find(self, request: Request) -> tuple[BlockTier, Found] | None:
         """The store that brings most, the fastest of equals."""
         ids = request.token_ids.view(0, request.prefix_limit)
-        found = [(store, there) for store in self._stores if (there := store.find(request.namespace, ids)) is not None]
+        found = [
+            (store, there) for store in self._answering() if (there := store.find(request.namespace, ids)) is not None
+        ]
         found = [each for each in found if self._rates[each[0].name].loading_pays()]
         return max(found, key=lambda each: each[1].gain) if found else None
+
+    def _answering(self) -> list[BlockTier]:
+        """The stores that let nobody wait in vain just now: a disk may hang for good."""
+        return [store for store in self._stores if not any(map(store.owns, self._late))]
 
     def _ask(self, request: Request, now: float) -> bool:
         """Have the stores asked that do not know what they have; False if there is none."""
         ids = request.token_ids.view(0, request.prefix_limit)
-        for store in self._stores:
+        for store in self._answering():
             fence = store.begin_find(request.namespace, ids, ASKING_S)
             if fence is not None:
                 request.loading.asked, request.loading.deadline = True, now + ASKING_S

@@ -8,6 +8,7 @@ page freed too early, one bad split, and the output differs from `expected_outpu
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -49,6 +50,15 @@ def _token_logprobs(kv: np.ndarray) -> np.ndarray:
         mixed = (state ^ np.arange(1, VOCAB + 1, dtype=np.uint64)) * np.uint64(_MULTIPLIER) + np.uint64(_INCREMENT)
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MULTIPLIER)
     return -(mixed >> np.uint64(44)).astype(np.float32) / np.float32(2**17)
+
+
+def _guessed(kv: np.ndarray, token: int, count: int) -> list[int]:
+    """What the model says after the KV of a sequence and one more token."""
+    tokens = [token]
+    for _ in range(count):
+        kv = np.append(kv, np.uint64(_mix(int(kv[-1]), tokens[-1])))
+        tokens.append(_next_token(kv))
+    return tokens[1:]
 
 
 def _candidates(step: BeamStep, logprobs: np.ndarray, end_ids: frozenset[int]) -> BeamCandidates:
@@ -165,6 +175,8 @@ class KVEchoModel:
         """Token ids whose KV is not finite."""
         self.shows_spoiled = True
         """False: it cannot tell where."""
+        self.guesses: Callable[[], int] = lambda: 0
+        """How many more tokens a row brings than the one that it samples, as if guesses at them had been accepted."""
 
     def forward(self, batch: ScheduleBatch, fails_before: Stage | None = None) -> StepResult:
         """Compute a step. With ``fails_before`` it raises StepFailed there, all that comes before being done; before
@@ -189,6 +201,7 @@ class KVEchoModel:
         if fails_before == "compute":
             raise StepFailed(fails_before)
         next_ids = np.full(len(batch), -1, dtype=np.int32)
+        accepted: dict[int, list[int]] = {}
         logprobs = {}
         failed: dict[int, int] = {}
         allowed: dict[int, list[int]] = {}
@@ -217,13 +230,15 @@ class KVEchoModel:
                 logprobs[i] = _token_logprobs(kv)
             elif batch.samples[i]:
                 next_ids[i] = _next_token(kv) if i not in allowed else _next_allowed(kv, np.array(allowed[i]))
+                accepted[i] = _guessed(kv, int(next_ids[i]), 0 if i in allowed or i in failed else self.guesses())
             start += new
         self.computed_tokens += start
         self._last_next_ids = next_ids
         if fails_before == "finish":
             raise StepFailed(fails_before)
         beams = [self._answer(step, logprobs) for step in batch.beams]
-        return StepResult.of_rows([[token] if token >= 0 else [] for token in next_ids.tolist()], beams, failed)
+        rows = [[token, *accepted[row]] if token >= 0 else [] for row, token in enumerate(next_ids.tolist())]
+        return StepResult.of_rows(rows, beams, failed)
 
     def write_block(self, slots: np.ndarray) -> np.ndarray:
         """What the host holds in these slots."""

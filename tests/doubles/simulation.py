@@ -42,9 +42,11 @@ class Sent:
 class Simulation:
     """One run from one seed. Time advances by one second per step; everything else is drawn."""
 
-    def __init__(self, seed: int, *, faults: bool = False, host_ratio: float = 0.0, **options) -> None:
+    def __init__(
+        self, seed: int, *, faults: bool = False, host_ratio: float = 0.0, guesses: int = 0, **options
+    ) -> None:
         """faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of
-        the pool; 0: none."""
+        the pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
         self.rng = rng = random.Random(seed)
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
@@ -66,6 +68,8 @@ class Simulation:
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
         self.fault_rate = rng.choice([0.03, 0.1]) if faults else 0.0
         self.harness.fault = self.fault
+        if guesses:
+            self.harness.model.guesses = lambda: rng.randint(0, guesses)
         if self.harness.tiers is not None:
             self.harness.tiers.failure_rate = self.fault_rate
         self.stems = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]

@@ -106,6 +106,7 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--port"], "--port: expected one argument"),
         ([*MODEL, "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
         ([*MODEL, "--page-size", "3"], "--page-size is 3; use a power of two"),
+        ([*MODEL, "--disk-cache-gb", "inf"], "--disk-cache-gb is inf; use a number of GiB"),
         ([*MODEL, "--page-size", "0"], "--page-size is 0"),
         ([*MODEL, "--page-size", "64", "--max-total-tokens", "10"], "at least one page"),
         ([*MODEL, "--mem-fraction-static", "1.5"], "--mem-fraction-static is 1.5"),

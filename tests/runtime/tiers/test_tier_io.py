@@ -1,0 +1,148 @@
+"""Orders of the tiers go to whoever carries them out, and each comes back once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from disk_blocks import fill, key_of, open_pool
+
+from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.radix.tiers.block_tier import BlockFind, BlockRead, BlockWrite
+from baton.radix.tiers.host_tier import TierCopy
+from baton.runtime.tiers.block_io import BlockIO
+from baton.runtime.tiers.tier_io import BlocksEnded, TierIO, is_finite
+from baton.runtime.tiers.transfer import Ended
+
+PAGE, PAGES_PER_BLOCK = 1000, 5
+
+
+class NoCopies:
+    """Notes the copies between device and host; they end when they are polled."""
+
+    def __init__(self) -> None:
+        self.copies: list[TierCopy] = []
+
+    def order(self, copies: list[TierCopy]) -> None:
+        self.copies += copies
+
+    @property
+    def under_way(self) -> int:
+        return len(self.copies)
+
+    def poll(self) -> list[Ended]:
+        ended, self.copies = self.copies, []
+        return [Ended(copy.fence, True, 0.5) for copy in ended]
+
+    def close(self, timeout: float) -> bool:
+        return True
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[DiskPool]:
+    pool = open_pool(tmp_path)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def memory() -> np.ndarray:
+    return np.arange(41, dtype=np.uint8)[:, None].repeat(PAGE, axis=1)
+
+
+@pytest.fixture
+def tier_io(pool: DiskPool, memory: np.ndarray) -> Iterator[TierIO]:
+    transfers: Any = NoCopies()
+    io = BlockIO(pool, memory, 2 * pool.block_bytes)
+    tiers = TierIO(transfers, 2, {"disk": io})
+    yield tiers
+    assert tiers.close(60)
+
+
+def slots(first_page: int, pages: int = PAGES_PER_BLOCK) -> np.ndarray:
+    """Of a host with two tokens a page."""
+    return np.arange(2 * first_page, 2 * (first_page + pages), dtype=np.int32)
+
+
+def finish(tiers: TierIO) -> dict[int, Ended | BlocksEnded]:
+    """Poll until nothing is under way."""
+    found: dict[int, Ended | BlocksEnded] = {}
+    give_up = time.monotonic() + 60
+    while tiers.under_way and time.monotonic() < give_up:
+        for ended in tiers.poll():
+            assert ended.fence not in found, "it came back twice"
+            found[ended.fence] = ended
+        time.sleep(0.001)
+    assert tiers.poll() == []
+    return found
+
+
+def blocks(ended: Ended | BlocksEnded) -> int:
+    assert isinstance(ended, BlocksEnded)
+    return ended.blocks
+
+
+def test_each_order_comes_back_once(tier_io: TierIO, pool: DiskPool, memory: np.ndarray) -> None:
+    fill(pool, [1, 2])
+    copy = TierCopy(7, True, slots(1), slots(1))
+    find = BlockFind("disk", 8, (key_of(1), key_of(2), key_of(3)), 60.0)
+    read = BlockRead("disk", 9, (key_of(1), key_of(2), key_of(3)), slots(11, 15), 60.0)
+    tier_io.order([copy, find, read, BlockWrite("disk", 10, key_of(4), slots(31))])
+    assert tier_io.under_way == 4
+    found = finish(tier_io)
+    assert found[7] == Ended(7, True, 0.5)
+    assert [blocks(found[fence]) for fence in (8, 9, 10)] == [2, 2, 1] and len(found) == 4
+    into = np.empty(pool.block_bytes, dtype=np.uint8)
+    assert pool.get(key_of(4), into, 0.0) and (into == memory[31:36].reshape(-1)).all()
+    assert pool.get(key_of(2), into, 0.0) and (into == memory[16:21].reshape(-1)).all()
+
+
+def test_what_is_there_or_not_accepted_is_over_at_once(tier_io: TierIO, pool: DiskPool) -> None:
+    fill(pool, [1])
+    tier_io.order([BlockWrite("disk", 3, key_of(1), slots(1))])
+    (ended,) = tier_io.poll()
+    assert ended == BlocksEnded(3, 1, 0.0) and tier_io.under_way == 0
+    assert tier_io.close(60)
+    tier_io.order([BlockWrite("disk", 4, key_of(2), slots(1)), BlockRead("disk", 5, (key_of(1),), slots(1), 60.0)])
+    assert [(ended.fence, blocks(ended)) for ended in tier_io.poll()] == [(4, 0), (5, 0)]
+
+
+def test_a_read_has_so_long_from_its_order_on(pool: DiskPool, memory: np.ndarray) -> None:
+    fill(pool, [1])
+    transfers: Any = NoCopies()
+    now = 1000.0
+    io = BlockIO(pool, memory, pool.block_bytes, clock=lambda: now)
+    tiers = TierIO(transfers, 2, {"disk": io}, clock=lambda: now)
+    tiers.order([BlockRead("disk", 1, (key_of(1),), slots(1), 0.0), BlockRead("disk", 2, (key_of(1),), slots(1), 0.1)])
+    assert {fence: blocks(ended) for fence, ended in finish(tiers).items()} == {1: 0, 2: 1}
+    assert tiers.close(60)
+
+
+def test_only_finite_numbers_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pool = open_pool(tmp_path, block_bytes=4096)
+    numbers = torch.randn(4, 1024)
+    numbers[2, 777] = torch.nan
+    io = BlockIO(pool, numbers.view(torch.uint8).numpy(), 10 * 4096, is_sound=partial(is_finite, dtype="float32"))
+    transfers: Any = NoCopies()
+    tiers = TierIO(transfers, 1, {"disk": io})
+    tiers.order([BlockWrite("disk", page, key_of(page), np.array([page], dtype=np.int32)) for page in (1, 2, 3)])
+    assert {fence: blocks(ended) for fence, ended in finish(tiers).items()} == {1: 1, 2: 0, 3: 1}
+    assert not pool.contains(key_of(2)) and io.stats.unsound_stores == 1 and "are not finite" in caplog.text
+    assert tiers.close(60)
+    pool.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_finite(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    numbers = torch.tensor([0.0, -1.5, torch.finfo(kind).max, torch.finfo(kind).tiny], dtype=kind)
+    assert is_finite(numbers.view(torch.uint8).numpy(), dtype)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        spoilt = torch.cat([numbers, torch.tensor([bad], dtype=kind), numbers])
+        assert not is_finite(spoilt.view(torch.uint8).numpy(), dtype)
