@@ -220,6 +220,31 @@ def test_orders_go_on_for_nobody_after_a_reset(page: int, abandon: bool) -> None
     rig.check()
 
 
+def test_ten_thousand_cycles_leave_nothing_behind() -> None:
+    """Prompts go round between device, host and disk; memory for a few of them on each."""
+    rig = DiskRig(16, host_tokens=96, num_tokens=64, page_size=16)
+    sizes = set()
+    for cycle in range(10_000):
+        ids = tokens(33, first=1 + 1000 * (cycle % 7))
+        if (fence := read(rig, ids)) is not None:
+            rig.end_disk(fence)
+        if (fence := rig.load(ids)) is not None:
+            rig.end(fence, ok=cycle % 50 != 0)
+        rig.insert(ids)
+        rig.pump()
+        rig.end_all(ok=cycle % 30 != 0)
+        rig.pump_disk()
+        for fence in list(rig.orders):
+            rig.end_disk(fence)
+        if cycle % 500 == 0:
+            rig.check()
+            sizes.add((rig.cache.total_nodes, len(rig.tier.order), sum(1 for _ in rig.cache.order.entries())))
+    assert max(map(max, sizes)) <= 16, sizes
+    assert rig.tier.counts.loaded > 10_000 and rig.disk.counts.adopted > 1000
+    assert not len(rig.allocator.fences) and rig.cache.reset()
+    assert rig.allocator.free_tokens == 64 and rig.host_allocator.free_tokens == 96
+
+
 @PAGES
 def test_random_lives(page: int) -> None:
     adopted = [random_life(seed, page) for seed in range(8)]
