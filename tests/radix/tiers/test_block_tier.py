@@ -122,6 +122,39 @@ def test_nothing_is_adopted_behind_a_gap(page: int) -> None:
 
 
 @PAGES
+def test_no_copy_is_adopted_by_a_node_whose_prefix_has_none(page: int) -> None:
+    rig = DiskRig(16, page_size=page)
+    rig.insert(tokens(64))
+    rig.to_disk()
+    forget_all(rig)
+    rig.insert(tokens(32))
+    rig.store_all()
+    fence = read(rig, tokens(64))
+    assert fence is not None
+    rig.tier.policy = HostPolicy(min_hits=99)
+    rig.insert(tokens(64))  # all of it is on the device by now, and its end on no other tier
+    rig.tier.evict(10**9)
+    rig.end_disk(fence)
+    rig.check()
+    assert rig.disk.counts.read == 32 and rig.disk.counts.adopted == 0
+
+
+@PAGES
+def test_reads_together_take_a_quarter_of_the_host(page: int) -> None:
+    rig = DiskRig(16, host_tokens=256, page_size=page)
+    for first in (0, 1000, 2000):
+        rig.insert(tokens(48, first=first + 1))
+    rig.to_disk()
+    forget_all(rig)
+    one = read(rig, tokens(48))
+    assert one is not None, "the first may take more"
+    assert read(rig, tokens(48, first=1001)) is None
+    rig.end_disk(one)
+    assert read(rig, tokens(48, first=1001)) is not None
+    rig.check()
+
+
+@PAGES
 def test_a_block_keeps_its_contents_while_it_is_written(page: int) -> None:
     rig = DiskRig(16, host_tokens=64, page_size=page)
     rig.insert(tokens(64))

@@ -72,3 +72,19 @@ def test_a_host_pool_that_does_not_add_up_fails_nobody(caplog: pytest.LogCapture
     assert harness.scheduler.self_check(1.0) == [] and "the host's KV pool does not add up by 4 tokens" in caplog.text
     harness.run()
     assert harness.outcomes["a", 0].tokens == expected_output(prompt_of(41), 8)
+
+
+def test_who_is_out_of_memory_waits_for_copies_before_anybody_is_retracted() -> None:
+    harness = Harness(num_tokens=70, host_tokens=64)
+    harness.add("done", prompt_of(20), 1)
+    harness.step()
+    held = harness.scheduler.tiers.take()  # nobody carries them out: what they copy is locked
+    assert len(held) == 1 and harness.tiers is not None
+    harness.add("long", prompt_of(10, 1), 50)
+    for _ in range(60):
+        harness.step()
+    long = harness.outcomes["long", 0]
+    assert long.finish is None and 30 < len(long.tokens) < 45 and harness.scheduler.stats().retractions == 0
+    harness.tiers.order(held)
+    harness.run()
+    assert long.tokens == expected_output(prompt_of(10, 1), 50) and harness.scheduler.stats().retractions == 0
