@@ -127,19 +127,23 @@ class Sender:
 
 
 class Waker:
-    """Ends a receiver's poll, from any thread."""
+    """Ends a receiver's poll, from any thread; once closed, nobody's."""
 
     def __init__(self, address: str) -> None:
-        self._sender = Sender(address)
+        self._sender: Sender | None = Sender(address)
         self._lock = threading.Lock()
 
     def wake(self) -> None:
         with self._lock:  # which is also the fence that a socket needs to go from thread to thread
-            self._sender.wake()
+            if self._sender is not None:
+                self._sender.wake()
 
     def close(self) -> None:
+        """A thread that hangs may wake us later."""
         with self._lock:
-            self._sender.close()
+            if self._sender is not None:
+                self._sender.close()
+            self._sender = None
 
 
 class Receiver(Generic[MessageT]):

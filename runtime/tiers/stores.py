@@ -55,7 +55,11 @@ def open_stores(config: TierConfig, host_pool: HostPool, model: bytes) -> Stores
     if config.disk_cache_path:
         stores["disk"] = _open_disk(config, block_bytes, fingerprint)
     if config.remote_cache_url:
-        stores["remote"] = _open_remote(config, block_bytes, fingerprint)
+        try:
+            stores["remote"] = _open_remote(config, block_bytes, fingerprint)
+        except ModelLoadError:
+            Stores(stores, fingerprint, block_tokens).close()
+            raise
     return Stores(stores, fingerprint, block_tokens) if stores else None
 
 

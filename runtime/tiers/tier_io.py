@@ -95,11 +95,6 @@ class TierIO:
             over += blocks
         return over
 
-    def clear(self, store: str) -> bool:
-        """Remove every block of this model from a store, before anything that is ordered from now on. False if there is
-        no such store, or its thread has ended."""
-        return store in self._stores and self._stores[store].clear()
-
     def close(self, timeout: float) -> bool:
         """Give up loads that have not begun, go on storing, and wait up to ``timeout`` seconds for each thread. False
         if one hangs: what it works with must stay open."""

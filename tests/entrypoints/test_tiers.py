@@ -65,3 +65,11 @@ def test_a_folder_is_free_again_when_its_engine_has_ended(tmp_path: Path) -> Non
             answers.append(engine.generate(input_ids=prompt, sampling_params=GREEDY))
             assert answers[-1]["meta_info"]["cached_tokens_details"]["disk"] == found
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
+
+
+def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path) -> None:
+    options = {"host_cache_gb": 0.02, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1}
+    with pytest.raises(ValueError, match="NO_SUCH_VARIABLE"):
+        Engine(model_path=TOY, device="cpu", max_total_tokens=POOL, remote_cache_url="env:NO_SUCH_VARIABLE", **options)
+    with Engine(model_path=TOY, device="cpu", max_total_tokens=POOL, **options) as engine:
+        assert engine.get_cache_tiers()["disk"] is not None

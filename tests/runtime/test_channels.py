@@ -23,6 +23,7 @@ from baton.runtime.channels import (
     Endpoints,
     Receiver,
     Sender,
+    Waker,
     make_run_dir,
     run_dir_candidates,
 )
@@ -231,4 +232,19 @@ def test_every_message_of_a_channel_survives_the_journey(union: object) -> None:
         sender.send(message)
     assert collect(receiver, len(sent)) == sent
     sender.close()
+    receiver.close()
+
+
+def test_a_waker_ends_a_poll_from_any_thread_and_is_silent_when_closed() -> None:
+    address = "inproc://woken"
+    receiver: Receiver[Number] = Receiver(address, Number)
+    waker = Waker(address)
+    thread = threading.Thread(target=waker.wake)
+    thread.start()
+    assert receiver.poll(30.0) == []
+    thread.join()
+    waker.close()
+    waker.close()
+    waker.wake()
+    assert receiver.poll(0.0) == []
     receiver.close()
