@@ -122,7 +122,7 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
     )
     eos_token_ids = runner.config.eos_token_ids
-    host_pool = make_host_pool(config.tiers, runner.kv_pool)
+    host_pool = make_host_pool(config.tiers, runner.kv_pool, runner.transfer_kv)
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
     stores = None
     if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):

@@ -10,7 +10,8 @@ Pieces that small are what decides: each is a miss in the caches. That leaves th
 - Numba's, for a CPU (numba_copies.py): one call without the GIL, and stores that pass the caches by.
 - `copy_pages_numpy`, for a CPU without Numba: slices where neighbours stay neighbours, else it gathers and scatters,
   which goes through memory twice.
-- `copy_pages_torch`, for a GPU: gathers on the device, and takes each run of host pages in one transfer.
+- `copy_pages_torch`, for a GPU: gathers on the device, and takes each run of host pages in one transfer. Where there is
+  a kernel for it, that is given to `HostPool` instead (runtime/tiers/kernel_copies.py).
 
 None of them starts threads: a copy runs beside the model, whose threads have other work.
 """
@@ -140,7 +141,7 @@ def copy_pages_torch(
     device = planes[0].device
     piece = max(STAGED // block[0].nbytes, 1)
     for start in range(0, len(host_pages), piece):
-        rows = torch.from_numpy(device_pages[start : start + piece]).to(device, non_blocking=True)
+        rows = upload(device_pages[start : start + piece], device)
         staged = torch.empty((len(rows), *block.shape[1:]), dtype=block.dtype, device=device)
         by_plane = (*staged[:, 0].unbind(1), *staged[:, 1].unbind(1))
         if not up:
@@ -151,6 +152,13 @@ def copy_pages_torch(
         if up:
             for plane, part in zip(planes, by_plane, strict=True):
                 plane.index_copy_(0, rows, part)
+
+
+def upload(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The same numbers on the device, queued on the current stream. From memory that is not pinned the driver might
+    wait for all that is queued there; torch keeps pinned memory until the stream has read it."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _in_words(pages: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -10,6 +10,8 @@ from ...memory_pool.kv_pool import MHAKVPool
 from ...memory_pool.tiers.host_pool import HostPool
 from ...radix.tiers.host_tier import HostPolicy
 from ..config import TierConfig
+from ..layers.ops import CopyKVOp
+from ..tiers.kernel_copies import choose_copies
 from .host_cache_sizing import plan_host_tokens
 from .memory_sizing import available_memory
 
@@ -23,9 +25,9 @@ HOST_POLICIES = {
 """By the names of --host-write-policy."""
 
 
-def make_host_pool(config: TierConfig, device_pool: MHAKVPool) -> HostPool | None:
+def make_host_pool(config: TierConfig, device_pool: MHAKVPool, transfer: CopyKVOp) -> HostPool | None:
     """Memory for what leaves the device; None if the settings ask for none. Raises HostCacheError (a ModelLoadError) if
-    the machine does not have it."""
+    the machine does not have it. transfer: the device's own copies to and from such memory."""
     # A KV pool on a CPU takes its memory only as it is used, so what is available still contains all of it.
     promised = device_pool.num_slots * device_pool.bytes_per_token if device_pool.device.type == "cpu" else 0
     num_tokens = plan_host_tokens(
@@ -38,7 +40,7 @@ def make_host_pool(config: TierConfig, device_pool: MHAKVPool) -> HostPool | Non
     )
     if not num_tokens:
         return None
-    pool = HostPool(device_pool, num_tokens)
+    pool = HostPool(device_pool, num_tokens, copy_pages=choose_copies(transfer, device_pool))
     tokens, size = device_pool.num_tokens, device_pool.bytes_per_token
     logger.info(
         "tiers: device KV pool: %d tokens × %d bytes = %.2f GiB; %s, %s",

@@ -111,6 +111,7 @@ class ModelRunner:
             self._mirror = untouched_zeros((num_rows + 1, self.config.context_length), torch.int32, self.device)
             plan = self._plan_memory(backends, shapes if backends.recorder is not None else None, available)
             self.max_total_tokens = plan.kv_tokens
+            self.transfer_kv = backends.ops.transfer_kv
             try:
                 self.kv_pool = self._make_pool(backends, plan.kv_tokens)
             except torch.OutOfMemoryError as error:
