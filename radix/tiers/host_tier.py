@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ..cache import LEAST_REST, MatchResult, RadixCache
 from ..node import TreeNode
+from .below import Below
 from .host_order import HostOrder
 
 MAX_WANTED = 1 << 14
@@ -83,27 +83,6 @@ class HostPolicy:
     """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
 
 
-class Below(Protocol):
-    """A tier behind the host, which reads the host's copies and brings others."""
-
-    def stored(self, node: TreeNode) -> None:
-        """A node has a copy on the host now."""
-        ...
-
-    def reading(self, slots: np.ndarray) -> list[int]:
-        """Fences of all that reads some of these host slots, int32 [n]."""
-        ...
-
-    @property
-    def coming(self) -> list[np.ndarray]:
-        """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
-        ...
-
-    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
-        """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
-        ...
-
-
 class HostTier:
     """A residency that keeps what leaves the device, if it was stored before (write-through).
 
@@ -138,7 +117,11 @@ class HostTier:
             self._wanted.append(node)
 
     def accessed(self, node: TreeNode) -> None:
-        if node.host is not None or node.parent is None or self.policy.write_back:
+        if node.parent is None:
+            return
+        for tier in self.below:
+            tier.used(node)
+        if node.host is not None or self.policy.write_back:
             return
         node.hits += 1
         if node.hits == self.policy.min_hits:

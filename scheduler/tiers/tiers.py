@@ -15,7 +15,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ...radix.tiers.block_tier import BlockOrder, BlockTier, Found
+from ...radix.tiers.block_orders import BlockOrder
+from ...radix.tiers.block_tier import BlockTier, Found
 from ...radix.tiers.host_tier import TierCopy
 from ..memory.kv_memory import KVMemory
 from ..policies.fill_time import FillTime
@@ -77,11 +78,11 @@ class Tiers:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def take(self) -> list[TierCopy | BlockOrder]:
+    def take(self, now: float) -> list[TierCopy | BlockOrder]:
         """What is due; to be ordered before the step that was formed just now is launched."""
         orders: list[TierCopy | BlockOrder] = list(self._memory.take_tier_copies())
         for store in self._stores:
-            orders += store.take_orders()
+            orders += store.take_orders(now)
         return orders
 
     def copy_ended(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
