@@ -39,7 +39,6 @@ KNOWN_KEYS = 2**16
 """How many keys are remembered as stored."""
 TOUCH_S = 60.0
 """How often, at most, the server is told that a block is in use; of those with a short time to live, sooner."""
-_SCAN_COUNT = 1000
 
 FAILURES = ("unreachable", "timeout", "login", "answer", "refused", "late", "size", "header", "checksum")
 """The server: cannot be reached, takes too long, does not let us in, says what is not Redis, refuses a command; a load
@@ -206,25 +205,6 @@ class RemoteStore:
                 reply = self._link.receive()
                 if not isinstance(reply, Refusal):
                     self._heard(key, bool(reply), now)
-            self._breaker.succeeded()
-        except LinkError as error:
-            self._failed(error, now)
-
-    def clear(self, now: float) -> None:
-        """Remove every block of this model from the server, whoever stored it."""
-        self._known.clear()
-        if not self._allowed(now):
-            return
-        cursor = b"0"
-        try:
-            while True:
-                cursor, names = self._link.ask(
-                    b"SCAN", cursor, b"MATCH", self._values.prefix + b"*", b"COUNT", _SCAN_COUNT
-                )  # fmt: skip
-                if names:
-                    self._link.ask(b"UNLINK", *names)
-                if cursor == b"0":
-                    break
             self._breaker.succeeded()
         except LinkError as error:
             self._failed(error, now)

@@ -206,32 +206,6 @@ def test_touch_comes_after_the_stores_before_it(gate: Gate, io: BlockIO, pool: D
     assert io.queued_bytes == 0 == io.pending
 
 
-class TestClear:
-    def test_nothing_is_left(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray, tmp_path: Path) -> None:
-        """Neither what was there, nor what was asked for before, nor what was being written."""
-        fill(pool, [5, 6])
-        hold(gate, io, memory)
-        assert store(io, memory, 1) and io.load(keys(5), pages(1), "load", NEVER) and io.touch(keys(1))
-        assert io.clear() and brief(io.poll()) == [("load", 0), (1, 0)] and io.queued_bytes == BLOCK
-        assert io.load(keys(5), pages(1), "after", NEVER)
-        gate.open.set()
-        assert collect(io, 2) == [("held", 1), ("after", 0)]
-        assert len(pool) == 0 == pool.used_bytes and not list(tmp_path.rglob("??/??*"))
-
-    def test_what_comes_after_it_is_stored(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
-        """Also a block that is still there when the store is asked for."""
-        fill(pool, [5])
-        hold(gate, io, memory)
-        assert store(io, memory, 5) is Stored.PRESENT
-        assert io.clear() and store(io, memory, 5) is Stored.QUEUED
-        gate.open.set()
-        assert collect(io, 2) == [("held", 1), (5, 1)] and pool.by_age() == keys(5)
-
-    def test_a_closed_one_clears_nothing(self, io: BlockIO, pool: DiskPool) -> None:
-        fill(pool, [5])
-        assert io.close(60) and not io.clear() and len(pool) == 1
-
-
 def test_the_owner_is_woken_for_every_completion(pool: DiskPool, memory: np.ndarray) -> None:
     """By then it is there to be polled, and no lock of the thread is held."""
     polled: list[Finished] = []
@@ -244,8 +218,8 @@ def test_the_owner_is_woken_for_every_completion(pool: DiskPool, memory: np.ndar
     io = BlockIO(pool, memory, BLOCK, wake=wake)
     for number in (1, 2):
         assert store(io, memory, number) and woken.acquire(timeout=60) and polled[-1].tag == number
-    assert io.touch(keys(1)) and io.clear() and io.find(keys(1), "find", NEVER) and woken.acquire(timeout=60)
-    assert io.close(60) and brief(polled) == [(1, 1), (2, 1), ("find", 0)] and not woken.acquire(blocking=False)
+    assert io.touch(keys(1)) and io.find(keys(1), "find", NEVER) and woken.acquire(timeout=60)
+    assert io.close(60) and brief(polled) == [(1, 1), (2, 1), ("find", 1)] and not woken.acquire(blocking=False)
 
 
 def test_a_request_says_what_it_took(pool: DiskPool, memory: np.ndarray) -> None:
@@ -287,8 +261,6 @@ class Batches:
 
     def touch(self, keys: Sequence[bytes], now: float) -> None:
         self.batches.append([b"touch"])
-
-    def clear(self, now: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -412,7 +384,7 @@ def test_the_pool_goes_by_the_clock_it_was_given(pool: DiskPool, memory, tmp_pat
     assert file_of(tmp_path, key_of(1)).stat().st_mtime != 1
 
 
-@pytest.mark.parametrize("call", ["get_many", "put_many", "touch", "clear"])
+@pytest.mark.parametrize("call", ["get_many", "put_many", "touch"])
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, SystemExit])
 def test_a_thread_that_dies_leaves_nobody_waiting(
     gate: Gate, io: BlockIO, pool: DiskPool, memory, monkeypatch, caplog: pytest.LogCaptureFixture, call: str, error
@@ -422,15 +394,13 @@ def test_a_thread_that_dies_leaves_nobody_waiting(
 
     hold(gate, io, memory)
     monkeypatch.setattr(DiskPool, call, fail)
-    if call == "clear":
-        assert io.clear()
     assert store(io, memory, 1) and io.touch(keys(1))
     assert io.load(keys(1), pages(1), "one", NEVER) and io.load(keys(2), pages(2), "two", NEVER)
     gate.open.set()
     assert collect(io, 4) == [("held", 1), ("one", 0), ("two", 0), (1, 0)]
     io._thread.join(60)
     assert store(io, memory, 3) is Stored.DROPPED and not io.load(keys(1), pages(1), "late", NEVER)
-    assert not io.touch(keys(1)) and not io.clear() and not io.find(keys(1), "late", NEVER)
+    assert not io.touch(keys(1)) and not io.find(keys(1), "late", NEVER)
     assert io.poll() == [] and io.pending == 0 == io.queued_bytes
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and errors[0].exc_info is not None and "KV on disk" in errors[0].getMessage()
