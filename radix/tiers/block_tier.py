@@ -264,21 +264,27 @@ class BlockTier:
         return fence
 
     def begin_read(self, found: Found, timeout: float) -> int | None:
-        """Order a read; its fence. None if the host has no room, or others fill it just now."""
-        tokens = len(found.keys) * self.block_tokens
-        coming = sum(len(slots) for tier in self._host.below for slots in tier.coming)
-        if coming and coming + tokens > self._host.allocator.total_tokens // 4:
+        """Order a read of as many leading blocks as the host can hold; its fence. None if it has no room, or others
+        fill it just now."""
+        size, host, count = self.block_tokens, self._host, len(found.keys)
+        coming = sum(len(slots) for tier in host.below for slots in tier.coming)
+        if coming and coming + count * size > host.allocator.total_tokens // 4:
             return None  # what comes for one must not push out what has come for another
-        whole, _, end = self._cache.find_prefix(found.namespace, found.ids)
-        for node in (whole, end):
-            self._cache.touch(node)  # room is made elsewhere: what is read must have its prefix to go on from
-        slots = self._host.allocate(tokens)
-        if slots is None:
+        whole, _, last = self._cache.find_prefix(found.namespace, found.ids)
+        for node in (whole, last):
+            self._cache.touch(node)  # what is read must have its prefix to go on from when it comes, and now:
+        while last.host is None and last.parent is not None:
+            last = last.parent
+        room = host.make_room(count * size, kept=last)
+        left_out = count - room // size
+        if found.gain <= left_out * size:
             return None
-        fence = self._host.allocator.fences.open()
-        order = BlockRead(self.name, fence, found.keys, slots, timeout)
-        self.readings[fence] = Reading(order, found.namespace, found.ids)
-        self._reading_keys |= dict.fromkeys(found.keys, fence)
+        keys, slots = found.keys[: count - left_out], host.allocate((count - left_out) * size)
+        assert slots is not None, "room has been made"
+        fence = host.allocator.fences.open()
+        order = BlockRead(self.name, fence, keys, slots, timeout)
+        self.readings[fence] = Reading(order, found.namespace, found.ids[: len(found.ids) - left_out * size])
+        self._reading_keys |= dict.fromkeys(keys, fence)
         self._new_orders.append(order)
         return fence
 

@@ -255,12 +255,22 @@ class HostTier:
 
     def allocate(self, tokens: int) -> np.ndarray | None:
         """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
-        if tokens > self.allocator.total_tokens:
+        if tokens > self.allocator.total_tokens or self.make_room(tokens) < tokens:
             return None
-        while (short := tokens - self.allocator.free_tokens) > 0 and self.evict(short):
-            pass  # what is being read by a tier behind is not free at once
         none = np.zeros(1, dtype=np.int32)
         return self.allocator.alloc_extend(none, np.array([tokens], dtype=np.int32), none)
+
+    def make_room(self, tokens: int, kept: TreeNode | None = None) -> int:
+        """Evict until ``tokens`` tokens are free, or nothing is left to evict; how many of them are. kept: the copies
+        of the path down to this node stay."""
+        if kept is not None:
+            kept.host_children += 1  # as if there were one more copy below it
+        while (short := tokens - self.allocator.free_tokens) > 0 and self.evict(short):
+            pass  # what is being read by a tier behind is not free at once
+        if kept is not None:
+            kept.host_children -= 1
+            self.may_be_leaf(kept)
+        return min(tokens, self.allocator.free_tokens)
 
     # -- back to the device -------------------------------------------------------------------------------------------
 

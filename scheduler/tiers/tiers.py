@@ -220,7 +220,8 @@ class Tiers:
         fence = found.under_way or store.begin_read(found, request.loading.deadline - now)
         if fence is None:
             return False
-        request.loading.reads += 1
+        in_part = not found.under_way and len(store.readings[fence].order.keys) < len(found.keys)
+        request.loading.reads = MAX_READS if in_part else request.loading.reads + 1  # there is room for no more
         self._readers.setdefault(fence, []).append(request)
         return True
 
