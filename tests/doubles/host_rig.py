@@ -113,6 +113,11 @@ class FakeDisk:
         return next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))
 
 
+def names(rig: DiskRig, ids: np.ndarray) -> tuple[bytes, ...]:
+    """Of the whole blocks of ``ids``."""
+    return tuple(rig.disk._names.of_ids("", [], ids))
+
+
 class DiskRig(TierRig):
     """`pump_disk` starts reads and writes, `end_disk` ends one."""
 

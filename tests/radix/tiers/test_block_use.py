@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_rig import DiskRig, tokens
+from host_rig import DiskRig, names, tokens
 
 from baton.radix.tiers import block_tier
 from baton.radix.tiers.block_orders import BlockTouch
 from baton.radix.tiers.block_tier import TOUCH_S
 from baton.radix.tiers.host_tier import HostPolicy
-
-
-def names(rig: DiskRig, ids: np.ndarray, namespace: str = "") -> tuple[bytes, ...]:
-    return tuple(rig.disk._names.of_ids(namespace, [], ids))
 
 
 def with_tail(first: int, prefix: int = 64, tail: int = 16) -> np.ndarray:
