@@ -179,7 +179,9 @@ class Simulation:
     def next_turn(self) -> tuple[str, list[int], Predecessor]:
         """A prompt that goes on from what an earlier request had said by now, or nearly."""
         turns = self.turns
-        rid, index = turns.choice(list(self.harness.outcomes)[-12:])
+        outcomes = self.harness.outcomes
+        ended = [key for key, outcome in outcomes.items() if outcome.finish is not None]
+        rid, index = turns.choice(ended[-8:] if ended and turns.random() < 0.9 else list(outcomes))
         request = self.harness.outcomes[rid, index].request
         assert request is not None
         ids = request.token_ids.view()[:200].tolist() or [1]
