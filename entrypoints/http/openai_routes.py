@@ -46,7 +46,7 @@ class OpenAIRoutes:
         async with self._bodies.json_object(request) as fields:
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
             call = await parsed(request, lambda: parse_completion(fields, rid=rid, max_prompts=most))
-            check_model(call.model, self._args.served_model_name)
+            check_model(call.model, self._args.server.served_model_name)
             batch, headers = call.batch, request_id(call.batch.rid)
             response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():
