@@ -35,9 +35,9 @@ from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
+from .chat.setup import ChatSetup, ChatSetupError
 from .http.health_routes import Readiness
 from .http.keys import Keys, read_keys
-from .chat.setup import ChatSetup, ChatSetupError
 from .http.server import build_app
 from .http.wire.connection import Connection, ConnectionLimits, protocol_class
 from .server_args import ServerArgs, ServerConfig, UsageError, parse_command_line, with_seed

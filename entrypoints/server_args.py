@@ -132,6 +132,7 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
         model=ModelArgs(**grouped["model"]),
         scheduler=SchedulerConfig(**grouped["scheduler"]),
         tiers=TierConfig(**grouped["tiers"]),
+        chat=ChatConfig(**grouped["chat"]),
         server=ServerConfig(**grouped["server"]),
     )
     _refuse_contradictions(args)

@@ -1,6 +1,6 @@
 """Opens chats: renders them, goes on from a turn they had, sends them, and records what was said.
 
-    call ─▶ Renderer ─▶ Conversations.find ─▶ tokenise what is new ─▶ manager.open ─▶ ChatAnswer ─▶ Conversations.record
+call ─▶ Renderer ─▶ Conversations.find ─▶ tokenise what is new ─▶ manager.open ─▶ ChatAnswer ─▶ Conversations.record
 """
 
 from __future__ import annotations

@@ -18,15 +18,15 @@ from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
 from ..server_args import ServerArgs
 from ..version import baton_version
+from .apis.chat_routes import ChatRoutes
+from .apis.generation_routes import GenerationRoutes
+from .apis.openai_routes import OpenAIRoutes
 from .cache_routes import CacheRoutes
-from .chat_routes import ChatRoutes
-from .generation_routes import GenerationRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
 from .information_routes import InformationRoutes
 from .item_trie_routes import ItemTrieRoutes
 from .keys import Keys
-from .openai_routes import OpenAIRoutes
 from .profile_routes import ProfileRoutes
 from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes

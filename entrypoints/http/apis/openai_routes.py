@@ -7,15 +7,15 @@ import time
 from fastapi import Request
 from starlette.responses import Response
 
-from ...runtime.tokenizer_manager import TokenizerManager
-from ..fields.reading import check_model
-from ..openai.completion_response import CompletionResponse
-from ..openai.completions import COMPLETION_NAMES, parse_completion
-from ..server_args import ServerArgs
-from .route import GET, POST, Route
-from .wire.bodies import Bodies, parsed
-from .wire.large_json import json_answer, size_of
-from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+from ....runtime.tokenizer_manager import TokenizerManager
+from ...fields.reading import check_model
+from ...openai.completion_response import CompletionResponse
+from ...openai.completions import COMPLETION_NAMES, parse_completion
+from ...server_args import ServerArgs
+from ..route import GET, POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.large_json import json_answer, size_of
+from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
 
 class OpenAIRoutes:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from ...runtime.tokenizer_manager import TokenizerManager
-from ..chat.chats import Chats
-from ..fields.reading import check_model
-from ..openai.chat import CHAT_NAMES, parse_chat
-from ..openai.chat_response import ChatResponse
-from ..server_args import ServerArgs
-from .route import POST, Route
-from .wire.bodies import Bodies, parsed
-from .wire.large_json import json_answer, size_of
-from .wire.transport import EventStream, client_gone, request_id, until_disconnect
+from ....runtime.tokenizer_manager import TokenizerManager
+from ...chat.chats import Chats
+from ...fields.reading import check_model
+from ...openai.chat import CHAT_NAMES, parse_chat
+from ...openai.chat_response import ChatResponse
+from ...server_args import ServerArgs
+from ..route import POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.large_json import json_answer, size_of
+from ..wire.transport import EventStream, client_gone, request_id, until_disconnect
 
 
 class ChatRoutes:
