@@ -50,7 +50,10 @@ def test_simulation_takes_every_path() -> None:
         simulation = simulate(SEED + 50 + offset, steps=200, page_size=16)
         paths |= simulation.paths
         searches += simulation.searches
-    assert paths >= {"handoff", "fork", "match"} and searches > 10
+    assert (
+        paths >= {"handoff", "fork", "match", "handoff of the turn before", "match of the turn before"}
+        and searches > 10
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
