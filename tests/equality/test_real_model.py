@@ -135,7 +135,7 @@ def prompts(tokenizer: Tokenizer) -> list[str]:
 def references(prompts: list[str], theirs: Any) -> list[Reference]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    model: Any = AutoModelForCausalLM.from_pretrained(FOLDER)
     found = []
     for prompt in prompts:
         inputs = theirs(prompt, return_tensors="pt")

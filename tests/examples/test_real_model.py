@@ -4,6 +4,7 @@ one of the same kind. `make test-real` takes the real one."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -65,7 +66,9 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
     model = tiny_llama(tied=False)
     write_gguf(tmp_path / "tiny.gguf", model)
     write_folder(tmp_path / "tiny.gguf", "", tmp_path / "folder")
-    assert torch.equal(load(tmp_path / "folder")(PROMPT).logits, model(PROMPT).logits)
+    made = load(tmp_path / "folder")
+    assert torch.equal(made(PROMPT).logits, model(PROMPT).logits)
+    assert made.config.tie_word_embeddings is False
 
 
 def test_quantised_weights_are_as_near_as_their_steps_allow(model: Any, tmp_path: Path) -> None:
@@ -200,6 +203,7 @@ def test_made_once_and_again_when_it_is_not_whole(model: Any, folder: Path, tmp_
     assert make(made, fetch=index) and not make(made, fetch=index) and index.asked == 1
     assert {path.name for path in made.iterdir()} == set(FILES)
     assert [path.name for path in made.parent.iterdir()] == ["tiny"], "nothing is left beside it"
+    assert all((made / name).stat().st_mode & 0o044 for name in FILES), "others may read them"
     assert all((made / name).read_bytes() == (folder / name).read_bytes() for name in FILES)
     (made / WEIGHTS).write_bytes((made / WEIGHTS).read_bytes()[:-1])
     assert make(made, fetch=index) and is_whole(made)
@@ -216,6 +220,21 @@ def test_a_failure_leaves_nothing_behind(model: Any, tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="no network"):
         make(tmp_path / "tiny", fetch=fail)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_half_new_is_no_model(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, made, replace = Index(model), tmp_path / "tiny", os.replace
+    make(made, fetch=index)
+
+    def fail(source: Path, target: Path) -> None:
+        if target.name == "tokenizer.json":
+            raise OSError("the disk is full")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        make(made, again=True, fetch=index)
+    assert not is_whole(made) and not (made / "config.json").exists()
 
 
 def test_a_package_without_a_model_is_refused(tmp_path: Path) -> None:
