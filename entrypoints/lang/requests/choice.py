@@ -29,7 +29,7 @@ def take(
     alone: list[Rows] | None,
     answers: list[dict[str, Any]],
 ) -> tuple[Choice, int]:
-    """The choice that ``method`` takes, and its position. rows, alone: [logprob, id, text] of the tokens of each, behind
+    """The choice that ``method`` takes, and its position. rows, alone: [logprob, id, text] of each one's tokens, behind
     the state's text and without it; answers: the server's. Raises BackendError for a method that takes none."""
     scores = [mean(logprobs(each)) for each in rows]
     decision = method(
