@@ -66,12 +66,17 @@ class Conversations:
     """The recorded turns."""
 
     def __init__(
-        self, renderer: Renderer, says_the_same: Callable[[str, str], bool], special_texts: Iterable[str]
+        self,
+        renderer: Renderer,
+        says_the_same: Callable[[str, str], bool],
+        special_texts: Iterable[str],
+        max_turns: int = MAX_TURNS,
     ) -> None:
         """says_the_same: do a template's words for an answer say what the model said? special_texts: of the tokenizer's
-        special tokens."""
+        special tokens. max_turns: 0 to record none."""
         self._renderer = renderer
         self._says_the_same = says_the_same
+        self._max_turns = max_turns
         self._special_texts = tuple(text for text in special_texts if text)
         self._turns: OrderedDict[tuple[str, int], tuple[Key, Turn]] = OrderedDict()
         """By rid and index, the latest last."""
@@ -91,7 +96,7 @@ class Conversations:
         self._by_prompt.setdefault(key, []).append(turn)
         self._lengths[len(prompt)] += 1
         self._chars += len(turn.text)
-        while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
+        while len(self._turns) > self._max_turns or (self._chars > MAX_CHARS and len(self._turns) > 1):
             self._forget(*next(iter(self._turns)))
 
     def find(self, conversation: Conversation, text: str, namespace: str) -> GoesOn | None:
@@ -102,6 +107,13 @@ class Conversations:
                 self._turns.move_to_end((turn.rid, turn.index))
                 return GoesOn(turn, rest)
         return None
+
+    def after(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
+        """``text``, the conversation's prompt, as what goes on from this turn, recorded or not; None if it does not."""
+        if not text.startswith(turn.text[: turn.prompt_chars]):
+            return None
+        rest = self._rest(turn, conversation, text)
+        return None if rest is None else GoesOn(turn, rest)
 
     def _begun_by(self, text: str, namespace: str) -> Iterator[Turn]:
         """Turns whose prompt ``text`` begins with; the longest, and of equals the latest, first."""

@@ -10,7 +10,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from .answer_parsers import AnswerParsers
 from .chats import Chats
 from .config import ChatConfig
-from .conversations import Conversations
+from .conversations import MAX_TURNS, Conversations
 from .rendering import Renderer
 
 
@@ -40,12 +40,13 @@ class ChatSetup:
         )
 
     def chats(self, manager: TokenizerManager) -> Chats:
-        conversations = None
-        if not self._config.no_auto_continue:
-            tokenizer = manager.tokenizer
-            special_texts = map(tokenizer.token_text, tokenizer.special_ids)
-            conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts)
-        return Chats(manager, self.renderer, self.parsers, conversations, self._config.conversation_ttl)
+        tokenizer, auto = manager.tokenizer, not self._config.no_auto_continue
+        special_texts = map(tokenizer.token_text, tokenizer.special_ids)
+        conversations = Conversations(
+            self.renderer, self.parsers.says_the_same, special_texts, max_turns=MAX_TURNS if auto else 0
+        )
+        retain_ttl = self._config.conversation_ttl if auto else None
+        return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl)
 
 
 def _template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -30,6 +30,9 @@ MAX_NAME_CHARS = 128
 RESPONSE_ID_PREFIX = "cmpl-"
 """An OpenAI response id is this prefix and a rid; both name the same request."""
 
+STORED_RESPONSE_PREFIX = "resp_"
+"""The same, of OpenAI's Responses."""
+
 
 def refuse_unserved(
     given: dict[str, Any],
@@ -145,8 +148,10 @@ def check_model(name: Any, served: str) -> None:
 
 
 def read_rid(given: Any, name: str) -> str:
-    """A request's name. The prefix of an OpenAI response id is dropped, so that both forms mean the same request."""
-    rid = given.removeprefix(RESPONSE_ID_PREFIX) if isinstance(given, str) else given
+    """A request's name. The prefix of an OpenAI response id is dropped, so that all forms mean the same request."""
+    rid = given
+    if isinstance(given, str):
+        rid = given.removeprefix(RESPONSE_ID_PREFIX).removeprefix(STORED_RESPONSE_PREFIX)
     if not isinstance(rid, str) or not 1 <= len(rid) <= MAX_RID_CHARS:
         raise RequestRefused(
             f"{name} is {shown(given)}; it takes a string of 1 to {MAX_RID_CHARS} characters", param=name

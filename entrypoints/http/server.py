@@ -21,6 +21,7 @@ from ..version import baton_version
 from .apis.chat_routes import ChatRoutes
 from .apis.generation_routes import GenerationRoutes
 from .apis.openai_routes import OpenAIRoutes
+from .apis.responses_routes import ResponsesRoutes
 from .cache_routes import CacheRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
@@ -41,10 +42,12 @@ def build_app(
 ) -> FastAPI:
     """The ASGI application of one server."""
     bodies = Bodies(args.server.max_body_bytes)
+    chats = chat.chats(manager)
     subjects = (
         GenerationRoutes(manager, args, bodies),
         OpenAIRoutes(manager, args, bodies),
-        ChatRoutes(manager, chat.chats(manager), args, bodies),
+        ChatRoutes(manager, chats, args, bodies),
+        ResponsesRoutes(manager, chats, args, bodies),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, args),
         TokenizerRoutes(manager, args, bodies),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ....runtime.answer import Answer
 from ....scheduler.outcome import RequestRefused
 
 T = TypeVar("T")
@@ -87,8 +87,21 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+def data_event(event: dict) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def named_event(event: dict) -> bytes:
+    """The event's ``type`` is its name as well."""
+    return b"event: " + event["type"].encode() + b"\n" + data_event(event)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
 class EventStream(Response):
-    """Sends an answer's ``events`` as server-sent events: ``data: {...}`` for each, ``data: [DONE]`` at the end.
+    """Sends an answer's ``events`` as server-sent events, by default ``data: {...}`` for each and ``data: [DONE]`` at
+    the end.
 
     The status line waits for the first event, so that a request refused by the worker still gets its proper status; a
     later error becomes an event. A client that reads slowly gets fewer, larger events. If it leaves, the answer is
@@ -97,18 +110,24 @@ class EventStream(Response):
 
     def __init__(
         self,
-        answer: Answer,
+        answer: AbstractContextManager,
         events: AsyncIterator[dict],
         headers: dict[str, str],
         count_error: Callable[[int], None],
+        *,
+        encode: Callable[[dict], bytes] = data_event,
+        end: bytes = DONE,
     ) -> None:
-        """count_error: told the status of an error that comes when the status line has been sent."""
+        """answer: aborts what is unfinished when it is left. count_error: told the status of an error that comes when
+        the status line has been sent. end: what stands behind the last event."""
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
         # The length is unknown; Response has set that of its empty body.
         del self.headers["content-length"]
         self._answer = answer
         self._events = events
         self._count_error = count_error
+        self._encode = encode
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._answer:
@@ -117,22 +136,23 @@ class EventStream(Response):
     async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def send_event(data: bytes) -> None:
+        async def send_bytes(data: bytes) -> None:
             nonlocal started
             if not started:
                 started = True
                 start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                 await send(start)
-            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
         try:
             async for event in self._events:
-                await send_event(msgspec.json.encode(event))
+                await send_bytes(self._encode(event))
         except RequestRefused as error:
             if not started:
                 await answer_error(error)(scope, receive, send)
                 return
             self._count_error(error.status)
-            await send_event(msgspec.json.encode(error_body(error)))
-        await send_event(b"[DONE]")
+            await send_bytes(data_event(error_body(error)))
+        if self._end:
+            await send_bytes(self._end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
