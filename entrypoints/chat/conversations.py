@@ -70,13 +70,14 @@ class Conversations:
         renderer: Renderer,
         says_the_same: Callable[[str, str], bool],
         special_texts: Iterable[str],
-        max_turns: int = MAX_TURNS,
+        *,
+        keeps: bool = True,
     ) -> None:
         """says_the_same: do a template's words for an answer say what the model said? special_texts: of the tokenizer's
-        special tokens. max_turns: 0 to record none."""
+        special tokens. keeps: False to record none."""
         self._renderer = renderer
         self._says_the_same = says_the_same
-        self._max_turns = max_turns
+        self._keeps = keeps
         self._special_texts = tuple(text for text in special_texts if text)
         self._turns: OrderedDict[tuple[str, int], tuple[Key, Turn]] = OrderedDict()
         """By rid and index, the latest last."""
@@ -89,6 +90,8 @@ class Conversations:
         return len(self._turns)
 
     def record(self, turn: Turn) -> None:
+        if not self._keeps:
+            return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
         key = turn.namespace, hashlib.blake2b(prompt, digest_size=16).digest()
         self._forget(turn.rid, turn.index)
@@ -96,7 +99,7 @@ class Conversations:
         self._by_prompt.setdefault(key, []).append(turn)
         self._lengths[len(prompt)] += 1
         self._chars += len(turn.text)
-        while len(self._turns) > self._max_turns or (self._chars > MAX_CHARS and len(self._turns) > 1):
+        while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
             self._forget(*next(iter(self._turns)))
 
     def find(self, conversation: Conversation, text: str, namespace: str) -> GoesOn | None:

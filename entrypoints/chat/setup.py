@@ -11,7 +11,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from .answer_parsers import AnswerParsers
 from .chats import Chats
 from .config import ChatConfig
-from .conversations import MAX_TURNS, Conversations
+from .conversations import Conversations
 from .rendering import Renderer
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,7 @@ class ChatSetup:
     def chats(self, manager: TokenizerManager) -> Chats:
         tokenizer, auto = manager.tokenizer, not self._config.no_auto_continue
         special_texts = map(tokenizer.token_text, tokenizer.special_ids)
-        conversations = Conversations(
-            self.renderer, self.parsers.says_the_same, special_texts, max_turns=MAX_TURNS if auto else 0
-        )
+        conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts, keeps=auto)
         retain_ttl = self._config.conversation_ttl if auto else None
         return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl)
 

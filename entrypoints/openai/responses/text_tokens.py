@@ -42,7 +42,9 @@ class TextTokens:
         for token_id, row in zip(output.token_ids, rows, strict=False):
             start = self._decoded
             self._decoded += len(self._decoder.push((token_id,)))
-            self._waiting.append((start, self._decoded, None if row is None else self._encoded(row)))
+            # One within a character has a part in it, though it completes none.
+            stop = self._decoded + self._decoder.has_pending_bytes
+            self._waiting.append((start, stop, None if row is None else self._encoded(row)))
 
     def take(self, piece: str) -> tuple[int, list[LogprobRow]]:
         """(how many tokens, their logprobs if there are any) of the next words or thoughts. Each token counts once,
