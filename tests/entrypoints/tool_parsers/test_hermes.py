@@ -75,6 +75,10 @@ CASES: dict[str, tuple[str, Expected]] = {
         '<tool_call>\n{"name": "a", "arguments": {"x": {"y": 1</tool_call>ok',
         [("a", '{"x": {"y": 1'), "ok"],
     ),
+    "brackets short, and the next call": (
+        '<tool_call>{"name": "a", "arguments": {"x": 1\n<tool_call>{"name": "b", "arguments": {}}',
+        [("a", '{"x": 1\n'), ("b", "{}")],
+    ),
     "a < that is no tag": ('<tool_call>{"name": "a", "arguments": {"x": <b>}}</tool_call>', [("a", '{"x": <b>}')]),
     "one bracket too many": (
         '<tool_call>\n{"name": "a", "arguments": {"x": 1}}}\n</tool_call>ok',
