@@ -26,7 +26,13 @@ from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, Turn
 from .messages import Conversation
-from .rendering import Renderer
+from .rendering import Renderer, size_of
+
+_GENEROUS = 16
+"""A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
+
+_SOME_BYTES = 1_000_000
+"""Tools and variables that a template may not even look at."""
 
 
 class ChatUpdate(NamedTuple):
@@ -64,6 +70,7 @@ class Chats:
                 code="no_tools_in_template",
                 param="tools",
             )
+        self._check_size(call.conversation)
         rendered = await self.renderer.prompt(call.conversation)
         opening = self._opening(call.conversation, rendered)
         parser = self.parsers.make(call, opening)
@@ -83,6 +90,7 @@ class Chats:
 
     async def render(self, call: ChatCall) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them."""
+        self._check_size(call.conversation)
         text = await self.renderer.prompt(call.conversation)
         (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
         return ids
@@ -106,6 +114,18 @@ class Chats:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
+
+    def _check_size(self, conversation: Conversation) -> None:
+        """Refuse what can never fit before it is rendered, which takes time that others need."""
+        context = self._manager.limits.context_length
+        count, size = len(conversation.messages), size_of(conversation)
+        if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
+            raise RequestRefused(
+                f"the chat has {count} messages and some {size // 1000} kB; the context holds {context} tokens. "
+                "Send fewer",
+                code="context_length_exceeded",
+                param="messages",
+            )
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:
         """What the template wrote behind the last message; of a message that the model goes on with, its content."""
