@@ -38,9 +38,10 @@ def client(server: ServerUnderTest) -> Iterator[openai.OpenAI]:
 
 
 def ask(client: openai.OpenAI, said: Any, before: Response | None = None, **fields: Any) -> Response:
+    asked: dict[str, Any] = {"model": "any", "temperature": 0, "max_output_tokens": 24, **fields}
     if before is not None:
-        fields["previous_response_id"] = before.id
-    return client.responses.create(model="any", input=said, temperature=0, **{"max_output_tokens": 24} | fields)
+        asked["previous_response_id"] = before.id
+    return client.responses.create(input=said, **asked)
 
 
 def items(messages: list[Message]) -> list[Any]:

@@ -102,13 +102,14 @@ def test_the_bytes_of_a_stream(server: ServerUnderTest) -> None:
     """Every event has the name of its type and is one of OpenAI's; no other end than the last one."""
     text = raw(server, input="Weather?", tools=[WEATHER], stream=True).text
     known: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    blocks = text.removesuffix("\n\n").split("\n\n")
-    for block in blocks:
+    types: list[str] = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         known.validate_python(event)
-    assert event["type"] == "response.completed"
+        types.append(event["type"])
+    assert types[-1] == "response.completed"
 
 
 def test_async(server: ServerUnderTest) -> None:
@@ -256,12 +257,10 @@ def test_delete_what_runs(client: openai.OpenAI, server: ServerUnderTest) -> Non
 @pytest.mark.parametrize("store", [True, False])
 def test_cancel_a_stream(client: openai.OpenAI, store: bool) -> None:
     stream = client.responses.create(model="any", stream=True, store=store, **ENDLESS)
-    events = []
-    for event in stream:
-        events.append(event)
-        if len(events) == 6:
-            cancelling = threading.Thread(target=client.responses.cancel, args=(event_id(events),))
-            cancelling.start()
+    events: list[Any] = [next(iter(stream))]
+    cancelling = threading.Thread(target=client.responses.cancel, args=(events[0].response.id,))
+    cancelling.start()
+    events += stream
     cancelling.join()
     last = events[-1]
     assert last.type == "response.incomplete" and last.response.status == "cancelled"
@@ -269,10 +268,6 @@ def test_cancel_a_stream(client: openai.OpenAI, store: bool) -> None:
         assert client.responses.retrieve(last.response.id).status == "cancelled"
         with pytest.raises(openai.BadRequestError, match="in the background"):
             client.responses.cancel(last.response.id)
-
-
-def event_id(events: list[Any]) -> str:
-    return events[0].response.id
 
 
 def test_a_client_that_leaves_aborts(client: openai.OpenAI, server: ServerUnderTest) -> None:

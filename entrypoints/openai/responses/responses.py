@@ -6,8 +6,8 @@ request ─▶ ResponseStore.get (previous_response_id) ─▶ Chats.open ─▶
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import logging
 
 import msgspec
 
@@ -22,10 +22,8 @@ from .response_object import ResponseObject
 from .running import RunningResponse
 from .store import ResponseStore, StoredResponse
 
-logger = logging.getLogger(__name__)
-
 _CANCEL_S = 10.0
-"""How long a cancelled response is waited for: its own client may read slowly."""
+"""How long a cancelled response is waited for, then it is returned as it is: its own client may read slowly."""
 
 
 class Responses:
@@ -135,14 +133,12 @@ class Responses:
         return found.items
 
     async def cancel(self, namespace: str, name: str) -> bytes:
-        """Abort it; returns its JSON."""
+        """Abort it; returns its JSON, once it has ended."""
         found = self._find(namespace, name, unstored=True)
         if isinstance(found, RunningResponse):
             self._manager.abort(found.request.call.rid)
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(found.ended.wait(), _CANCEL_S)
-            except TimeoutError:
-                logger.warning("%s was cancelled and has not ended after %g s", name, _CANCEL_S)
         elif not found.background:
             raise RequestRefused(
                 f"{name} has ended; only a response in the background can be cancelled after its end",
@@ -175,11 +171,8 @@ class Responses:
 
 
 async def _run(running: RunningResponse) -> None:
-    with running:
-        try:
-            await running.whole()
-        except RequestRefused:
-            logger.debug("a response in the background failed", exc_info=True)
+    with running, contextlib.suppress(RequestRefused):  # which is stored
+        await running.whole()
 
 
 def _rid_of(name: str) -> str:
