@@ -191,6 +191,9 @@ def test_who_has_another_salt_finds_nothing(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(response.id, extra_query=mine).id == response.id
     followed = client.responses.create(model="any", input="And?", previous_response_id=response.id, extra_body=mine)
     assert followed.output_text == "And so on."
+    behind = client.responses.create(model="any", input="Hello", background=True, extra_body=mine)
+    assert client.responses.cancel(behind.id, extra_query=mine).background
+    client.responses.delete(response.id, extra_query=mine)
 
 
 def test_the_oldest_are_forgotten_and_say_so(client: openai.OpenAI) -> None:
@@ -297,6 +300,7 @@ def test_what_the_worker_refuses_has_its_status(client: openai.OpenAI, stream: b
         ({"conversation": "conv_1"}, "conversation"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"input": "long " * 1000}, "input"),
+        ({"input": "long " * 100_000}, "input"),
     ],
 )
 def test_errors_have_openais_names(client: openai.OpenAI, fields: Any, param: str) -> None:

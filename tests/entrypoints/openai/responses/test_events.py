@@ -178,6 +178,16 @@ def _bare(part: dict) -> dict:
     return {name: value for name, value in part.items() if name != "logprobs"}
 
 
+def test_words_around_a_call_are_items_of_their_own_and_one_message(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, [f"One.\n{CALL}\nTwo."], tools=[LS])
+    events = scene.events()
+    assert types(events) == ["created", "in_progress", *MESSAGE, *CALLED, *MESSAGE, "completed"]
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert all(item["status"] == "in_progress" for item in added) and added[1]["arguments"] == ""
+    (stored,) = scene.stored
+    assert stored is not None and stored.messages[-1]["content"] == "One.\nTwo."
+
+
 def test_whole_and_streamed_are_the_same(tokenizer: Tokenizer) -> None:
     text = "<think>\nHm.\n</think>\n\nGood day."
     whole = Scene(tokenizer, [text])

@@ -56,6 +56,12 @@ def test_answers_one_after_the_other_stay_apart() -> None:
     assert read == [says("assistant", "", tool_calls=[CALLED]), says("assistant", "b", reasoning_content="Hm.")]
 
 
+def test_an_answer_ends_where_others_speak() -> None:
+    output = {"type": "function_call_output", "call_id": "c1", "output": "a.txt"}
+    answer, result = says("assistant", "", tool_calls=[CALLED]), says("tool", "a.txt", tool_call_id="c1")
+    assert messages(CALL, output, CALL) == [answer, result, answer]
+
+
 def test_thoughts_that_nobody_can_read_are_none() -> None:
     hidden = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…", "content": None}
     assert messages(hidden, says("assistant", "a")) == [says("assistant", "a")]
