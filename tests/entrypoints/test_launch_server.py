@@ -36,6 +36,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    """For tests that leave it as it is: a start takes seconds."""
+    with ServerUnderTest(model, tmp_path_factory.mktemp("running"), behaviour=SLOW) as server:
+        yield server.wait_ready()
+
+
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Iterator[Any]:
     servers: list[ServerUnderTest] = []
@@ -162,12 +169,11 @@ def test_children_have_process_groups_of_their_own(start: Any) -> None:
     assert len(groups) == 2 and os.getpgid(server.process.pid) not in groups
 
 
-def test_stacks_of_every_process_can_be_had(start: Any) -> None:
-    server = start().wait_ready()
-    for number, pid in enumerate((server.process.pid, *(child.pid for child in server.children().values())), 1):
+def test_stacks_of_every_process_can_be_had(running: ServerUnderTest) -> None:
+    for number, pid in enumerate((running.process.pid, *(child.pid for child in running.children().values())), 1):
         os.kill(pid, signal.SIGUSR1)
-        server.wait_until(lambda count=number: server.log.count("Current thread") == count, "the stacks are written")
-    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+        running.wait_until(lambda count=number: running.log.count("Current thread") == count, "the stacks are written")
+    assert running.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
 def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
@@ -301,20 +307,18 @@ def test_sigterm_while_loading_ends_at_once(start: Any) -> None:
     assert_all_gone(server, children)
 
 
-def test_two_servers_on_one_port(start: Any) -> None:
-    first = start().wait_ready()
-    second = start(port=first.port)
+def test_two_servers_on_one_port(start: Any, running: ServerUnderTest) -> None:
+    second = start(port=running.port)
     assert second.process.wait(20) == 1
     assert second.log == (
-        f"baton: cannot listen on 127.0.0.1:{first.port}: Address already in use; use another --port or --host\n"
+        f"baton: cannot listen on 127.0.0.1:{running.port}: Address already in use; use another --port or --host\n"
     )
-    assert first.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+    assert running.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
-def test_each_start_draws_its_seed_and_says_so(start: Any) -> None:
+def test_each_start_draws_its_seed_and_says_so(start: Any, running: ServerUnderTest) -> None:
     seeds = []
-    for flags in ([], [], ["--random-seed", "5"]):
-        server = start(*flags).wait_ready()
+    for server in (running, start().wait_ready(), start("--random-seed", "5").wait_ready()):
         seeds.append(server.client.get("/server_info").json()["random_seed"])
         assert f"random seed: {seeds[-1]}; --random-seed repeats it" in server.log
     assert len(set(seeds)) == 3 and seeds[2] == 5
@@ -355,11 +359,10 @@ def test_light_processes_do_not_import_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_processes_have_titles(start: Any) -> None:
-    server = start().wait_ready()
-    titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(server.process.pid).children()}
+def test_processes_have_titles(running: ServerUnderTest) -> None:
+    titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(running.process.pid).children()}
     assert titles == {"baton::worker", "baton::detokenizer"}
-    assert " ".join(psutil.Process(server.process.pid).cmdline()).strip() == "baton::http"
+    assert " ".join(psutil.Process(running.process.pid).cmdline()).strip() == "baton::http"
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
