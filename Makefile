@@ -12,9 +12,9 @@ GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
 
 # Two test processes on two cores: one thread each.
-test test-units test-processes test-equality: export OMP_NUM_THREADS = 1
+test test-units test-processes test-equality test-slow: export OMP_NUM_THREADS = 1
 
-.PHONY: demo install test test-units test-processes test-equality check mutants serve bench test-gpu bench-gpu clean
+.PHONY: demo install test test-units test-processes test-equality test-slow test-products check mutants serve bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -29,18 +29,26 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: test-units test-processes test-equality   ## everything that passes without a GPU
 
+# Files that have tests of a kind: to collect all others takes each test process ten seconds.
+marked = $(shell grep -rlw --include='*.py' 'mark\.$(1)' tests)
+
 test-units: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow" tests
 
+# Whole files to a process: the tests of most share a server.
 test-processes: $(STAMP)
-	$(BIN)/python -m pytest -m "process and not gpu and not slow" tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "process and not gpu and not slow" $(call marked,process)
 
 test-equality: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests
+	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" $(call marked,equality)
+
+test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(call marked,slow)
 
 test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products
 	for form in torch transposed onednn; do \
-	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests || exit 1; done
+	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" \
+	    $(call marked,equality) || exit 1; done
 
 check: $(STAMP)         ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
