@@ -35,6 +35,7 @@ from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
+from .chat.setup import ChatSetup, ChatSetupError
 from .http.health_routes import Readiness
 from .http.keys import Keys, read_keys
 from .http.server import build_app
@@ -87,12 +88,14 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
     try:
         tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
         tokenizer = Tokenizer.load(tokenizer_folder)
-    except (ModelLoadError, TokenizerError) as error:
+        chat = ChatSetup(args.chat, tokenizer)
+    except (ModelLoadError, TokenizerError, ChatSetupError) as error:
         raise ServerFailure(str(error)) from None
+    chat.log()
     processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
     try:
         endpoints = await processes.start()
-        server = _Server(args, keys, listener, tokenizer, processes, endpoints)
+        server = _Server(args, keys, listener, tokenizer, chat, processes, endpoints)
     except BaseException:
         await processes.stop(0.5)
         raise
@@ -108,6 +111,7 @@ class _Server:
         keys: Keys,
         listener: socket.socket,
         tokenizer: Tokenizer,
+        chat: ChatSetup,
         processes: ServerProcesses,
         endpoints: Endpoints,
     ) -> None:
@@ -127,7 +131,7 @@ class _Server:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                build_app(self._manager, args, self._state, keys),
+                build_app(self._manager, args, self._state, keys, chat),
                 http=protocol_class(limits),
                 ws="none",
                 log_config=None,

@@ -21,6 +21,7 @@ from ..runtime.config import ModelArgs, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
+from .chat.config import ChatConfig
 
 
 class UsageError(ValueError):
@@ -75,6 +76,7 @@ class ServerArgs:
     model: ModelArgs
     scheduler: SchedulerConfig
     tiers: TierConfig
+    chat: ChatConfig
     server: ServerConfig
 
     @property
@@ -102,12 +104,14 @@ _PARTS: dict[str, type] = {
     "model": ModelArgs,
     "scheduler": SchedulerConfig,
     "tiers": TierConfig,
+    "chat": ChatConfig,
     "server": ServerConfig,
 }
 _TITLES = {
     "model": "model",
     "scheduler": "scheduler and KV cache",
     "tiers": "tiers of the KV cache",
+    "chat": "chat",
     "server": "server",
 }
 
@@ -128,6 +132,7 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
         model=ModelArgs(**grouped["model"]),
         scheduler=SchedulerConfig(**grouped["scheduler"]),
         tiers=TierConfig(**grouped["tiers"]),
+        chat=ChatConfig(**grouped["chat"]),
         server=ServerConfig(**grouped["server"]),
     )
     _refuse_contradictions(args)
@@ -270,6 +275,7 @@ def _refuse_contradictions(args: ServerArgs) -> None:
     _check_model(args.model)
     _check_scheduler(args.scheduler)
     _check_tiers(args.tiers, args.scheduler)
+    _at_least(args.chat, 0, ("conversation_ttl",))
     _check_server(args.server)
 
 

@@ -121,12 +121,14 @@ class TokenizerManager:
             self._send_abort(name)
         return found
 
-    async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused for text that UTF-8 cannot encode (lone surrogates), and for a
-        text that is longer than the context."""
+    async def tokenize(
+        self, texts: list[str], *, add_special_tokens: bool = True, goes_on: bool = False, param: str = "prompt"
+    ) -> list[list[int]]:
+        """Token ids of each text. goes_on: they go on from others. Raises RequestRefused for text that UTF-8 cannot
+        encode (lone surrogates), and for a text that is longer than the context."""
         limits = self._availability.check()
         return await self._prompt_tokenizer.encode(
-            texts, limits.context_length, add_special_tokens=add_special_tokens, param="prompt"
+            texts, limits.context_length, add_special_tokens=add_special_tokens, goes_on=goes_on, param=param
         )
 
     # -- how a server ends -----------------------------------------------------------------------------------------

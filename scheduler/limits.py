@@ -122,7 +122,8 @@ def check_queue(spec: RequestSpec, queued: int, config: SchedulerConfig) -> None
     queued: sequences that wait for admission or for their parent.
     """
     limit = config.max_queued_requests
-    most = limit + (config.max_leased_requests if spec.continuation is not None else 0)
+    comes_back = spec.continuation is not None or spec.predecessor is not None
+    most = limit + (config.max_leased_requests if comes_back else 0)
     wanted = spec.sampling.num_requests
     if limit and wanted > most:
         raise RequestRefused(

@@ -40,6 +40,14 @@ class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     fallback_ids: bytes | None = None
 
 
+class Predecessor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A finished request whose tokens this one's prompt may begin with, as those of a conversation's last turn. Where
+    they do, it is continued; otherwise, whatever became of it, the prompt stands by itself. index: which sample."""
+
+    rid: str
+    index: int = 0
+
+
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Generate"):
     """One prompt to continue, by ``sampling.num_requests`` sequences.
 
@@ -48,6 +56,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     stream: send tokens as they come, not only at the end.
     namespace: requests of different namespaces share no cache.
     logprobs: None for none.
+    predecessor: who may have computed the beginning of the prompt; not with a continuation.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
     client: whose request it is, as far as known, for the budgets per client; "" if nobody can tell.
@@ -61,6 +70,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     namespace: str = ""
     logprobs: LogprobOptions | None = None
     continuation: ContinuationSpec | None = None
+    predecessor: Predecessor | None = None
     retain_ttl: float | None = None
     retain_n: int | None = None
     client: str = ""

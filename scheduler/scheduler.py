@@ -109,20 +109,16 @@ class Scheduler:
             raise duplicate_rid(spec.rid)
         check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
         requests = self._factory.make(spec, now, own_ids, constraint)
-        if spec.continuation is None:
-            self._factory.begin(requests, requests[0].token_ids)
+        handover = self.continuations.find_prompt(requests, self._live)
+        if handover is not None:
+            self._inherit(requests, handover, now)
             self.tiers.queue(requests, now)
-        else:
-            handover = self.continuations.find_parent(requests, self._live.of(spec.continuation.parent_rid))
-            if handover is not None:
-                self._inherit(requests, handover, now)
-                self.tiers.queue(requests, now)
         self.continuations.forget(spec.rid)
         self._live.add(spec.rid, requests)
         return list(requests)
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
-        """Give the children of one rid their prompt and what their parent left. Raises RequestRefused."""
+        """Give the sequences of one rid their prompt, and what their parent left. Raises RequestRefused."""
         self._factory.begin(children, handover.prompt)
         self.continuations.hand_over(children, handover, now)
 

@@ -128,8 +128,11 @@ class PerPrompt:
 
 
 def check_model(name: Any, served: str) -> None:
-    """Refuse a ``model`` that is not the one served; None passes."""
-    if name is not None and name != served:
+    """Refuse a ``model`` that is not the one served. None passes; so does any name where ``served`` is empty, as the
+    server was given none to go by."""
+    if name is not None and not isinstance(name, str):
+        raise RequestRefused(f"model is {shown(name)}; it takes a string", param="model")
+    if name is not None and served and name != served:
         raise RequestRefused(
             f"model {shown(name)} is not served here; this server has {served!r}",
             status=404,

@@ -15,16 +15,18 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
+from ..chat.setup import ChatSetup
 from ..server_args import ServerArgs
 from ..version import baton_version
+from .apis.chat_routes import ChatRoutes
+from .apis.generation_routes import GenerationRoutes
+from .apis.openai_routes import OpenAIRoutes
 from .cache_routes import CacheRoutes
-from .generation_routes import GenerationRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
 from .information_routes import InformationRoutes
 from .item_trie_routes import ItemTrieRoutes
 from .keys import Keys
-from .openai_routes import OpenAIRoutes
 from .profile_routes import ProfileRoutes
 from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes
@@ -34,12 +36,15 @@ from .wire.transport import answer_error, client_gone
 logger = logging.getLogger(__name__)
 
 
-def build_app(manager: TokenizerManager, args: ServerArgs, readiness: Readiness, keys: Keys) -> FastAPI:
+def build_app(
+    manager: TokenizerManager, args: ServerArgs, readiness: Readiness, keys: Keys, chat: ChatSetup
+) -> FastAPI:
     """The ASGI application of one server."""
     bodies = Bodies(args.server.max_body_bytes)
     subjects = (
         GenerationRoutes(manager, args, bodies),
         OpenAIRoutes(manager, args, bodies),
+        ChatRoutes(manager, chat.chats(manager), args, bodies),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, args),
         TokenizerRoutes(manager, args, bodies),

@@ -33,7 +33,7 @@ class TokenizerRoutes:
     async def tokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("prompt", "add_special_tokens", "model"), {}, (), where="")
-            check_model(fields.get("model"), self._args.served_model_name)
+            check_model(fields.get("model"), self._args.server.served_model_name)
             prompt = fields.get("prompt")
             is_list = isinstance(prompt, list)
             texts: list[Any] = prompt if is_list else [prompt]
@@ -51,7 +51,7 @@ class TokenizerRoutes:
     async def detokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("tokens", "skip_special_tokens", "model"), {}, (), where="")
-            check_model(fields.get("model"), self._args.served_model_name)
+            check_model(fields.get("model"), self._args.server.served_model_name)
             tokens = fields.get("tokens")
             if not isinstance(tokens, list):
                 raise RequestRefused("tokens takes a list of token ids, or a list of such lists", param="tokens")

@@ -9,10 +9,10 @@ from typing import Any
 from ...runtime.answer import Output
 from ...runtime.prompt import Prompt
 from ...runtime.text.tokenizer import Tokenizer
-from ...scheduler.outcome import FoundTokens
-from ..fields.output_details import beam_scores, cached_tokens, stage_details
+from ..fields.output_details import beam_scores, stage_details
 from .completions import COMPLETION_NAMES, CompletionRequest
 from .logprobs import LogprobsBuilder
+from .usage import usage
 
 
 class CompletionResponse:
@@ -45,18 +45,8 @@ class CompletionResponse:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict:
-        """Token counts. A prompt counts once, however many outputs it has."""
         # A search may find fewer outputs than it was asked for.
-        outputs = [choice.newest for choice in self._choices if choice.newest is not None]
-        firsts = [output for output in outputs if output.sample == 0]
-        prompt = sum(output.prompt_tokens for output in firsts)
-        completion = sum(output.completion_tokens for output in outputs)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": cached_tokens(sum((output.found for output in firsts), FoundTokens())),
-        }
+        return usage(choice.newest for choice in self._choices if choice.newest is not None)
 
 
 class _Choice:

@@ -11,14 +11,10 @@ from typing import Any
 from ...scheduler.outcome import RequestRefused
 from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
-from ..fields.reading import RESPONSE_ID_PREFIX, read_rid, refuse_unserved, shown, typed
+from ..fields.reading import RESPONSE_ID_PREFIX, refuse_unserved, shown, typed
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, include_usage, read_request_rid
 
-_SAMPLING = (
-    "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
-    # Not OpenAI's; named as in SGLang and vLLM:
-    "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "beam_width", "length_penalty", "early_stopping", "item_trie",
-)  # fmt: skip
+_SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED)
@@ -70,12 +66,12 @@ def parse_completion(
     fields = {name: value for name, value in fields.items() if value is not None}
     echo = typed(fields.get("echo", False), bool, "echo")
     logprobs = _logprobs(fields.get("logprobs"))
-    include_usage = _include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
+    usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
     sampling = _sampling(fields)
     prompt = _prompt(fields)
-    given_rid = _rid(fields)
+    given_rid = read_request_rid(fields)
     with COMPLETION_NAMES.translated():
         tokens = read_tokens(fields | prompt, max_prompts)
         asked = LogprobFields()
@@ -84,7 +80,7 @@ def parse_completion(
         batch = read_prompts(
             fields, tokens, sampling, [asked] * tokens.size, rid=rid if given_rid is None else given_rid
         )
-    return CompletionRequest(batch, fields.get("model"), echo, logprobs, include_usage)
+    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -145,29 +141,9 @@ def _beam_width(fields: dict[str, Any]) -> Any:
     return width
 
 
-def _rid(fields: dict[str, Any]) -> Any:
-    """The rid, which vLLM calls request_id."""
-    rid, request_id = fields.get("rid"), fields.get("request_id")
-    if rid is not None and request_id is not None and rid != request_id:
-        raise RequestRefused("rid and request_id are both given; they mean the same", param="request_id")
-    return read_rid(request_id, "request_id") if rid is None and request_id is not None else rid
-
-
 def _logprobs(given: Any) -> int | None:
     if given is None:
         return None
     if not 0 <= typed(given, int, "logprobs") <= MAX_LOGPROBS:
         raise RequestRefused(f"logprobs is {given}; use 0 to {MAX_LOGPROBS}", param="logprobs")
     return given
-
-
-def _include_usage(options: Any, stream: bool) -> bool:
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
-    if not stream:
-        raise RequestRefused("stream_options is set without stream; add stream: true", param="stream_options")
-    refuse_unserved(options, ("include_usage",), {}, (), where="stream_options.")
-    include = options.get("include_usage")
-    return typed(False if include is None else include, bool, "stream_options.include_usage")

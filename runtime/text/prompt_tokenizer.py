@@ -74,11 +74,22 @@ class PromptTokenizer:
                 self._in_progress.pop(rid, None)
 
     async def encode(
-        self, texts: list[str], max_tokens: int, *, add_special_tokens: bool = True, param: str = "text"
+        self,
+        texts: list[str],
+        max_tokens: int,
+        *,
+        add_special_tokens: bool = True,
+        goes_on: bool = False,
+        param: str = "text",
     ) -> list[list[int]]:
-        """Token ids of each text. Raises RequestRefused, blaming ``param``, for text that UTF-8 cannot encode (lone
-        surrogates) and for a text of more than ``max_tokens`` tokens."""
+        """Token ids of each text. goes_on: each goes on from another (`Tokenizer.encode_continuation`). Raises
+        RequestRefused, blaming ``param``, for text that UTF-8 cannot encode (lone surrogates) and for a text of more
+        than ``max_tokens`` tokens."""
         tokenizer = self._tokenizer
+        if goes_on:
+            one, batch = tokenizer.encode_continuation, tokenizer.encode_continuation_batch
+            around = tokenizer.special_ids_around_continuation
+            return await self._encode(texts, one, batch, around, max_tokens, param)
         return await self._encode(
             texts,
             lambda text: tokenizer.encode(text, add_special_tokens),
@@ -96,9 +107,7 @@ class PromptTokenizer:
         texts = iter(await self.encode([prompt.text for prompt in prompts if prompt.text is not None], max_tokens))
         suffixes = [prompt.continuation.suffix_text for prompt in prompts if prompt.continuation is not None]
         suffixes = [text for text in suffixes if text is not None]
-        one, batch = self._tokenizer.encode_continuation, self._tokenizer.encode_continuation_batch
-        around = self._tokenizer.special_ids_around_continuation
-        suffix_texts = iter(await self._encode(suffixes, one, batch, around, max_tokens, "continuation_suffix"))
+        suffix_texts = iter(await self.encode(suffixes, max_tokens, goes_on=True, param="continuation_suffix"))
         tokenized = []
         for prompt in prompts:
             ids = next(texts) if prompt.text is not None else prompt.input_ids

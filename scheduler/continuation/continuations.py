@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ..config import SchedulerConfig
 from ..memory.beam_memory import BeamMemory
 from ..memory.kv_memory import KVMemory
 from ..outcome import RequestRefused, Retained
+from ..queue.live import LiveRequests
 from ..request import ContinuationPath, Inheritance, Request, RequestStatus
 from ..request_spec import ContinuationSpec
 from ..token_buffer import TokenBuffer, unpack_ids
@@ -35,10 +38,11 @@ from .refusals import (
 
 @dataclass(slots=True)  # not frozen, which would make it slow to build; there is one for each child
 class Handover:
-    """Everything children take over from their parent: their whole prompt, and a way to the KV of its first tokens."""
+    """The whole prompt of a request, and what its first tokens are taken over from."""
 
     prompt: TokenBuffer
-    path: ContinuationPath
+    path: ContinuationPath | None = None
+    """None: from nobody, it stands by itself."""
     inherited_tokens: int = 0
     trimmed_tokens: int = 0
     lease: Lease | None = None
@@ -64,11 +68,20 @@ class Continuations:
 
     # -- children arrive ----------------------------------------------------------------------------------------------
 
-    def find_parent(self, children: list[Request], siblings: Sequence[Request]) -> Handover | None:
-        """Find what new requests inherit. Parks them and returns None if their parent must end first.
+    def find_prompt(self, requests: list[Request], live: LiveRequests) -> Handover | None:
+        """The prompt of new requests, with what they inherit. Parks them and returns None if their parent must end
+        first. Raises RequestRefused."""
+        first = requests[0]
+        if (continuation := first.spec.continuation) is not None:
+            return self._find_parent(requests, live.of(continuation.parent_rid))
+        if (predecessor := first.spec.predecessor) is not None:
+            sample = self._records.look_up(predecessor.rid, predecessor.index, first.namespace)
+            if sample is not None and sample.begins(first.own_ids):
+                return _handover(sample, first.own_ids[sample.length :])
+        return Handover(first.token_ids)
 
-        siblings: the live sequences of the parent's rid, if any. Raises RequestRefused.
-        """
+    def _find_parent(self, children: list[Request], siblings: Sequence[Request]) -> Handover | None:
+        """siblings: the live sequences of the parent's rid, if any."""
         continuation = children[0].spec.continuation
         assert continuation is not None
         parent = _live_parent(siblings, continuation, children[0].namespace) if siblings else None
@@ -91,20 +104,23 @@ class Continuations:
     def _find_record(self, child: Request, continuation: ContinuationSpec) -> Handover:
         sample = self._records.find(continuation, child.namespace)
         if sample is not None:
-            return _handover(sample, child)
+            return _handover(sample, child.own_ids)
         assert continuation.fallback_ids is not None
         return Handover(TokenBuffer(unpack_ids(continuation.fallback_ids)), "fallback")
 
     def hand_over(self, children: list[Request], handover: Handover, now: float) -> None:
         """Give queued children everything else that their parent left; only the first can take its lease."""
+        if handover.path is None:
+            return
         for child in children:
             child.inheritance = Inheritance(handover.path, handover.inherited_tokens, handover.trimmed_tokens)
         first = children[0].inheritance
         spec = children[0].spec.continuation
-        assert first is not None and spec is not None
+        assert first is not None
         parent, lease = handover.running_parent, handover.lease
         if lease is not None and self._leases.claim(lease, now):
-            first.path, first.lease, first.keep_parent = "handoff", lease, spec.keep_parent
+            first.path, first.lease = "handoff", lease
+            first.keep_parent = spec is not None and spec.keep_parent
         elif parent is not None and parent.kv is not None:  # else the parent itself waits; its KV is in the tree
             first.lease = self._memory.lease_copy(parent, LeaseTerms(now, now, children[0].spec.client))
             if first.lease is not None:
@@ -185,7 +201,7 @@ class Continuations:
                 by_rid.setdefault(child.rid, []).append(child)
             for children in by_rid.values():
                 if index in samples:
-                    taken.append((children, _handover(samples[index], children[0])))
+                    taken.append((children, _handover(samples[index], children[0].own_ids)))
                 else:
                     taken.append((children, _no_sample(parent, children[0], len(samples))))
         return taken
@@ -222,13 +238,13 @@ def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, na
     return next((r for r in siblings if r.index == continuation.index), None)
 
 
-def _handover(sample: SampleRecord, child: Request) -> Handover:
+def _handover(sample: SampleRecord, suffix: np.ndarray) -> Handover:
+    """suffix: int32 [n]"""
     prompt = sample.ids.share()
     if len(sample.result):
         prompt.extend(sample.result)
-    inherited_tokens = len(prompt)
-    prompt.extend(child.own_ids)
-    return Handover(prompt, "match", inherited_tokens, sample.trimmed_tokens, sample.lease)
+    prompt.extend(suffix)
+    return Handover(prompt, "match", sample.length, sample.trimmed_tokens, sample.lease)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

@@ -35,6 +35,20 @@ class SampleRecord:
     result: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """int32 [n]: the generated tokens of one result of a beam search."""
 
+    @property
+    def length(self) -> int:
+        """Tokens that a child inherits."""
+        return len(self.ids) + len(self.result)
+
+    def begins(self, prompt: np.ndarray) -> bool:
+        """Do these tokens begin ``prompt``, int32 [n]?"""
+        middle = len(self.ids)
+        return (
+            len(prompt) >= self.length
+            and np.array_equal(prompt[:middle], self.ids.view())
+            and np.array_equal(prompt[middle : self.length], self.result)
+        )
+
 
 @dataclass(slots=True)
 class ParentRecord:
@@ -135,6 +149,13 @@ class ParentRecords:
         if spec.index not in record.samples:
             raise unknown_index(spec)
         return record.samples[spec.index]
+
+    def look_up(self, rid: str, index: int, namespace: str) -> SampleRecord | None:
+        """A sample that ended well and is still known."""
+        record = self._records.get(rid)
+        if record is None or record.namespace != namespace or record.failure is not None:
+            return None
+        return record.samples.get(index)
 
     def _record(self, request: Request) -> ParentRecord:
         record = self._records.setdefault(request.rid, ParentRecord(request.namespace))

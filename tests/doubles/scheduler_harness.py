@@ -28,7 +28,7 @@ from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.memory.self_check import unaccounted_tokens
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request import Request, RequestEvent
-from baton.scheduler.request_spec import ContinuationSpec
+from baton.scheduler.request_spec import ContinuationSpec, Predecessor
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.token_buffer import pack_ids
@@ -145,6 +145,7 @@ class Harness:
         retain_ttl: float = 0.0,
         retain_n: int | None = None,
         continuation: ContinuationSpec | None = None,
+        predecessor: Predecessor | None = None,
         trie: ItemTrie | None = None,
         priority: int = 0,
         client: str = "",
@@ -159,6 +160,7 @@ class Harness:
             params,
             namespace=namespace,
             continuation=continuation,
+            predecessor=predecessor,
             retain_ttl=retain_ttl,
             retain_n=retain_n,
             priority=priority,
@@ -199,7 +201,7 @@ class Harness:
         if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
             batch = self.scheduler.next_batch(self.now)
         if self.tiers is not None:
-            self.tiers.order(self.scheduler.tiers.take())
+            self.tiers.order(self.scheduler.tiers.take(self.now))
         if batch is not None:
             self._results.append(self._launch(batch))
         self.verify()

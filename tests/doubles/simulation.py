@@ -16,6 +16,7 @@ from scheduler_harness import Harness
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
 
 SEED = int(os.environ.get("BATON_SIM_SEED", "20"))
@@ -48,6 +49,7 @@ class Simulation:
         """faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of
         the pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
         self.rng = rng = random.Random(seed)
+        self.turns = random.Random(seed + 2)
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -166,14 +168,33 @@ class Simulation:
             self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie)
         else:
             namespace = rng.choice(["", "", "salt"])
-            prompt = random_prompt(rng, self.stems, 200)
+            prompt, predecessor = random_prompt(rng, self.stems, 200), None
+            if self.sent and self.turns.random() < 0.4:
+                namespace, prompt, predecessor = self.next_turn()
             try:
-                self.harness.add(rid, prompt, new, namespace=namespace, **common)
+                self.harness.add(rid, prompt, new, namespace=namespace, predecessor=predecessor, **common)
             except RequestRefused as refusal:
                 assert params is not None and refusal.code == "kv_pool_exceeded", refusal
                 return
             self.sent[rid] = Sent(prompt, new, ignore, None, params, trie)
         self.namespaces[rid] = namespace
+
+    def next_turn(self) -> tuple[str, list[int], Predecessor]:
+        """A prompt that goes on from what an earlier request had said by now, or nearly."""
+        turns = self.turns
+        outcomes = self.harness.outcomes
+        ended = [key for key, outcome in outcomes.items() if outcome.finish is not None]
+        rid, index = turns.choice(ended[-8:] if ended and turns.random() < 0.9 else list(outcomes))
+        request = self.harness.outcomes[rid, index].request
+        assert request is not None
+        ids = request.token_ids.view()[:200].tolist() or [1]
+        if turns.random() < 0.2:
+            ids[turns.randrange(len(ids))] = 7
+        ids = ids[: len(ids) - turns.choice([0, 0, 0, 1])] + [
+            turns.randrange(20) for _ in range(turns.randrange(1, 20))
+        ]
+        namespace = self.namespaces[rid] if turns.random() < 0.9 else "pepper"
+        return namespace, ids, Predecessor(rid, turns.choice([index, index, 1]))
 
     def abort(self, rid: str) -> None:
         if any(r.rid == rid for r in self.harness.scheduler.live_requests):
@@ -183,9 +204,11 @@ class Simulation:
     def prompt_of(self, rid: str, index: int) -> list[int]:
         """The whole prompt of a sample, from what its ancestors really said."""
         sent = self.sent[rid]
-        if sent.parent is None:
-            return sent.prompt
         request = self.harness.outcomes[rid, index].request
+        if sent.parent is None:
+            if request is not None and request.inheritance is not None:
+                self.paths.add(f"{request.inheritance.path} of the turn before")
+            return sent.prompt
         assert request is not None and request.inheritance is not None
         self.paths.add(request.inheritance.path)
         parent, sample = sent.parent

@@ -7,15 +7,15 @@ import time
 from fastapi import Request
 from starlette.responses import Response
 
-from ...runtime.tokenizer_manager import TokenizerManager
-from ..fields.reading import check_model
-from ..openai.completion_response import CompletionResponse
-from ..openai.completions import COMPLETION_NAMES, parse_completion
-from ..server_args import ServerArgs
-from .route import GET, POST, Route
-from .wire.bodies import Bodies, parsed
-from .wire.large_json import json_answer, size_of
-from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+from ....runtime.tokenizer_manager import TokenizerManager
+from ...fields.reading import check_model
+from ...openai.completion_response import CompletionResponse
+from ...openai.completions import COMPLETION_NAMES, parse_completion
+from ...server_args import ServerArgs
+from ..route import GET, POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.large_json import json_answer, size_of
+from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
 
 class OpenAIRoutes:
@@ -46,7 +46,7 @@ class OpenAIRoutes:
         async with self._bodies.json_object(request) as fields:
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
             call = await parsed(request, lambda: parse_completion(fields, rid=rid, max_prompts=most))
-            check_model(call.model, self._args.served_model_name)
+            check_model(call.model, self._args.server.served_model_name)
             batch, headers = call.batch, request_id(call.batch.rid)
             response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():

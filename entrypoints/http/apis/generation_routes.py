@@ -5,17 +5,17 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.outcome import RequestRefused
-from ..fields.reading import read_rid, refuse_unserved
-from ..native.generate import parse_generate
-from ..native.generate_response import lazy_response, stream_events
-from ..server_args import ServerArgs
-from .keys import admin_key_required
-from .route import POST, Route
-from .wire.bodies import Bodies, parsed
-from .wire.large_json import json_answer, size_of
-from .wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+from ....runtime.tokenizer_manager import TokenizerManager
+from ....scheduler.outcome import RequestRefused
+from ...fields.reading import read_rid, refuse_unserved
+from ...native.generate import parse_generate
+from ...native.generate_response import lazy_response, stream_events
+from ...server_args import ServerArgs
+from ..keys import admin_key_required
+from ..route import POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.large_json import json_answer, size_of
+from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
 
 
 class GenerationRoutes:

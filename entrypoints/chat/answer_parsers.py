@@ -1,0 +1,87 @@
+"""Which parsers read the model's answers: those that the server was told, or those that its template speaks of."""
+
+from __future__ import annotations
+
+import secrets
+import string
+
+from ...scheduler.outcome import RequestRefused
+from ..reasoning_parsers.output_parser import OutputParser
+from ..reasoning_parsers.reasoning_parser import ReasoningParser
+from ..reasoning_parsers.registry import choose as choose_reasoning
+from ..reasoning_parsers.registry import reasoning_parser
+from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, ToolParser, joined
+from ..tool_parsers.registry import choose as choose_tools
+from ..tool_parsers.registry import tool_parser
+from .call import ChatCall
+from .messages import read_arguments
+from .tools import specs_of
+
+AUTO, NONE = "auto", "none"
+
+
+class AnswerParsers:
+    """Makes the parser of each answer."""
+
+    def __init__(self, tool_call_parser: str, reasoning_parser_name: str, template: str) -> None:
+        """Names as of the flags; ``template``: the source of the chat template, for auto. Raises ValueError."""
+        tools = choose_tools(template) if tool_call_parser == AUTO else tool_call_parser
+        thoughts = choose_reasoning(template) if reasoning_parser_name == AUTO else reasoning_parser_name
+        self.tools_name = None if tools == NONE else tools
+        self.reasoning_name = None if thoughts == NONE else thoughts
+        self._tools: type[ToolParser] | None = tool_parser(self.tools_name) if self.tools_name else None
+        self._reasoning: type[ReasoningParser] | None = (
+            reasoning_parser(self.reasoning_name) if self.reasoning_name else None
+        )
+        self._short_ids = "length 9" in template or (self.tools_name or "").startswith("mistral")
+
+    def make(self, call: ChatCall, opening: str) -> OutputParser:
+        """The parser of one answer. opening: what the template wrote behind the last message, and what the answer was
+        made to begin with. Raises RequestRefused for calls that nobody here can read."""
+        if call.may_call and self._tools is None:
+            raise RequestRefused(
+                "no parser is known for the tool calls of this model: its chat template does not show their form; "
+                "start the server with --tool-call-parser (and, if need be, --chat-template), or leave tools out",
+                code="no_tool_call_parser",
+                param="tools",
+            )
+        tools = self._tools(specs_of(call.tools)) if call.may_call and self._tools is not None else None
+        thoughts = None
+        if self._reasoning is not None and call.separate_reasoning:
+            inside = self._reasoning.begins_inside(opening)
+            thoughts = self._reasoning(begins_inside=inside or None)
+        return OutputParser(thoughts, tools)
+
+    def says_the_same(self, words: str, said: str) -> bool:
+        """Is the only difference how spaces and the JSON of calls are written? See conversations.py."""
+        return self._meaning(words) == self._meaning(said)
+
+    def _meaning(self, text: str) -> list[tuple]:
+        parser = OutputParser(
+            self._reasoning(begins_inside=False) if self._reasoning is not None else None,
+            self._tools([]) if self._tools is not None else None,
+        )
+        meaning: list[tuple] = []
+        for piece in joined(parser.push(text) + parser.finish()):
+            match piece:
+                case CallBegins(_, name):
+                    meaning.append(("call", name, {}))
+                case CallArguments(_, arguments):
+                    meaning[-1] = (*meaning[-1][:2], read_arguments(arguments))
+                case Reasoning(words):
+                    meaning.append(("reasoning", words.strip()))
+                case _:
+                    if words := piece.text.strip():
+                        meaning.append(("text", words))
+        return meaning
+
+    def new_call_id(self) -> str:
+        """For one call of an answer. Mistral's templates refuse any that has not nine letters and digits."""
+        if self._short_ids:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+def first_call_only(pieces: list[Piece]) -> list[Piece]:
+    """Without the calls after the first."""
+    return [piece for piece in pieces if not isinstance(piece, CallBegins | CallArguments) or piece.index == 0]

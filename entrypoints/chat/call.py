@@ -1,0 +1,37 @@
+"""A chat as every API reads it, and what it is answered with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...runtime.prompt import Prompt
+from ...scheduler.outcome import RequestRefused
+from .messages import Conversation
+from .tools import Choice
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ChatCall:
+    """prompt: its settings; the tokens come with the template. tools: in OpenAI's shape. separate_reasoning: thoughts
+    are told from words, where the model marks them."""
+
+    prompt: Prompt
+    stream: bool
+    conversation: Conversation
+    tools: list[dict]
+    choice: Choice
+    separate_reasoning: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises RequestRefused."""
+        if self.prompt.sampling.beam_width is not None:
+            raise RequestRefused("a chat takes no beam_width; use /v1/completions or /generate", param="beam_width")
+
+    @property
+    def rid(self) -> str:
+        return self.prompt.rid
+
+    @property
+    def may_call(self) -> bool:
+        """May the answer hold calls of tools?"""
+        return bool(self.tools) and self.choice.kind != "none"

@@ -1,0 +1,217 @@
+"""Opens chats: renders them, goes on from a turn they had, sends them, and records what was said.
+
+call ─▶ Renderer ─▶ Conversations.find ─▶ tokenise what is new ─▶ manager.open ─▶ ChatAnswer ─▶ Conversations.record
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ...runtime.answer import Answer, Output
+from ...runtime.prompt import Prompt
+from ...runtime.text.incremental_decode import IncrementalDecoder
+from ...runtime.text.token_bytes import TokenBytes
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.outcome import RequestRefused
+from ...scheduler.request_spec import Predecessor
+from ..reasoning_parsers.output_parser import OutputParser
+from ..tool_parsers.pieces import Piece
+from .answer_parsers import AnswerParsers, first_call_only
+from .call import ChatCall
+from .conversations import Conversations, Turn
+from .messages import Conversation
+from .rendering import Renderer
+
+
+class ChatUpdate(NamedTuple):
+    """An update of one output (see `Answer.updates`), or the whole of it, and what its text says."""
+
+    output: Output
+    pieces: list[Piece]
+
+
+class Chats:
+    """One per server, on the loop of its manager. conversations: None to go on from nothing."""
+
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        renderer: Renderer,
+        parsers: AnswerParsers,
+        conversations: Conversations | None,
+        retain_ttl: float,
+    ) -> None:
+        """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing."""
+        self.parsers = parsers
+        self.renderer = renderer
+        self._manager = manager
+        self._conversations = conversations
+        self._retain_ttl = retain_ttl
+
+    async def open(self, call: ChatCall) -> ChatAnswer:
+        """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
+        if call.may_call and not self.renderer.knows_tools:
+            raise RequestRefused(
+                "the chat template has no place for tools, so the model would not learn of them; start the server "
+                "with a --chat-template that has one, or leave tools out",
+                code="no_tools_in_template",
+                param="tools",
+            )
+        rendered = await self.renderer.prompt(call.conversation)
+        opening = self._opening(call.conversation, rendered)
+        parser = self.parsers.make(call, opening)
+        forced = parser.forced_prefix(call.choice.name) if call.choice.kind in ("any", "named") else ""
+        prompt = await self._prompt(call, rendered + forced, parser.keeps_special_tokens)
+        answer = await self._manager.open([prompt], stream=call.stream)
+
+        turn = _Asked(
+            prompt=prompt,
+            num_messages=len(call.conversation.messages) - call.conversation.goes_on,
+            text=rendered + forced,
+            prompt_chars=len(rendered),
+        )
+        make_parser = partial(self.parsers.make, call, opening)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._manager.tokenizer.token_bytes, self._record)
+
+    async def render(self, call: ChatCall) -> list[int]:
+        """The tokens of a chat's prompt, for those who only count them."""
+        text = await self.renderer.prompt(call.conversation)
+        (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
+        return ids
+
+    async def _prompt(self, call: ChatCall, text: str, keeps_special_tokens: bool) -> Prompt:
+        """The call's prompt with its tokens, and with the turn that it goes on from."""
+        spec, known = call.prompt.spec, None
+        if self._conversations is not None:
+            known = self._conversations.find(call.conversation, text, spec.namespace)
+        if known is not None:
+            (rest,) = await self._manager.tokenize([known.rest], goes_on=True, param="messages")
+            ids = known.turn.ids.tolist() + rest
+            spec = msgspec.structs.replace(spec, predecessor=Predecessor(known.turn.rid, known.turn.index))
+        else:
+            (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
+        if self._conversations is not None and spec.retain_ttl is None:
+            spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl)
+        if keeps_special_tokens and spec.sampling.skip_special_tokens:
+            sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
+            spec = msgspec.structs.replace(spec, sampling=sampling)
+        return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
+
+    def _opening(self, conversation: Conversation, rendered: str) -> str:
+        """What the template wrote behind the last message; of a message that the model goes on with, its content."""
+        if self.parsers.reasoning_name is None:
+            return ""
+        if conversation.goes_on:
+            return conversation.messages[-1].get("content") or ""
+        before = self.renderer.render(conversation.first(len(conversation.messages)))
+        return rendered[len(before) :] if rendered.startswith(before) else ""
+
+    def _record(self, turn: Turn) -> None:
+        if self._conversations is not None:
+            self._conversations.record(turn)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a turn was asked; see `Turn`."""
+
+    prompt: Prompt
+    num_messages: int
+    text: str
+    prompt_chars: int
+
+
+class ChatAnswer:
+    """The answer to a chat. Close it as an `Answer`, which is ``answer``."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        call: ChatCall,
+        asked: _Asked,
+        make_parser: Callable[[], OutputParser],
+        forced: str,
+        token_bytes: TokenBytes,
+        record: Callable[[Turn], None],
+    ) -> None:
+        self.answer = answer
+        self._call = call
+        self._asked = asked
+        self._token_bytes = token_bytes
+        self._record = record
+        self._samples = [_Sample(make_parser(), forced) for _ in range(asked.prompt.sampling.n)]
+
+    async def outputs(self) -> list[ChatUpdate]:
+        """All outputs, once they have ended. Raises RequestRefused."""
+        return [self._take(output) for output in await self.answer.outputs()]
+
+    async def updates(self) -> AsyncIterator[ChatUpdate]:
+        """What is new, whenever there is something. Raises RequestRefused."""
+        async for output in self.answer.updates():
+            yield self._take(output)
+
+    def _take(self, output: Output) -> ChatUpdate:
+        sample = self._samples[output.sample]
+        pieces = sample.take(output)
+        if not self._call.choice.parallel:
+            pieces = first_call_only(pieces)
+        if output.finish is not None and output.finish.type != "abort":
+            self._record(self._turn(output, sample))
+        return ChatUpdate(output, pieces)
+
+    def _turn(self, output: Output, sample: _Sample) -> Turn:
+        asked, finish = self._asked, output.finish
+        ids = sample.ids
+        if finish is not None and isinstance(finish.matched, int):
+            ids = ids[:-1]
+        cut = sample.text if finish is not None and isinstance(finish.matched, str) else None
+        ids, said = kept_tokens(self._token_bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
+        return Turn(
+            rid=asked.prompt.rid,
+            index=output.sample,
+            namespace=asked.prompt.spec.namespace,
+            num_messages=asked.num_messages,
+            prompt_chars=asked.prompt_chars,
+            text=asked.text + said,
+            ids=np.array((asked.prompt.input_ids or []) + ids, dtype=np.int32),
+        )
+
+
+class _Sample:
+    """One output, as it grows."""
+
+    def __init__(self, parser: OutputParser, forced: str) -> None:
+        self.ids: list[int] = []
+        self.text = ""
+        self._parser = parser
+        self._before = parser.push(forced) if forced else []
+
+    def take(self, output: Output) -> list[Piece]:
+        self.ids += output.token_ids
+        self.text += output.text
+        pieces, self._before = self._before + self._parser.push(output.text), []
+        return pieces + self._parser.finish() if output.finish is not None else pieces
+
+
+def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, skips: bool) -> tuple[list[int], str]:
+    """The most of the first ids that end in a whole character, and that are no more than ``visible``, the text that the
+    client saw, where a stop string was cut off it. With their text, special tokens included. skips: the client saw no
+    special tokens."""
+    shown = IncrementalDecoder(token_bytes, skip_special_tokens=skips)
+    whole = IncrementalDecoder(token_bytes, skip_special_tokens=False)
+    texts: list[str] = []
+    length = kept = 0
+    for number, token_id in enumerate(ids, 1):
+        texts.append(whole.push((token_id,)))
+        length += len(shown.push((token_id,)))
+        if visible is not None and length > len(visible):
+            break
+        if not whole.has_pending_bytes:
+            kept = number
+    return ids[:kept], "".join(texts[:kept])

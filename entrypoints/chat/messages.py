@@ -1,0 +1,91 @@
+"""A conversation as its template takes it: plain dicts, in the shape that Hugging Face documents for templates.
+
+    {"role": "user", "content": "…"}
+    {"role": "assistant", "content": "…", "reasoning_content": "…", "tool_calls": [{"id", "type", "function":
+        {"name", "arguments": {…}}}]}
+    {"role": "tool", "tool_call_id": "…", "content": "…"}
+
+Each API reads its own shape into this one. Only text: a model that sees pictures is none of those served here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ...scheduler.outcome import RequestRefused
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a chat template renders. tools: in OpenAI's shape. variables: of the template, such as enable_thinking.
+
+    goes_on: the last message is the assistant's and the model is to go on with it; otherwise it is to answer.
+    forced: text that its answer begins with, put there for it.
+    """
+
+    messages: list[Message]
+    tools: list[dict] | None = None
+    documents: list[dict] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    goes_on: bool = False
+    add_generation_prompt: bool = True
+    forced: str = ""
+
+    def first(self, count: int) -> Conversation:
+        """Its first messages, with nothing asked of the model."""
+        return Conversation(
+            messages=self.messages[:count],
+            tools=self.tools,
+            documents=self.documents,
+            variables=self.variables,
+            add_generation_prompt=False,
+        )
+
+
+def join_parts(parts: list[Any], where: str) -> str:
+    """The text of a message's content parts, which all APIs write as ``{"type": "text", "text": …}``. Raises
+    RequestRefused; pictures, sound and files by name."""
+    texts: list[str] = []
+    for number, part in enumerate(parts):
+        name = f"{where}[{number}]"
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in TEXT_PARTS:
+            text = part.get(TEXT_PARTS[kind])
+            if not isinstance(text, str):
+                raise RequestRefused(f"{name}.{TEXT_PARTS[kind]} takes a string", param=name)
+            texts.append(text)
+        elif kind in OTHER_PARTS:
+            raise RequestRefused(
+                f"{name} is of type {kind}; this server takes text only", code="unsupported_content", param=name
+            )
+        else:
+            raise RequestRefused(f'{name} takes {{"type": "text", "text": "..."}}', param=name)
+    return "\n".join(texts)
+
+
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Type of a part -> the field that has its text."""
+
+OTHER_PARTS = frozenset(
+    {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "file",
+     "input_file", "document"}
+)  # fmt: skip
+
+
+def read_arguments(text: Any) -> Any:
+    """The arguments of an earlier call, which come as JSON text: as the object that templates expect. What a model left
+    unfinished stays as it is."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return msgspec.json.decode(text) if text.strip() else {}
+    except msgspec.DecodeError:
+        return text

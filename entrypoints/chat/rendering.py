@@ -1,0 +1,86 @@
+"""Conversations -> prompts, by the model's chat template or the one that the server was given."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
+from ...scheduler.outcome import RequestRefused
+from .messages import Conversation, Message
+
+_INLINE_CHARS = 20_000
+"""Longer conversations are rendered in a thread, so that the loop goes on serving the others."""
+
+_MARK = "BatonGoesOnHere7Q"
+"""Only letters and digits: templates strip, split and escape other characters."""
+
+
+class Renderer:
+    """One chat template, asked the ways that chats need."""
+
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
+    @property
+    def source(self) -> str:
+        """Of the template; empty if there is none."""
+        return "" if self._template is None else self._template.source
+
+    @property
+    def knows_tools(self) -> bool:
+        return "tools" in self.source
+
+    async def prompt(self, conversation: Conversation) -> str:
+        """The text that the model goes on from. Raises RequestRefused."""
+        if _size(conversation.messages) <= _INLINE_CHARS:
+            return self.render(conversation)
+        return await asyncio.to_thread(self.render, conversation)
+
+    def render(self, conversation: Conversation) -> str:
+        """`prompt`, at once."""
+        if conversation.goes_on:
+            return self._up_to_the_last_content(conversation) + conversation.forced
+        return self._rendered(conversation, conversation.messages) + conversation.forced
+
+    def after_content(self, conversation: Conversation) -> str:
+        """What the template writes behind the content of the last message, which is the assistant's."""
+        *before, last = conversation.messages
+        marked = {"role": last["role"], "content": _MARK}
+        return self._rendered(conversation, [*before, marked]).rpartition(_MARK)[2]
+
+    def _up_to_the_last_content(self, conversation: Conversation) -> str:
+        *before, last = conversation.messages
+        marked = {**last, "content": (last.get("content") or "") + _MARK}
+        text, mark, _ = self._rendered(conversation, [*before, marked], answer=False).rpartition(_MARK)
+        if not mark:
+            raise RequestRefused(
+                "the chat template does not write the content of the last message as it is, so the model cannot go on "
+                "with it (continue_final_message)",
+                code="chat_template_error",
+                param="messages",
+            )
+        return text
+
+    def _rendered(self, conversation: Conversation, messages: list[Message], *, answer: bool = True) -> str:
+        if self._template is None:
+            raise RequestRefused(
+                "the model's folder has no chat template; start the server with --chat-template FILE, or use "
+                "/v1/completions with a prompt of your own",
+                code="no_chat_template",
+                param="messages",
+            )
+        try:
+            return self._template.render(
+                messages,
+                add_generation_prompt=conversation.add_generation_prompt and answer,
+                tools=conversation.tools,
+                documents=conversation.documents,
+                **conversation.variables,
+            )
+        except ChatTemplateError as error:
+            raise RequestRefused(str(error), code="chat_template_error", param="messages") from None
+
+
+def _size(messages: list[Message]) -> int:
+    """In characters, roughly."""
+    return sum(len(message.get("content") or "") + 100 for message in messages)

@@ -1,0 +1,62 @@
+"""Puts together what chats need, from the settings and the model's folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
+from ...runtime.text.tokenizer import Tokenizer
+from ...runtime.tokenizer_manager import TokenizerManager
+from .answer_parsers import AnswerParsers
+from .chats import Chats
+from .config import ChatConfig
+from .conversations import Conversations
+from .rendering import Renderer
+
+logger = logging.getLogger(__name__)
+
+
+class ChatSetupError(ValueError):
+    """A setting cannot be used; the message says which, and what to change."""
+
+
+class ChatSetup:
+    """The template and the parsers of one server. Raises ChatSetupError."""
+
+    def __init__(self, config: ChatConfig, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self.renderer = Renderer(_template(config.chat_template, tokenizer))
+        try:
+            self.parsers = AnswerParsers(config.tool_call_parser, config.reasoning_parser, self.renderer.source)
+        except ValueError as error:
+            raise ChatSetupError(f"--tool-call-parser, --reasoning-parser: {error}") from None
+
+    def log(self) -> None:
+        """Tell the operator what chats get."""
+        if not self.renderer.source:
+            logger.info("no chat template: chats are refused")
+            return
+        logger.info(
+            "chat template %s; tool calls read as %s, thoughts as %s",
+            self._config.chat_template or "of the model",
+            self.parsers.tools_name or "text",
+            self.parsers.reasoning_name or "text",
+        )
+
+    def chats(self, manager: TokenizerManager) -> Chats:
+        conversations = None
+        if not self._config.no_auto_continue:
+            tokenizer = manager.tokenizer
+            special_texts = map(tokenizer.token_text, tokenizer.special_ids)
+            conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts)
+        return Chats(manager, self.renderer, self.parsers, conversations, self._config.conversation_ttl)
+
+
+def _template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if not file:
+        return tokenizer.chat_template
+    try:
+        return ChatTemplate(Path(file).read_text(encoding="utf-8"), tokenizer.special_tokens)
+    except (OSError, UnicodeDecodeError, ChatTemplateError) as error:
+        raise ChatSetupError(f"--chat-template {file}: {error}") from None

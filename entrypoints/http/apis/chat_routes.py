@@ -1,0 +1,47 @@
+"""OpenAI's chat endpoint, ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ....runtime.tokenizer_manager import TokenizerManager
+from ...chat.chats import Chats
+from ...fields.reading import check_model
+from ...openai.chat import CHAT_NAMES, parse_chat
+from ...openai.chat_response import ChatResponse
+from ...server_args import ServerArgs
+from ..route import POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.large_json import json_answer, size_of
+from ..wire.transport import EventStream, client_gone, request_id, until_disconnect
+
+
+class ChatRoutes:
+    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+        self._manager = manager
+        self._chats = chats
+        self._args = args
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/chat/completions", self.completions, POST)]
+
+    async def completions(self, request: Request) -> Response:
+        async with self._bodies.json_object(request) as fields:
+            rid = request.headers.get("x-request-id")
+            asked = await parsed(request, lambda: parse_chat(fields, rid=rid))
+            check_model(asked.model, self._args.server.served_model_name)
+            with CHAT_NAMES.translated():
+                answer = await self._chats.open(asked.call)
+        headers = request_id(asked.call.rid)
+        token_bytes = self._manager.tokenizer.token_bytes
+        response = ChatResponse(asked, self._args.served_model_name, self._chats.parsers, token_bytes)
+        if asked.call.stream:
+            return EventStream(answer.answer, response.chunks(answer), headers, self._manager.metrics.call_refused)
+        with CHAT_NAMES.translated(), answer.answer:
+            updates = await until_disconnect(request.receive, answer.outputs())
+        if updates is None:
+            return client_gone()
+        size = size_of([output for output, _ in updates])
+        return await json_answer(lambda: response.whole(updates), size, headers)

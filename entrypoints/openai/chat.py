@@ -1,0 +1,240 @@
+"""Reads the fields of ``POST /v1/chat/completions``. No HTTP, no model, no template.
+
+The shared readers check sampling and everything that completions have too; their refusals are translated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...scheduler.outcome import RequestRefused
+from ..chat.call import ChatCall
+from ..chat.messages import Conversation, Message, join_parts, read_arguments
+from ..chat.tools import Choice, read_tools
+from ..fields.field_names import FieldNames
+from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
+from ..fields.reading import one_of, refuse_unserved, shown, typed
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, include_usage, read_request_rid
+
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED)
+
+FIELDS = (
+    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
+    "max_completion_tokens", "response_format", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message", "documents", "separate_reasoning", "rid", "request_id", "stream",
+    *_RENAMED.values(), *OPENAI_SAMPLING, *OTHER_SAMPLING, *SHARED_FIELDS,
+)  # fmt: skip
+
+UNSUPPORTED: dict[str, tuple] = {
+    # Field -> the values, besides null, that ask for nothing.
+    "functions": ([],), "function_call": ("none",), "modalities": (["text"],), "audio": (), "prediction": (),
+    "web_search_options": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
+    "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
+    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
+    "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
+    "thinking_token_budget": (),
+}  # fmt: skip
+
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server"}
+
+WITHOUT_EFFECT = (
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "verbosity", "routing_key", "conversation_id", "no_logs",
+)  # fmt: skip
+"""Labels and wishes about style, accepted and ignored."""
+
+MAX_TOP_LOGPROBS = 20
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "refusal")
+_MESSAGE_OFF: dict[str, tuple] = {"function_call": (), "audio": (), "annotations": ([],), "prefix": (False,)}
+
+
+@dataclass(slots=True, frozen=True)
+class ChatRequest:
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
+
+    call: ChatCall
+    model: str | None
+    logprobs: int | None
+    include_usage: bool
+
+    @property
+    def response_id(self) -> str:
+        return f"chatcmpl-{self.call.rid}"
+
+
+def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest:
+    """Fields of the request body -> a call. ``rid`` is used if the body has none. Raises RequestRefused."""
+    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    stream = typed(fields.get("stream", False), bool, "stream")
+    usage = include_usage(fields.get("stream_options"), stream)
+    _check_format(fields.get("response_format"))
+    if "continuation_of" in fields:
+        raise RequestRefused(
+            "a chat goes on from its own messages, and finds what it goes on from by itself; leave continuation_of "
+            "out, or use /v1/completions",
+            param="continuation_of",
+        )
+    logprobs = _logprobs(fields)
+    tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
+    conversation = _conversation(fields, tools, choice)
+    given_rid = read_request_rid(fields)
+    with CHAT_NAMES.translated():
+        asked = LogprobFields() if logprobs is None else LogprobFields(wanted=True, top=logprobs, with_text=True)
+        alone = PromptTokens(1, is_batch=False)
+        batch = read_prompts(fields, alone, _sampling(fields), [asked], rid=rid if given_rid is None else given_rid)
+    call = ChatCall(
+        prompt=batch.prompts[0],
+        stream=stream,
+        conversation=conversation,
+        tools=tools,
+        choice=choice,
+        separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
+    )
+    return ChatRequest(call, fields.get("model"), logprobs, usage)
+
+
+def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters in SGLang's names. Without a limit an answer may fill the context."""
+    sampling: dict[str, Any] = {"max_new_tokens": None}
+    sampling |= {name: fields[name] for name in (*OPENAI_SAMPLING, *OTHER_SAMPLING) if name in fields}
+    sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
+    if "max_completion_tokens" in fields:
+        if fields.get("max_tokens", fields["max_completion_tokens"]) != fields["max_completion_tokens"]:
+            raise RequestRefused(
+                "max_tokens and max_completion_tokens differ; they mean the same, leave one of them out",
+                param="max_tokens",
+            )
+        sampling["max_new_tokens"] = fields["max_completion_tokens"]
+    return sampling
+
+
+def _check_format(given: Any) -> None:
+    if given is None or given == {"type": "text"}:
+        return
+    kind = given.get("type") if isinstance(given, dict) else given
+    if kind in ("json_object", "json_schema"):
+        raise RequestRefused(
+            f"response_format {kind} is not supported: this server does not constrain text yet; ask for JSON in the "
+            "prompt, or leave it out",
+            code="unsupported_field",
+            param="response_format",
+        )
+    raise RequestRefused(f'response_format is {shown(given)}; it takes {{"type": "text"}}', param="response_format")
+
+
+def _logprobs(fields: dict[str, Any]) -> int | None:
+    wanted = typed(fields.get("logprobs", False), bool, "logprobs")
+    top = typed(fields.get("top_logprobs", 0), int, "top_logprobs")
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise RequestRefused(f"top_logprobs is {top}; use 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs")
+    if top and not wanted:
+        raise RequestRefused("top_logprobs is set without logprobs; add logprobs: true", param="top_logprobs")
+    return top if wanted else None
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> Conversation:
+    given = fields.get("messages")
+    if not isinstance(given, list) or not given:
+        raise RequestRefused("messages takes a list with at least one message", param="messages")
+    messages = [_message(message, f"messages[{number}]") for number, message in enumerate(given)]
+    goes_on = typed(fields.get("continue_final_message", False), bool, "continue_final_message")
+    answers = typed(fields.get("add_generation_prompt", not goes_on), bool, "add_generation_prompt")
+    if goes_on and (answers or messages[-1]["role"] != "assistant"):
+        raise RequestRefused(
+            "continue_final_message goes on with the last message, which must be the assistant's, and excludes "
+            "add_generation_prompt",
+            param="continue_final_message",
+        )
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise RequestRefused("chat_template_kwargs takes an object", param="chat_template_kwargs")
+    if taken := [name for name in variables if name in _OF_THE_TEMPLATE]:
+        raise RequestRefused(
+            f"chat_template_kwargs.{taken[0]} is given by the request itself; use its own field",
+            param="chat_template_kwargs",
+        )
+    if "reasoning_effort" in fields:
+        variables = {"reasoning_effort": typed(fields["reasoning_effort"], str, "reasoning_effort")} | variables
+    documents = fields.get("documents")
+    if documents is not None and not (isinstance(documents, list) and all(isinstance(d, dict) for d in documents)):
+        raise RequestRefused("documents takes a list of objects", param="documents")
+    return Conversation(
+        messages=messages,
+        tools=None if choice.kind == "none" or not tools else tools,
+        documents=documents,
+        variables=variables,
+        goes_on=goes_on,
+        add_generation_prompt=answers,
+    )
+
+
+_OF_THE_TEMPLATE = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+def _message(given: Any, where: str) -> Message:
+    if not isinstance(given, dict):
+        raise RequestRefused(f"{where} is {shown(given)}; it takes an object with role and content", param=where)
+    refuse_unserved(given, _MESSAGE_FIELDS, _MESSAGE_OFF, (), where=f"{where}.")
+    if given.get("role") == "function":
+        raise RequestRefused(f"{where} has the role function; use tool, with tool_call_id", param=f"{where}.role")
+    role = one_of(given.get("role"), ROLES, f"{where}.role")
+    content = _content(given.get("content"), f"{where}.content")
+    message: Message = {"role": role, "content": content}
+    if given.get("name") is not None:
+        message["name"] = typed(given["name"], str, f"{where}.name")
+    if role == "tool":
+        message["tool_call_id"] = typed(given.get("tool_call_id"), str, f"{where}.tool_call_id")
+    if role == "assistant":
+        return _assistant(message, given, where)
+    if content is None:
+        raise RequestRefused(f"{where}.content is missing; it takes a string or a list of parts", param=where)
+    for name in ("tool_calls", "reasoning_content", "reasoning"):
+        if given.get(name):
+            raise RequestRefused(f"{where}.{name} belongs to the assistant's messages", param=f"{where}.{name}")
+    return message
+
+
+def _assistant(message: Message, given: dict[str, Any], where: str) -> Message:
+    if calls := given.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise RequestRefused(f"{where}.tool_calls takes a list", param=f"{where}.tool_calls")
+        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    reasoning = given.get("reasoning_content") or given.get("reasoning")
+    if reasoning is not None:
+        message["reasoning_content"] = typed(reasoning, str, f"{where}.reasoning_content")
+    if message["content"] is None:
+        message["content"] = given.get("refusal") or ""
+        if not message["content"] and not calls and reasoning is None:
+            raise RequestRefused(f"{where} has neither content nor tool_calls", param=where)
+    return message
+
+
+def _call(given: Any, where: str) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestRefused(
+            f'{where} takes {{"id", "type": "function", "function": {{"name", "arguments"}}}}', param=where
+        )
+    arguments = read_arguments(function.get("arguments"))
+    return {
+        "id": given.get("id"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": {} if arguments is None else arguments},
+    }
+
+
+def _content(given: Any, where: str) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise RequestRefused(f"{where} is {shown(given)}; it takes a string or a list of parts", param=where)
+    return join_parts(given, where)

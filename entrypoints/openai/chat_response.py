@@ -1,0 +1,140 @@
+"""Turns the answer to a chat into OpenAI's objects: one whole response, or the chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+from ...runtime.answer import Output, TokenLogprob
+from ...runtime.text.token_bytes import TokenBytes
+from ..chat.answer_parsers import AnswerParsers
+from ..chat.chats import ChatAnswer, ChatUpdate
+from ..fields.output_details import stage_details
+from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning
+from .chat import CHAT_NAMES, ChatRequest
+from .usage import usage
+
+
+class ChatResponse:
+    """Builds the response to one request."""
+
+    def __init__(self, request: ChatRequest, model: str, parsers: AnswerParsers, token_bytes: TokenBytes) -> None:
+        """``model``: the served name."""
+        self._request = request
+        self._head = {"id": request.response_id, "created": int(time.time()), "model": model}
+        self._parsers = parsers
+        self._token_bytes = token_bytes
+        self._newest: dict[int, Output] = {}
+        self._begun: set[int] = set()
+        self._called: set[int] = set()
+        """Samples whose answer holds a call."""
+
+    def whole(self, updates: list[ChatUpdate]) -> dict:
+        """The response to a request that does not stream, from all its outputs; where lists may be long there are
+        iterators."""
+        choices = [self._choice(*update) for update in updates]
+        head = {"object": "chat.completion", **self._head}
+        return {**head, "choices": choices, "usage": usage(output for output, _ in updates)}
+
+    async def chunks(self, answer: ChatAnswer) -> AsyncIterator[dict]:
+        """The events of a stream. Raises RequestRefused with OpenAI's field names."""
+        head = {"object": "chat.completion.chunk", **self._head}
+        extra = {"usage": None} if self._request.include_usage else {}
+        with CHAT_NAMES.translated():
+            async for update in answer.updates():
+                for choice in self._deltas(*update):
+                    yield {**head, "choices": [choice], **extra}
+        if self._request.include_usage:
+            yield {**head, "choices": [], "usage": usage(self._newest.values())}
+
+    def _choice(self, output: Output, pieces: list[Piece]) -> dict:
+        content, reasoning, calls = _collected(pieces, self._parsers.new_call_id)
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+            self._called.add(output.sample)
+        return {
+            "index": output.sample,
+            "message": message,
+            "logprobs": self._logprobs(output, iter),
+            **self._end(output),
+        }
+
+    def _deltas(self, output: Output, pieces: list[Piece]) -> Iterator[dict]:
+        self._newest[output.sample] = output
+        logprobs = self._logprobs(output, list)
+        deltas = [self._delta(piece) for piece in pieces]
+        if output.sample not in self._begun:
+            self._begun.add(output.sample)
+            deltas = [{"role": "assistant", "content": ""}, *deltas]
+        if any(isinstance(piece, CallBegins) for piece in pieces):
+            self._called.add(output.sample)
+        if not deltas and logprobs is not None:
+            deltas = [{"content": ""}]
+        for number, delta in enumerate(deltas):
+            last = number == len(deltas) - 1  # its logprobs come with the last: an end may hold back text, not these
+            yield {
+                "index": output.sample,
+                "delta": delta,
+                "logprobs": logprobs if last else None,
+                "finish_reason": None,
+            }
+        if output.finish is not None:
+            yield {"index": output.sample, "delta": {}, "logprobs": None, **self._end(output)}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        match piece:
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case CallBegins(index, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": self._parsers.new_call_id(), "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case CallArguments(index, delta):
+                return {"tool_calls": [{"index": index, "function": {"arguments": delta}}]}
+            case _:
+                return {"content": piece.text}
+
+    def _end(self, output: Output) -> dict[str, Any]:
+        """What a choice says at its end."""
+        finish = output.finish
+        assert finish is not None
+        reason = "tool_calls" if finish.type == "stop" and output.sample in self._called else finish.type
+        details = {"rid": output.prompt.rid, "index": output.sample, **stage_details(output)}
+        return {"finish_reason": reason, "matched_stop": finish.matched, "baton": details}
+
+    def _logprobs(self, output: Output, rows: Callable[[Iterable], Any]) -> dict | None:
+        if self._request.logprobs is None or not len(output.output_logprobs):
+            return None
+        return {"content": rows(map(self._entry, output.output_logprobs)), "refusal": None}
+
+    def _entry(self, token: TokenLogprob) -> dict[str, Any]:
+        return {**self._alone(token), "top_logprobs": [self._alone(other) for other in token.top or ()]}
+
+    def _alone(self, token: TokenLogprob) -> dict[str, Any]:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(self._token_bytes[token.id])}
+
+
+def _collected(pieces: list[Piece], new_call_id: Callable[[], str]) -> tuple[str, str, list[dict]]:
+    """(words, thoughts, calls) of a whole answer."""
+    words: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict] = []
+    arguments: list[list[str]] = []
+    for piece in pieces:
+        match piece:
+            case Reasoning(text):
+                thoughts.append(text)
+            case CallBegins(_, name):
+                calls.append({"id": new_call_id(), "type": "function", "function": {"name": name}})
+                arguments.append([])
+            case CallArguments(_, delta):
+                arguments[-1].append(delta)
+            case _:
+                words.append(piece.text)
+    for call, parts in zip(calls, arguments, strict=True):
+        call["function"]["arguments"] = "".join(parts)
+    return "".join(words), "".join(thoughts), calls

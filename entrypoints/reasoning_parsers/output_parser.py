@@ -1,0 +1,43 @@
+"""One answer, from the model's text to pieces: thoughts first, then calls in what is left."""
+
+from __future__ import annotations
+
+from ..tool_parsers.pieces import Piece, Text, ToolParser, joined
+from .reasoning_parser import ReasoningParser
+
+
+class OutputParser:
+    """Puts the two parsers one behind the other; either may be missing. Both see the answer once.
+
+    <think>Shall I?</think>\\n\\nYes.\\n<tool_call>…    ->    Reasoning, Text, CallBegins, CallArguments
+    """
+
+    def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
+        self._reasoning, self._tools = reasoning, tools
+        self.keeps_special_tokens = any(parser.keeps_special_tokens for parser in (reasoning, tools) if parser)
+        """Whether the text must be decoded with special tokens."""
+
+    def push(self, text: str) -> list[Piece]:
+        """Take the next text of the answer; return what is certain now."""
+        return joined(self._find_calls(self._reasoning.push(text) if self._reasoning else [Text(text)]))
+
+    def finish(self) -> list[Piece]:
+        """Take the end of the answer; return what was held back."""
+        rest = self._find_calls(self._reasoning.finish() if self._reasoning else [])
+        return joined(rest + (self._tools.finish() if self._tools else []))
+
+    def forced_prefix(self, name: str | None) -> str:
+        """Text that makes the model call this function (None: any) if its answer begins with it; it ends a thought that
+        the prompt has opened. Raises ValueError without a tool parser."""
+        if self._tools is None:
+            raise ValueError("a call cannot be forced without a tool parser; set --tool-call-parser")
+        before = self._reasoning.resumes if self._reasoning and self._reasoning.is_inside else ""
+        return before + self._tools.forced_prefix(name)
+
+    def _find_calls(self, pieces: list[Piece]) -> list[Piece]:
+        if self._tools is None:
+            return pieces
+        found: list[Piece] = []
+        for piece in pieces:
+            found.extend(self._tools.push(piece.text) if isinstance(piece, Text) else [piece])
+        return found

@@ -1,0 +1,147 @@
+"""A text that arrives in pieces, read as if it were whole.
+
+Parsers are generators: what they read with waits, by yielding None, until enough has come to decide, and no longer.
+So a parser reads like one for a whole text, and how the text was cut cannot change what it finds:
+
+    if (yield from reader.one_of("<tool_call>")):      waits after "<tool", but not after "<tonic"
+        name = yield from reader.run(NAME)
+
+The reader holds no more than the last unread push and the beginning of a mark. What is read is gone; a parser that may
+have to give it back asks for it to be kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Generator
+from typing import Protocol, TypeVar
+
+from .pieces import Piece
+
+T = TypeVar("T")
+Steps = Generator[Piece | None, None, T]
+"""A part of a parser: yields pieces as they become certain, and None when it needs more text."""
+
+SPACE = re.compile(r"\s*")
+
+
+class Scanner(Protocol):
+    def scan(self, text: str, start: int) -> int:
+        """The end of what belongs to the scanned value, in ``text`` from ``start`` on."""
+        ...
+
+
+class Reader:
+    __slots__ = ("_at", "_ended", "_kept", "_text")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._ended = False
+        self._kept: list[str] | None = None
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def end(self) -> None:
+        """No more text will come."""
+        self._ended = True
+
+    @property
+    def unread(self) -> int:
+        """Characters that have come and wait to be read."""
+        return len(self._text) - self._at
+
+    @property
+    def at_end(self) -> bool:
+        """True if all has been read and no more will come."""
+        return self._ended and self._at == len(self._text)
+
+    def keep(self, text: str = "") -> None:
+        """From now on keep what is read, as if it began with ``text``."""
+        self._kept = [text]
+
+    def kept(self) -> str:
+        """All that was read since `keep`; ends the keeping."""
+        kept = "".join(self._kept or ())
+        self._kept = None
+        return kept
+
+    def take(self, count: int) -> str:
+        """Read so many characters, or what is there of them."""
+        text = self._text[self._at : self._at + count]
+        self._at += len(text)
+        if self._kept is not None:
+            self._kept.append(text)
+        return text
+
+    def scan(self, scanner: Scanner) -> str:
+        """Read what has come of the value that ``scanner`` looks at."""
+        return self.take(scanner.scan(self._text, self._at) - self._at)
+
+    def split(self, markers: tuple[str, ...]) -> tuple[str, str]:
+        """Read up to the first of these marks and the mark, or, if none has come, all that cannot begin one.
+
+        Returns (text, mark or ""). No mark may be the beginning of another, or stand inside it except at its end.
+        """
+        whole, beginnings, longest = _patterns(markers)
+        found = whole.search(self._text, self._at)
+        if found is not None:
+            return self.take(found.start() - self._at), self.take(len(found[0]))
+        end = len(self._text)
+        if not self._ended:
+            begun = beginnings.search(self._text, max(self._at, end - longest + 1))
+            end = end if begun is None else begun.start()
+        return self.take(end - self._at), ""
+
+    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Read as many characters as ``pattern``, one class with a star, matches."""
+        parts: list[str] = []
+        while True:
+            found = pattern.match(self._text, self._at)
+            parts.append(self.take(found.end() - self._at if found else 0))
+            if self._at < len(self._text) or self._ended:
+                return "".join(parts)
+            yield None
+
+    def space(self) -> Steps[str]:
+        """Read whitespace, if there is any."""
+        return (yield from self.run(SPACE))
+
+    def sees(self, *markers: str) -> Steps[str]:
+        """The first of these marks that the text goes on with, unread; "" for none."""
+        while True:
+            for marker in markers:
+                ahead = self._text[self._at : self._at + len(marker)]
+                if ahead == marker:
+                    return marker
+                if marker.startswith(ahead) and not self._ended:
+                    break  # It may yet be this one.
+            else:
+                return ""
+            yield None
+
+    def one_of(self, *markers: str) -> Steps[str]:
+        """Read the first of these marks that the text goes on with; "" for none. Of two marks of which one begins
+        the other, list the longer one first."""
+        found = yield from self.sees(*markers)
+        self.take(len(found))
+        return found
+
+
+@functools.lru_cache(maxsize=256)
+def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Patterns that find a whole mark, and the beginning of one at the end of a text; and the longest mark's length."""
+    whole = "|".join(map(re.escape, markers))
+    beginnings = "|".join(_beginnings(marker) for marker in markers if len(marker) > 1)
+    return re.compile(whole), re.compile(rf"(?:{beginnings or '(?!)'})\Z"), max(map(len, markers))
+
+
+def _beginnings(marker: str) -> str:
+    """Matches each proper beginning of a mark: "<th" becomes "<(?:t)?"."""
+    pattern = ""
+    for character in reversed(marker[:-1]):
+        pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")
+    return pattern
