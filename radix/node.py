@@ -76,7 +76,7 @@ class TreeNode:
         self.hits = 0
         """Matches that ended here."""
         self.block_keys: list[bytes] | None = None
-        """Names of the blocks that end in this node; None until somebody asks (see disk_tier.py)."""
+        """Names of the blocks that end in this node; None until somebody asks (see block_names.py)."""
         self.demoted = False
         """A lease held the path down to it, or should have: it is copied before it leaves the device."""
         self.lock_ref = 0

@@ -47,7 +47,7 @@ class TierConfig:
     remote_cache_url: str = flag(
         "", "Redis server for KV that servers share, redis://… or rediss://…, or env:NAME of a variable that holds that"
     )
-    remote_cache_ttl: int = flag(86400, "seconds for which a block stays there; 0: until the server drops it")
+    remote_cache_ttl: int = flag(86400, "seconds for which an unused block stays there; 0: until the server drops it")
     disk_cache_gb: float = flag(0.0, "the most that one model's KV may take of that disk, in GiB")
 
 

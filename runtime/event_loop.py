@@ -123,7 +123,7 @@ class EventLoop:
         batch = self._scheduler.next_batch(now)
         self._profiler.lap("schedule")
         if self._tier_io is not None:
-            self._tier_io.order(self._scheduler.tiers.take())
+            self._tier_io.order(self._scheduler.tiers.take(now))
             self._profiler.lap("tiers")
         self._last_launched = batch
         if batch is not None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import threading
@@ -82,18 +83,23 @@ class Case:
         self.keys = [rng.bytes(20) for _ in range(self.blocks)]
         self.bytes = self.blocks * block_bytes
         self.folder = folder
-        self.pool = DiskPool(folder, 2 * self.bytes + 100 * MIB, block_bytes, model.encode())
+        self.block_bytes, self.model = block_bytes, model.encode()
+        self.open()
+        self.ours, self.theirs = np.ones(self.bytes, np.uint8), np.ones(self.bytes, np.uint8)
+
+    def open(self) -> None:
+        self.pool = DiskPool(self.folder, 2 * self.bytes + 100 * MIB, self.block_bytes, self.model)
         self.woken = threading.Semaphore(0)
         self.io = BlockIO(self.pool, self.memory, self.bytes, wake=self.woken.release)
-        self.ours, self.theirs = np.ones(self.bytes, np.uint8), np.ones(self.bytes, np.uint8)
 
     def close(self) -> None:
         assert self.io.close(60)
         self.pool.close()
 
     def clear(self) -> None:
-        assert self.io.clear() and self.io.find([], "cleared", float("inf"))
-        self._wait(1)
+        self.close()
+        shutil.rmtree(self.folder)
+        self.open()
 
     def drop_cache(self) -> None:
         os.sync()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,11 +63,16 @@ class GoesOn:
 
 
 class Conversations:
-    """The recorded turns. ``says_the_same``: do a template's words for an answer say what the model said?"""
+    """The recorded turns."""
 
-    def __init__(self, renderer: Renderer, says_the_same: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self, renderer: Renderer, says_the_same: Callable[[str, str], bool], special_texts: Iterable[str]
+    ) -> None:
+        """says_the_same: do a template's words for an answer say what the model said? special_texts: of the tokenizer's
+        special tokens."""
         self._renderer = renderer
         self._says_the_same = says_the_same
+        self._special_texts = tuple(text for text in special_texts if text)
         self._turns: OrderedDict[tuple[str, int], tuple[Key, Turn]] = OrderedDict()
         """By rid and index, the latest last."""
         self._by_prompt: dict[Key, list[Turn]] = {}
@@ -114,8 +119,11 @@ class Conversations:
             yield from reversed([turn for turn in turns if text.startswith(turn.text[: turn.prompt_chars])])
 
     def _rest(self, turn: Turn, conversation: Conversation, text: str) -> str | None:
-        """What ``text`` has behind the turn; None if it does not go on from it."""
-        if text.startswith(turn.text):
+        """What ``text`` has behind the turn; None if it does not go on from it. That must be nothing, or begin with a
+        token that merges with none: ids on both sides of the border are then those of the whole text."""
+        if text == turn.text:
+            return ""
+        if text.startswith(turn.text) and text.startswith(self._special_texts, len(turn.text)):
             return text[len(turn.text) :]
         answered = conversation.first(turn.num_messages + 1)
         if len(answered.messages) != turn.num_messages + 1 or answered.messages[-1].get("role") != "assistant":

@@ -42,7 +42,9 @@ class ChatSetup:
     def chats(self, manager: TokenizerManager) -> Chats:
         conversations = None
         if not self._config.no_auto_continue:
-            conversations = Conversations(self.renderer, self.parsers.says_the_same)
+            tokenizer = manager.tokenizer
+            special_texts = map(tokenizer.token_text, tokenizer.special_ids)
+            conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts)
         return Chats(manager, self.renderer, self.parsers, conversations, self._config.conversation_ttl)
 
 

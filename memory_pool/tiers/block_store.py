@@ -71,10 +71,6 @@ class BlockStore(Protocol):
         """Mark the blocks of a sequence as used, from its first block on; keys that are not there are passed over."""
         ...
 
-    def clear(self, now: float) -> None:
-        """Remove every block of this model."""
-        ...
-
     def close(self) -> None:
         """Give up what it holds open. For whoever opened it, when no other call is running."""
         ...

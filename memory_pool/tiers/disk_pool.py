@@ -211,12 +211,6 @@ class DiskPool:
         self.touch(keys[:count], now)
         return count
 
-    def clear(self, now: float) -> None:
-        """Remove every block of this model, those of earlier processes included."""
-        keys, self._index = self._index, OrderedDict()
-        for key in keys:
-            self._remove(key, now)
-
     def touch(self, keys: Sequence[bytes], now: float) -> None:
         """Mark the blocks of one sequence as used, the last one first: a block is worth nothing without those before
         it, so room is made from the ends of sequences. Keys that are not there are passed over."""

@@ -37,7 +37,8 @@ MAX_VALUE_BYTES = 2**29
 """What Redis takes as one value."""
 KNOWN_KEYS = 2**16
 """How many keys are remembered as stored."""
-_SCAN_COUNT = 1000
+TOUCH_S = 60.0
+"""How often, at most, the server is told that a block is in use; of those with a short time to live, sooner."""
 
 FAILURES = ("unreachable", "timeout", "login", "answer", "refused", "late", "size", "header", "checksum")
 """The server: cannot be reached, takes too long, does not let us in, says what is not Redis, refuses a command; a load
@@ -93,8 +94,9 @@ class RemoteStore:
         self.block_bytes = block_bytes
         self.store_batch = max(BATCH_BYTES // block_bytes, 1)
         self.stats = RemoteStats()
-        self._known: dict[bytes, None] = {}
-        """Keys that were there when we last heard, oldest news first."""
+        self._known: dict[bytes, float] = {}
+        """Keys that were there when we last heard, oldest news first -> when we last told the server of their use."""
+        self._touch_s = TOUCH_S if ttl_s is None else min(TOUCH_S, ttl_s / 4)
         self._link = RedisLink(url, connect_timeout_s, timeout_s)
         self._values = RemoteValues(self._link, frame, ttl_s)
         self._breaker = Breaker(FAILURES_IN_ROW, PAUSE_S)
@@ -191,33 +193,18 @@ class RemoteStore:
         return done
 
     def touch(self, keys: Sequence[bytes], now: float) -> None:
-        """Tell the server that blocks are in use."""
-        if not keys or not self._breaker.allows(now):
+        """Tell the server that blocks are in use, if it has not been told lately. What it has lost by now is known
+        afterwards, and can be stored again."""
+        due = [key for key in keys if now - self._known.get(key, float("-inf")) >= self._touch_s]
+        if not due or not self._breaker.allows(now):
             return
         try:
-            for key in keys:
+            for key in due:
                 self._values.use(key)
-            while self._link.pending:
-                self._link.receive()
-            self._breaker.succeeded()
-        except LinkError as error:
-            self._failed(error, now)
-
-    def clear(self, now: float) -> None:
-        """Remove every block of this model from the server, whoever stored it."""
-        self._known.clear()
-        if not self._allowed(now):
-            return
-        cursor = b"0"
-        try:
-            while True:
-                cursor, names = self._link.ask(
-                    b"SCAN", cursor, b"MATCH", self._values.prefix + b"*", b"COUNT", _SCAN_COUNT
-                )  # fmt: skip
-                if names:
-                    self._link.ask(b"UNLINK", *names)
-                if cursor == b"0":
-                    break
+            for key in due:
+                reply = self._link.receive()
+                if not isinstance(reply, Refusal):
+                    self._heard(key, bool(reply), now)
             self._breaker.succeeded()
         except LinkError as error:
             self._failed(error, now)
@@ -235,10 +222,11 @@ class RemoteStore:
     def _receive_all(self) -> list[int]:
         return [self._link.must(self._link.receive()) for _ in range(self._link.pending)]
 
-    def _heard(self, key: bytes, exists: bool) -> None:
-        self._known.pop(key, None)
+    def _heard(self, key: bytes, exists: bool, told: float = float("-inf")) -> None:
+        """told: when the server was told of its use, if it was."""
+        told = max(told, self._known.pop(key, told))
         if exists:
-            self._known[key] = None
+            self._known[key] = told
             if len(self._known) > KNOWN_KEYS:
                 del self._known[next(iter(self._known))]
 
@@ -267,7 +255,7 @@ class RemoteStore:
             self._drain(target)
             self._damaged(key, damage.kind, now)
             return False
-        self._heard(key, there)
+        self._heard(key, there, now)
         if not there:
             self._drain(target)
             return False
@@ -288,7 +276,7 @@ class RemoteStore:
                     self.address, PAUSE_S, reply.text, self.stats.failures["refused"],
                 )  # fmt: skip
             return False
-        self._heard(key, True)
+        self._heard(key, True, now)
         self.stats.writes += 1
         self.stats.bytes_written += self.block_bytes
         return True

@@ -20,13 +20,13 @@ class RemoteValues:
     """
 
     def __init__(self, link: RedisLink, frame: BlockFrame, ttl_s: int | None) -> None:
-        self.prefix = f"baton-kv:{VERSION}:{frame.model.hex()}:".encode()
+        self._prefix = f"baton-kv:{VERSION}:{frame.model.hex()}:".encode()
         self._link = link
         self._frame = frame
         self._ttl_s = ttl_s
 
     def name(self, key: bytes) -> bytes:
-        return self.prefix + key.hex().encode()
+        return self._prefix + key.hex().encode()
 
     def send(self, key: bytes, payload: memoryview) -> None:
         """Raises LinkError. One reply."""

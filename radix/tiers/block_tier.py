@@ -5,6 +5,8 @@ one, a server in the network another.
 
     find ──▶ begin_read ──▶ being read ──ended──▶ adopted: a copy on the host, which a match finds and loads
 
+    matched, or written ──▶ used ──take_orders──▶ the store is told, and gives up the others first
+
 A block is the KV of so many consecutive tokens and is named by all tokens up to its end, so it knows nothing of nodes.
 What is there, is what the index says at the moment; where it knows of a part only, `begin_find` has the store asked.
 This decides and counts; others do what the orders say, on threads, and `ended` hears of it. Blocks that could not be
@@ -24,54 +26,20 @@ import numpy as np
 from ..cache import RadixCache
 from ..node import TreeNode
 from .block_names import BlockNames
+from .block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
 from .host_tier import MAX_WANTED, HostTier
 
 MAX_ASKED = 1024
-"""Blocks that a store is asked for at a time."""
+"""Blocks that a store is asked for at a time, or told of."""
+
+TOUCH_S = 10.0
+"""How often, at most, a store is told what is in use, unless much is."""
 
 
 class BlockIndex(Protocol):
     """Which blocks are there. May be out of date when the answer is used."""
 
     def contains(self, key: bytes) -> bool: ...
-
-
-@dataclass(slots=True, frozen=True)
-class BlockWrite:
-    """A block to be written. Plain data."""
-
-    store: str
-    fence: int
-    key: bytes
-    host_slots: np.ndarray
-    """int32 [block_tokens]"""
-
-
-@dataclass(slots=True, frozen=True)
-class BlockRead:
-    """Consecutive blocks of a sequence to be read, up to the first that is not there. Plain data."""
-
-    store: str
-    fence: int
-    keys: tuple[bytes, ...]
-    host_slots: np.ndarray
-    """int32 [len(keys) * block_tokens]"""
-    timeout: float
-    """Seconds from the order on: nobody waits longer."""
-
-
-@dataclass(slots=True, frozen=True)
-class BlockFind:
-    """How many leading blocks are there? Plain data."""
-
-    store: str
-    fence: int
-    keys: tuple[bytes, ...]
-    timeout: float
-    """As in `BlockRead`."""
-
-
-BlockOrder = BlockRead | BlockWrite | BlockFind
 
 
 @dataclass(slots=True, frozen=True)
@@ -148,6 +116,11 @@ class BlockTier:
         self._max_writing = max_writing
         self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
         """Nodes, and the first block of each path that has not been tried yet."""
+        self._used: dict[TreeNode, None] = {}
+        """Ends of paths in use of which the store has not been told, the last used last."""
+        self._writes_since_touch = 0
+        self._touch_at = float("-inf")
+        """When the store is told at the latest."""
         self._writing_keys: set[bytes] = set()
         self._readers = np.zeros(host.allocator.total_tokens + cache.page_size, dtype=np.int32)
         """By slot on the host: how many writes read it; blocks that begin alike share slots."""
@@ -163,6 +136,10 @@ class BlockTier:
     def stored(self, node: TreeNode) -> None:
         self._wanted.append((node, 0))
 
+    def used(self, node: TreeNode) -> None:
+        self._used.pop(node, None)
+        self._used[node] = None
+
     def reading(self, slots: np.ndarray) -> list[int]:
         if not self._readers[slots].any():
             return []
@@ -173,6 +150,7 @@ class BlockTier:
         going_on += [(reading.order.fence, reading.order.host_slots) for reading in self.readings.values()]
         self.readings = {f: Reading(r.order, r.namespace, r.ids, wanted=False) for f, r in self.readings.items()}
         self._wanted.clear()
+        self._used.clear()
         self._reading_keys.clear()
         return going_on
 
@@ -182,10 +160,10 @@ class BlockTier:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def take_orders(self) -> list[BlockOrder]:
-        """What is to be done now."""
+    def take_orders(self, now: float) -> list[BlockOrder]:
+        """What is to be done now, in this order."""
         orders, self._new_orders = self._new_orders, []
-        return [*orders, *self._next_writes()]
+        return [*orders, *self._next_writes(), *self._next_touches(now)]
 
     def owns(self, fence: int) -> bool:
         """Is this an order of ours that is under way?"""
@@ -203,19 +181,39 @@ class BlockTier:
                 later.append((node, first))  # what comes before it is not on the host yet
                 continue
             keys = self._names.of_path(path)
-            missing = [
-                (number, key)
-                for number, key in enumerate(keys)
-                if number >= first and key not in self._writing_keys and not self._index.contains(key)
-            ]
+            missing = [(number, key) for number, key in enumerate(keys) if number >= first and not self._has(key)]
             room = self._max_writing - len(self.writing)
             if len(missing) > room:
                 later.append((node, missing[room][0]))  # each is tried once: a store may refuse them all
+            else:
+                self.used(node)  # not sooner: what is written last would outlive what comes before it
             if missing:
                 slots = np.concatenate([above.host for above in path if above.host is not None])
                 writes += [self._write(key, slots, number) for number, key in missing[:room]]
         self._wanted.extendleft(reversed(later))
+        self._writes_since_touch += len(writes)
         return writes
+
+    def _next_touches(self, now: float) -> list[BlockTouch]:
+        """Tell the store what has been used: memory answers for it, so the store would take it for forgotten. Each
+        block once; the last use is told last, and of each sequence the end first, as room is made from the ends."""
+        if not self._used or (now < self._touch_at and len(self._used) + self._writes_since_touch < self._max_writing):
+            return []
+        self._touch_at, self._writes_since_touch = now + TOUCH_S, 0
+        used, self._used = self._used, {}
+        tree, told, touches = self._cache.tree, set[bytes](), list[BlockTouch]()
+        for node in reversed(used):
+            if tree.reachable(node) is not node:
+                continue
+            keys = [key for key in self._names.of_path(tree.path(node, 0)) if key not in told and self._has(key)]
+            told.update(keys)
+            starts = range(0, len(keys), MAX_ASKED)
+            touches += [BlockTouch(self.name, tuple(keys[start : start + MAX_ASKED])) for start in starts]
+        return touches[::-1]
+
+    def _has(self, key: bytes) -> bool:
+        """Is the block there, or on its way?"""
+        return key in self._writing_keys or self._index.contains(key)
 
     def _write(self, key: bytes, slots: np.ndarray, number: int) -> BlockWrite:
         size = self.block_tokens
@@ -266,21 +264,27 @@ class BlockTier:
         return fence
 
     def begin_read(self, found: Found, timeout: float) -> int | None:
-        """Order a read; its fence. None if the host has no room, or others fill it just now."""
-        tokens = len(found.keys) * self.block_tokens
-        coming = sum(len(slots) for tier in self._host.below for slots in tier.coming)
-        if coming and coming + tokens > self._host.allocator.total_tokens // 4:
+        """Order a read of as many leading blocks as the host can hold; its fence. None if it has no room, or others
+        fill it just now."""
+        size, host, count = self.block_tokens, self._host, len(found.keys)
+        coming = sum(len(slots) for tier in host.below for slots in tier.coming)
+        if coming and coming + count * size > host.allocator.total_tokens // 4:
             return None  # what comes for one must not push out what has come for another
-        whole, _, end = self._cache.find_prefix(found.namespace, found.ids)
-        for node in (whole, end):
-            self._cache.touch(node)  # room is made elsewhere: what is read must have its prefix to go on from
-        slots = self._host.allocate(tokens)
-        if slots is None:
+        whole, _, last = self._cache.find_prefix(found.namespace, found.ids)
+        for node in (whole, last):
+            self._cache.touch(node)  # what is read must have its prefix to go on from when it comes, and now:
+        while last.host is None and last.parent is not None:
+            last = last.parent
+        room = host.make_room(count * size, kept=last)
+        left_out = count - room // size
+        if found.gain <= left_out * size:
             return None
-        fence = self._host.allocator.fences.open()
-        order = BlockRead(self.name, fence, found.keys, slots, timeout)
-        self.readings[fence] = Reading(order, found.namespace, found.ids)
-        self._reading_keys |= dict.fromkeys(found.keys, fence)
+        keys, slots = found.keys[: count - left_out], host.allocate((count - left_out) * size)
+        assert slots is not None, "room has been made"
+        fence = host.allocator.fences.open()
+        order = BlockRead(self.name, fence, keys, slots, timeout)
+        self.readings[fence] = Reading(order, found.namespace, found.ids[: len(found.ids) - left_out * size])
+        self._reading_keys |= dict.fromkeys(keys, fence)
         self._new_orders.append(order)
         return fence
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ..cache import LEAST_REST, MatchResult, RadixCache
 from ..node import TreeNode
+from .below import Below
 from .host_order import HostOrder
 
 MAX_WANTED = 1 << 14
@@ -83,27 +83,6 @@ class HostPolicy:
     """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
 
 
-class Below(Protocol):
-    """A tier behind the host, which reads the host's copies and brings others."""
-
-    def stored(self, node: TreeNode) -> None:
-        """A node has a copy on the host now."""
-        ...
-
-    def reading(self, slots: np.ndarray) -> list[int]:
-        """Fences of all that reads some of these host slots, int32 [n]."""
-        ...
-
-    @property
-    def coming(self) -> list[np.ndarray]:
-        """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
-        ...
-
-    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
-        """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
-        ...
-
-
 class HostTier:
     """A residency that keeps what leaves the device, if it was stored before (write-through).
 
@@ -138,7 +117,11 @@ class HostTier:
             self._wanted.append(node)
 
     def accessed(self, node: TreeNode) -> None:
-        if node.host is not None or node.parent is None or self.policy.write_back:
+        if node.parent is None:
+            return
+        for tier in self.below:
+            tier.used(node)
+        if node.host is not None or self.policy.write_back:
             return
         node.hits += 1
         if node.hits == self.policy.min_hits:
@@ -272,12 +255,22 @@ class HostTier:
 
     def allocate(self, tokens: int) -> np.ndarray | None:
         """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
-        if tokens > self.allocator.total_tokens:
+        if tokens > self.allocator.total_tokens or self.make_room(tokens) < tokens:
             return None
-        while (short := tokens - self.allocator.free_tokens) > 0 and self.evict(short):
-            pass  # what is being read by a tier behind is not free at once
         none = np.zeros(1, dtype=np.int32)
         return self.allocator.alloc_extend(none, np.array([tokens], dtype=np.int32), none)
+
+    def make_room(self, tokens: int, kept: TreeNode | None = None) -> int:
+        """Evict until ``tokens`` tokens are free, or nothing is left to evict; how many of them are. kept: the copies
+        of the path down to this node stay."""
+        if kept is not None:
+            kept.host_children += 1  # as if there were one more copy below it
+        while (short := tokens - self.allocator.free_tokens) > 0 and self.evict(short):
+            pass  # what is being read by a tier behind is not free at once
+        if kept is not None:
+            kept.host_children -= 1
+            self.may_be_leaf(kept)
+        return min(tokens, self.allocator.free_tokens)
 
     # -- back to the device -------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The thread that reads and writes a store of blocks, so that a slow disk or network holds nobody else up.
 
-    scheduler's thread      store, load, find, touch, clear ─▶ [queues] ─▶ thread ─▶ BlockStore
-                            poll ◀──────────────────────────── [done] ◀──────┘   ◀─▶ pages of the host pool
+    scheduler's thread      store, load, find, touch ─▶ [queues] ─▶ thread ─▶ BlockStore
+                            poll ◀───────────────────── [done] ◀──────┘   ◀─▶ pages of the host pool
 
 No call here waits for I/O, and none copies KV: the thread itself gathers blocks from the host pool's pages and puts
 them back there. Every load, find and store that was accepted comes back from `poll` exactly once, also if the thread
@@ -132,7 +132,6 @@ class BlockIO:
         """Held for a moment at a time, never during I/O. It guards all below."""
         self._loads: deque[_Load] = deque()
         self._stores: deque[_Store | _Touch] = deque()
-        self._clear = False
         self._current: Sequence[_Request] = ()
         self._finished: list[Finished] = []
         self._queued_bytes = 0
@@ -160,7 +159,7 @@ class BlockIO:
             completion has been polled.
         """
         (numbers,) = self._pages.numbers(pages, 1)
-        if self._pool.contains(key) and not self._clear:
+        if self._pool.contains(key):
             return Stored.PRESENT
         return Stored.QUEUED if self._enqueue(_Store(key, numbers, tag, self._pool.block_bytes)) else Stored.DROPPED
 
@@ -183,18 +182,6 @@ class BlockIO:
         """Mark the blocks of a sequence as used, from its first block on, once the stores before it are done. Worth
         doing after a sequence's last store: see `DiskPool.touch`. No completion; False: it was dropped."""
         return self._enqueue(_Touch(keys))
-
-    def clear(self) -> bool:
-        """Remove every block of this model, before anything that is asked for from now on. Loads, finds and stores that
-        have not begun are given up. No completion; False: the thread has ended."""
-        with self._changed:
-            if self._closing or self._ended:
-                return False
-            self._clear = True
-            self._give_up(self._loads)
-            self._give_up(self._stores)
-            self._changed.notify()
-            return True
 
     def poll(self) -> list[Finished]:
         """What has finished since the last call, in order."""
@@ -274,11 +261,9 @@ class BlockIO:
     def _take(self) -> bool:
         """Wait for the next requests and make them the current ones; False: there will be none."""
         with self._changed:
-            while not (self._clear or self._loads or self._stores or self._closing):
+            while not (self._loads or self._stores or self._closing):
                 self._changed.wait()
-            if self._clear:
-                self._current = ()
-            elif self._loads:
+            if self._loads:
                 self._current = (self._loads.popleft(),)
             elif self._stores:
                 self._current = self._take_stores()
@@ -309,10 +294,6 @@ class BlockIO:
     def _perform(self, now: float) -> list[int]:
         """For each current request what `Finished.blocks` says."""
         match self._current:
-            case ():
-                self._pool.clear(now)
-                self._clear = False
-                return []
             case (_Touch(keys),):
                 self._pool.touch(keys, now)
                 return [0]

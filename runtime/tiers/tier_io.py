@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockWrite
+from ...radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
 from ...radix.tiers.host_tier import TierCopy
 from .block_io import BlockIO, Stored
 from .transfer import Ended, Transfers
@@ -64,6 +64,9 @@ class TierIO:
     def _order_blocks(self, order: BlockOrder) -> None:
         store, blocks = self._stores[order.store], 0
         match order:
+            case BlockTouch(keys=keys):
+                store.touch(keys)  # no harm if it is dropped: what is in use is used again
+                return
             case BlockFind(keys=keys):
                 accepted = store.find(keys, order.fence, self._clock() + order.timeout)
             case BlockRead(keys=keys):

@@ -15,7 +15,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ...radix.tiers.block_tier import BlockOrder, BlockTier, Found
+from ...radix.tiers.block_orders import BlockOrder
+from ...radix.tiers.block_tier import BlockTier, Found
 from ...radix.tiers.host_tier import TierCopy
 from ..memory.kv_memory import KVMemory
 from ..policies.fill_time import FillTime
@@ -77,11 +78,11 @@ class Tiers:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def take(self) -> list[TierCopy | BlockOrder]:
+    def take(self, now: float) -> list[TierCopy | BlockOrder]:
         """What is due; to be ordered before the step that was formed just now is launched."""
         orders: list[TierCopy | BlockOrder] = list(self._memory.take_tier_copies())
         for store in self._stores:
-            orders += store.take_orders()
+            orders += store.take_orders(now)
         return orders
 
     def copy_ended(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
@@ -219,7 +220,8 @@ class Tiers:
         fence = found.under_way or store.begin_read(found, request.loading.deadline - now)
         if fence is None:
             return False
-        request.loading.reads += 1
+        in_part = not found.under_way and len(store.readings[fence].order.keys) < len(found.keys)
+        request.loading.reads = MAX_READS if in_part else request.loading.reads + 1  # there is room for no more
         self._readers.setdefault(fence, []).append(request)
         return True
 

@@ -11,6 +11,28 @@ from tokenizers import decoders, models, pre_tokenizers
 VOCAB_SIZE = 257
 EOS_ID = 256
 
+CHAT_TEMPLATE = """{%- if tools %}[tools]
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+[/tools]
+{% endif %}
+{%- for message in messages %}[{{ message.role }}]
+{%- if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}
+{{- message.content | trim }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<eos>
+{% endfor %}
+{%- if add_generation_prompt %}[assistant]{{ "<think>\\n" if enable_thinking }}{% endif %}"""
+"""In the form of Hermes, with thoughts. It keeps earlier thoughts, and strips the words of a message."""
+
 
 def write_byte_tokenizer(folder: Path) -> Path:
     """Write tokenizer.json and its config; returns the folder."""
@@ -25,5 +47,5 @@ def write_byte_tokenizer(folder: Path) -> Path:
     backend.add_special_tokens([tokenizers.AddedToken("<eos>", special=True)])
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", "chat_template": CHAT_TEMPLATE}))
     return folder

@@ -1,12 +1,13 @@
 """A worker without a model: it speaks the messages of the real one, and fails in every way a worker can on request.
 
-Sample i of a request repeats its prompt, shifted by i; no continuation finds its parent. A beam search finds as many
-sequences as its prompt has different tokens: its samples, the likeliest first. Of item tries there is "pairs", whose
-items have two tokens, and "empty". What goes wrong is said in BATON_FAKE_WORKER, a JSON object:
+Sample i of a request repeats its prompt, or its answer in "says", shifted by i; no continuation finds its parent. A
+beam search finds as many sequences as its prompt has different tokens: its samples, the likeliest first. Of item tries
+there is "pairs", whose items have two tokens, and "empty". More is said in BATON_FAKE_WORKER, a JSON object:
     step_s        seconds per step (0)           start_error   message of a start-up error (ModelLoadError)
     crash_after   raise after so many steps      exit_after    exit with status 0 after so many steps
     hang_after    neither answer nor report after so many steps; start_hang: never become ready
     context_length (4096)                        refuse        rids refused by the scheduler with a 400
+    says           [[needle, answer], ...]: the answer to a prompt that holds the needle, of several the last one
 This folder must be on PYTHONPATH.
 """
 
@@ -52,12 +53,14 @@ class Sample:
     index: int
     prompt: list[int]
     params: DetokenizeParams | None
+    script: list[int]
+    """What it says, over and over."""
     output: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
     sent_input: bool = False
 
     def step(self) -> FinishReason | None:
-        token = self.prompt[(len(self.output) + self.index) % len(self.prompt)]
+        token = self.script[(len(self.output) + self.index) % len(self.script)]
         self.output.append(token)
         self.unsent.append(token)
         sampling = self.request.sampling
@@ -128,7 +131,7 @@ class Search:
     def __init__(self, request: RequestSpec, prompt: list[int], params: DetokenizeParams) -> None:
         self.request = request
         found = 0 if request.sampling.item_trie == "empty" else len(set(prompt))
-        self.samples = [Sample(request, index, prompt, params) for index in range(request.sampling.n)]
+        self.samples = [Sample(request, index, prompt, params, prompt) for index in range(request.sampling.n)]
         self.found = min(request.sampling.n, found)
         self.ends: dict[int, FinishReason] = {}
 
@@ -235,8 +238,9 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
             if sampling.beam_width is not None:
                 samples[message.rid, 0] = Search(message, prompt, params)
                 return
+            script = scripted(prompt, behaviour.get("says", []))
             for index in range(sampling.n):
-                samples[message.rid, index] = Sample(message, index, prompt, params)
+                samples[message.rid, index] = Sample(message, index, prompt, params, script or prompt)
         case AbortRequest(rid=rid):
             ended = [key for key in samples if rid in (None, key[0])]
             items = [output for key in ended for output in samples.pop(key).abort()]
@@ -249,6 +253,13 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
             outbox.send(ControlReply(call_id=message.call_id, ok=not samples, payload=msgspec.json.encode(payload)))
         case ControlRequest():
             outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(info)))
+
+
+def scripted(prompt: list[int], says: list[list[str]]) -> list[int]:
+    """The tokens of the answer to this prompt, with an end; none for no answer."""
+    text = bytes(token for token in prompt if token < EOS_ID)
+    found = [(text.rfind(needle.encode()), answer) for needle, answer in says if needle.encode() in text]
+    return [*max(found)[1].encode(), EOS_ID] if found else []
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from cache_rig import CacheRig, int32
 from baton.memory_pool.allocator import Allocator
 from baton.radix.invariants import check_tree, conservation
 from baton.radix.tiers.block_names import BlockNames
-from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockTier, BlockWrite
+from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
+from baton.radix.tiers.block_tier import BlockTier
 from baton.radix.tiers.host_invariants import check_blocks, check_host
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 
@@ -112,6 +113,11 @@ class FakeDisk:
         return next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))
 
 
+def names(rig: DiskRig, ids: np.ndarray) -> tuple[bytes, ...]:
+    """Of the whole blocks of ``ids``."""
+    return tuple(rig.disk._names.of_ids("", [], ids))
+
+
 class DiskRig(TierRig):
     """`pump_disk` starts reads and writes, `end_disk` ends one."""
 
@@ -120,11 +126,16 @@ class DiskRig(TierRig):
         self.blocks = FakeDisk()
         names = BlockNames(self.cache, b"a model", block_tokens)
         self.disk = BlockTier(self.cache, self.tier, self.blocks, names, max_writing=8)
-        self.orders: dict[int, BlockOrder] = {}
+        self.orders: dict[int, BlockFind | BlockRead | BlockWrite] = {}
+        self.touches: list[tuple[bytes, ...]] = []
+        self.now = 0.0
 
     def pump_disk(self) -> None:
-        for order in self.disk.take_orders():
-            self.orders[order.fence] = order
+        for order in self.disk.take_orders(self.now):
+            if isinstance(order, BlockTouch):
+                self.touches.append(order.keys)
+            else:
+                self.orders[order.fence] = order
 
     def end_disk(self, fence: int, most: int = 1 << 30) -> None:
         """It is carried out only now. most: of a read so many blocks come, of a write none if it is 0."""

@@ -198,7 +198,7 @@ class Harness:
         if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
             batch = self.scheduler.next_batch(self.now)
         if self.tiers is not None:
-            self.tiers.order(self.scheduler.tiers.take())
+            self.tiers.order(self.scheduler.tiers.take(self.now))
         if batch is not None:
             self._results.append(self._launch(batch))
         self.verify()

@@ -4,7 +4,7 @@ fails."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +13,15 @@ from kv_echo import KVEchoModel
 from baton.memory_pool.allocator import Allocator
 from baton.radix.cache import RadixCache
 from baton.radix.tiers.block_names import BlockNames
-from baton.radix.tiers.block_tier import BlockFind, BlockOrder, BlockRead, BlockTier, BlockWrite
+from baton.radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
+from baton.radix.tiers.block_tier import BlockTier
 from baton.radix.tiers.host_invariants import check_blocks, check_host
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 
 
 @dataclass
 class _Ordered:
-    what: TierCopy | BlockOrder
+    what: TierCopy | BlockFind | BlockRead | BlockWrite
     ok: bool
     made: bool = False
     blocks: int = 0
@@ -38,13 +39,18 @@ class FakeBlocks:
     """Blocks by name."""
 
     def __init__(self) -> None:
-        self.blocks: dict[bytes, np.ndarray] = {}
+        self.blocks: MutableMapping[bytes, np.ndarray] = {}
+        self.touched: list[tuple[bytes, ...]] = []
 
     def contains(self, key: bytes) -> bool:
         return key in self.blocks
 
     def longest(self, keys: Sequence[bytes]) -> int:
         return next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    def touch(self, keys: tuple[bytes, ...]) -> None:
+        assert len({*keys}) == len(keys) > 0
+        self.touched.append(keys)
 
 
 class FakeTiers:
@@ -93,7 +99,11 @@ class FakeTiers:
 
     def order(self, orders: Sequence[TierCopy | BlockOrder]) -> None:
         rng = self._rng
-        self._ordered += [_Ordered(order, rng is None or rng.random() >= self.failure_rate) for order in orders]
+        for order in orders:
+            if isinstance(order, BlockTouch):
+                self._of(order.store)[0].touch(order.keys)
+            else:
+                self._ordered.append(_Ordered(order, rng is None or rng.random() >= self.failure_rate))
 
     def load_all(self) -> bool:
         """A step is launched: what it may read is brought first. False if that failed: so does the step."""

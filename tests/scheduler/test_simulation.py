@@ -101,6 +101,7 @@ def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -
     options["block_tokens"] = max(8, page_size)
     first = simulate(SEED + 400, steps=60, **options).harness.tiers
     assert first is not None and all(tier.counts.written for tier in first.stores)
+    assert first.blocks.touched and first.far.touched
     blocks = (first.blocks, first.far) if depth == 1 else (FakeBlocks(), first.far)
     again = simulate(SEED + 400, steps=60, blocks=blocks, **options).harness.tiers
     assert again is not None and again.disk is not None and again.remote is not None

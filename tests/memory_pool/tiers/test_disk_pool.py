@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from baton.memory_pool.tiers.block_keys import block_keys, root_key
 from baton.memory_pool.tiers.disk_pool import TOUCH_S, DiskPool, DiskPoolError
-from baton.memory_pool.tiers.pool_folder import PoolFolder
 
 
 def taken(folder: Path) -> int:
@@ -166,30 +165,6 @@ def test_models_share_a_folder(tmp_path: Path) -> None:
     assert pools[0].by_age() == [key_of(1), key_of(2)] and not pools[1].contains(key_of(1))
     for pool in pools:
         pool.close()
-
-
-def test_clear_removes_the_blocks_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, other = open_pool(tmp_path), open_pool(tmp_path, model=b"another")
-    fill(pool, [1, 2, 3])
-    fill(other, [1])
-    pool.close()
-    pool = open_pool(tmp_path)  # also those of an earlier process
-    theirs = file_of(tmp_path, key_of(1)).with_name("theirs")
-    theirs.touch()
-    pool.clear(0.0)
-    assert len(pool) == 0 == pool.used_bytes and pool.stats.evictions == 0
-    assert set(tmp_path.rglob("??/*")) == {theirs, file_of(tmp_path, key_of(1), b"another")}
-    fill(pool, [1])
-    assert holds(pool, key_of(1)) and holds(other, key_of(1))
-
-    def refuse(self: PoolFolder, key: bytes) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(PoolFolder, "remove", refuse)
-    pool.clear(0.0)
-    assert not pool.contains(key_of(1)) and pool.used_bytes == ON_DISK  # what cannot be removed goes on counting
-    pool.close()
-    other.close()
 
 
 def test_namespaces_and_fingerprints_do_not_reach_the_disk(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from baton.memory_pool.tiers.block_frame import HEADER_BYTES
 from baton.memory_pool.tiers.block_keys import block_keys, model_digest, root_key
 from baton.memory_pool.tiers.block_store import WARN_S
 from baton.memory_pool.tiers.redis_link import SOCKET_BYTES
-from baton.memory_pool.tiers.remote_store import RemoteStore
+from baton.memory_pool.tiers.remote_store import TOUCH_S, RemoteStore
 
 KEY = key_of(1)
 
@@ -134,7 +134,8 @@ def test_random_traffic_agrees_with_a_plain_model(server: RedisServer) -> None:
             case 4:
                 assert store.find(keys(*numbers), 0.0) == lead
             case 5 if rng.random() < 0.3:
-                store.clear(0.0)
+                with server.client() as client:
+                    client.flushall()
                 there.clear()
             case _:
                 store.touch(keys(*numbers), 0.0)
@@ -189,21 +190,8 @@ class TestSharing:
     def test_models_do_not(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, b"another")
         assert put(store, 1, 2) == [True] * 2 and other.find(keys(1), 0.0) == 0 and put(other, 1) == [True]
-        assert store.contains(KEY)
-        store.clear(0.0)
-        assert not store.contains(KEY) and store.find(keys(1), 0.0) == 0 and get(other, 1) == 1
+        assert store.contains(KEY) and get(other, 2) == 0
         other.close()
-
-    def test_clear_finds_more_than_one_page_of_names(
-        self, server: RedisServer, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(remote_store, "_SCAN_COUNT", 10)
-        with server.client() as client:
-            for number in range(60):
-                client.set(name_of(key_of(number)), b"")
-                client.set(f"theirs:{number}", b"")
-            store.clear(0.0)
-            assert client.dbsize() == 60 == client.exists(*(f"theirs:{number}" for number in range(60)))
 
 
 class TestWhatIsKnown:
@@ -212,7 +200,8 @@ class TestWhatIsKnown:
         assert put(other, 1, 2) == [True] * 2 and other.contains(KEY) and not store.contains(KEY)
         assert store.find(keys(1), 0.0) == 1 and store.contains(KEY)
         assert get(store, 2) == 1 and store.contains(key_of(2))
-        other.clear(0.0)
+        with server.client() as client:
+            client.flushall()
         assert store.contains(KEY) and store.contains(key_of(2))  # out of date
         assert get(store, 1) == 0 and not store.contains(KEY)
         assert store.find(keys(2), 0.0) == 0 and not store.contains(key_of(2))
@@ -232,7 +221,7 @@ class TestTimeToLive:
             for key in keys(1, 2, 3):
                 client.expire(name_of(key), 10)
             assert get(store, 1) == 1
-            store.touch(keys(2, 9), 0.0)
+            store.touch(keys(2, 9), TOUCH_S)
             left = [client.ttl(name_of(key)) > 10 for key in keys(1, 2, 3)]
         assert left == [True, True, False]
         store.close()
@@ -243,8 +232,37 @@ class TestTimeToLive:
         replies = []
         receive = store._link.receive
         monkeypatch.setattr(store._link, "receive", lambda: replies.append(receive()))
-        store.touch(keys(1, 9, 2), 0.0)
+        store.touch(keys(1, 9, 2), TOUCH_S)
         assert replies == [b"b", b"", b"b"] and store._link.pending == 0
+
+    @pytest.mark.parametrize(("ttl_s", "often"), [(None, TOUCH_S), (1000, TOUCH_S), (100, 25.0)])
+    def test_the_server_is_told_now_and_then(
+        self, ttl_s: int | None, often: float, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also by reads and writes; not by questions."""
+        store = RemoteStore(server.url, BLOCK, MODEL, ttl_s=ttl_s)
+        assert put(store, 1, 2, now=10.0) == [True] * 2 and get(store, 1, now=15.0) == 1
+        assert store.find(keys(1, 2), 20.0) == 2
+        told = []
+        monkeypatch.setattr(store._values, "use", lambda key, use=store._values.use: told.append(key) or use(key))
+        for now, expected in ((9.9, []), (10.0, [2]), (14.9, []), (15.0, [1])):
+            store.touch(keys(1, 2), often + now)
+            assert told == keys(*expected), now
+            told.clear()
+        store.touch(keys(2, 1), 2 * often + 20.0)
+        assert told == keys(2, 1)
+        store.close()
+
+    def test_what_the_server_has_lost_is_known(self, server: RedisServer, store: RemoteStore) -> None:
+        assert put(store, 1, 2) == [True] * 2
+        with server.client() as client:
+            client.delete(name_of(KEY))
+        store.touch(keys(1, 2, 3), TOUCH_S)
+        assert [store.contains(key) for key in keys(1, 2, 3)] == [False, True, False]
+        with server.client() as client:
+            client.lpush(name_of(key_of(3)), "no block")
+        store.touch(keys(3), TOUCH_S)  # it refuses to say
+        assert not store.contains(key_of(3)) and not any(store.stats.failures.values())
 
 
 def value_of(server: RedisServer, key: bytes, model: bytes = MODEL) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from host_rig import DiskRig, tokens
+import numpy as np
+from host_rig import DiskRig, names, tokens
+
+from baton.radix.tiers.block_orders import BlockWrite
 
 
 def test_a_store_that_refuses_every_block_is_asked_once_for_each() -> None:
@@ -21,6 +24,33 @@ def test_a_store_that_refuses_every_block_is_asked_once_for_each() -> None:
     rig.insert(tokens(16 * 21))  # what goes on from there is a reason to try again
     rig.to_disk()
     assert len(rig.blocks.blocks) == 21
+
+
+def test_what_was_stored_first_is_written_first() -> None:
+    """Also where it has to wait for its prefix, or for room."""
+    rig = DiskRig(16, host_tokens=1024)
+    prefix, tails = tokens(16), [np.concatenate([tokens(16), tokens(16, first=first)]) for first in (100, 200)]
+    rig.insert(prefix)
+    for tail in tails:
+        rig.insert(tail)
+    rig.pump()
+    for fence in sorted(rig.copies)[1:]:
+        rig.end(fence)
+    rig.pump_disk()
+    assert not rig.orders
+    rig.end_all()
+    rig.insert(tokens(16 * 20, first=500))
+    rig.insert(tokens(16, first=900))
+    rig.store_all()
+    written: list[bytes] = []
+    rig.pump_disk()
+    while rig.orders:
+        written += [order.key for order in rig.orders.values() if isinstance(order, BlockWrite)]
+        for fence in list(rig.orders):
+            rig.end_disk(fence)
+        rig.pump_disk()
+    expected = [key for ids in (*tails, tokens(16 * 20, first=500), tokens(16, first=900)) for key in names(rig, ids)]
+    assert written == [*dict.fromkeys(expected)]
 
 
 def test_what_leaves_the_host_waits_for_no_write_but_its_own() -> None:

@@ -14,7 +14,7 @@ import torch
 from disk_blocks import fill, key_of, open_pool
 
 from baton.memory_pool.tiers.disk_pool import DiskPool
-from baton.radix.tiers.block_tier import BlockFind, BlockRead, BlockWrite
+from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.block_io import BlockIO
 from baton.runtime.tiers.tier_io import BlocksEnded, TierIO, is_finite
@@ -111,6 +111,16 @@ def test_what_is_there_or_not_accepted_is_over_at_once(tier_io: TierIO, pool: Di
     assert tier_io.close(60)
     tier_io.order([BlockWrite("disk", 4, key_of(2), slots(1)), BlockRead("disk", 5, (key_of(1),), slots(1), 60.0)])
     assert [(ended.fence, blocks(ended)) for ended in tier_io.poll()] == [(4, 0), (5, 0)]
+
+
+def test_blocks_in_use_are_marked_after_what_is_written_and_nobody_hears_of_it(tier_io: TierIO, pool: DiskPool) -> None:
+    fill(pool, [1, 2, 3])
+    used = BlockTouch("disk", (key_of(1), key_of(2), key_of(4)))
+    tier_io.order([BlockWrite("disk", 9, key_of(4), slots(1)), used])
+    assert tier_io.under_way == 1 and [*finish(tier_io)] == [9] and tier_io.under_way == 0
+    assert tier_io.close(60) and pool.by_age() == [key_of(number) for number in (3, 4, 2, 1)]
+    tier_io.order([used])
+    assert tier_io.under_way == 0 and tier_io.poll() == []
 
 
 def test_a_read_has_so_long_from_its_order_on(pool: DiskPool, memory: np.ndarray) -> None:

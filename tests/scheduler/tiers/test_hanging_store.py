@@ -6,7 +6,7 @@ from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
 from tier_rig import FakeBlocks
 
-from baton.radix.tiers.block_tier import BlockFind, BlockRead
+from baton.radix.tiers.block_orders import BlockFind, BlockRead
 from baton.scheduler.request import Request, RequestStatus
 
 PROMPTS = [prompt_of(49, first) for first in range(3)]
@@ -23,7 +23,7 @@ def hanging() -> tuple[Harness, list[int]]:
     assert len(blocks[0].blocks) == 9
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks[0], FakeBlocks()))
     harness.add("first", PROMPTS[0], 2)
-    orders = harness.scheduler.tiers.take()
+    orders = harness.scheduler.tiers.take(harness.now)
     hung = [order.fence for order in orders if isinstance(order, BlockRead)]
     assert len(hung) == 1
     assert harness.tiers is not None

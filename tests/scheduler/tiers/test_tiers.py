@@ -6,6 +6,7 @@ import pytest
 from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
 
+from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.outcome import FoundTokens
 from baton.scheduler.stats import CopyStats, TierStats
 
@@ -50,13 +51,15 @@ def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
     harness.add("a", prompt_of(2001), 1)
     harness.step()
     scheduler = harness.scheduler
-    (store,) = scheduler.tiers.take()
+    (store,) = scheduler.tiers.take(0.0)
+    assert isinstance(store, TierCopy)
     assert scheduler.stats().open_fences == 1 and scheduler.tiers.under_way == 1
     scheduler.tiers.copy_ended(store.fence, True, 1.0, seconds=0.5)
     harness.cache.evict(10**9)
     harness.add("again", prompt_of(2001), 1)
     assert scheduler.next_batch(2.0) is not None
-    (load,) = scheduler.tiers.take()
+    (load,) = scheduler.tiers.take(2.0)
+    assert isinstance(load, TierCopy)
     scheduler.tiers.copy_ended(load.fence, False, 3.0, seconds=0.25)
     (host,) = scheduler.stats().tiers
     assert (host.stores.tokens, host.stores.seconds, host.stores.tokens_per_s) == (2001, 0.5, pytest.approx(4002))
@@ -78,7 +81,7 @@ def test_who_is_out_of_memory_waits_for_copies_before_anybody_is_retracted() -> 
     harness = Harness(num_tokens=70, host_tokens=64)
     harness.add("done", prompt_of(20), 1)
     harness.step()
-    held = harness.scheduler.tiers.take()  # nobody carries them out: what they copy is locked
+    held = harness.scheduler.tiers.take(harness.now)  # nobody carries them out: what they copy is locked
     assert len(held) == 1 and harness.tiers is not None
     harness.add("long", prompt_of(10, 1), 50)
     for _ in range(60):

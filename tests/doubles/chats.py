@@ -1,0 +1,51 @@
+"""Chats for tests: the byte tokenizer's template, and turns as they are recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from byte_tokenizer import CHAT_TEMPLATE
+
+from baton.entrypoints.chat.answer_parsers import AnswerParsers
+from baton.entrypoints.chat.conversations import Conversations, GoesOn, Turn
+from baton.entrypoints.chat.messages import Conversation
+from baton.entrypoints.chat.rendering import Renderer
+from baton.runtime.text.chat_template import ChatTemplate
+
+
+def make_renderer(template: str = CHAT_TEMPLATE) -> Renderer:
+    return Renderer(ChatTemplate(template, {"eos_token": "<eos>"}))
+
+
+def conversation(*words: str, **options: Any) -> Conversation:
+    """User and assistant in turn; an assistant's words may be a whole message."""
+    roles = ["user", "assistant"] * len(words)
+    messages = [said if isinstance(said, dict) else {"role": role, "content": said} for role, said in zip(roles, words)]
+    return Conversation(messages=messages, **options)
+
+
+class Recorder:
+    """Answers are recorded as if the model had said them; ids are those of the bytes."""
+
+    def __init__(self, template: str = CHAT_TEMPLATE) -> None:
+        self.renderer = make_renderer(template)
+        self.parsers = AnswerParsers("hermes", "qwen3", template)
+        self.conversations = Conversations(self.renderer, self.parsers.says_the_same, ["", "<eos>"])
+
+    def answer(self, asked: Conversation, said: str, rid: str = "turn", *, index: int = 0, salt: str = "") -> Turn:
+        prompt = self.renderer.render(asked)
+        turn = Turn(
+            rid=rid,
+            index=index,
+            namespace=salt,
+            num_messages=len(asked.messages) - asked.goes_on,
+            prompt_chars=len(prompt),
+            text=prompt + said,
+            ids=np.frombuffer((prompt + said).encode(), dtype=np.uint8).astype(np.int32),
+        )
+        self.conversations.record(turn)
+        return turn
+
+    def find(self, asked: Conversation, salt: str = "") -> GoesOn | None:
+        return self.conversations.find(asked, self.renderer.render(asked), salt)

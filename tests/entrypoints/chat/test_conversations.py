@@ -1,0 +1,215 @@
+"""A chat goes on from the turn that its messages begin with, and from no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chats import Recorder, conversation
+
+from baton.entrypoints.chat import conversations
+from baton.entrypoints.chat.messages import Conversation
+
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "/", "all": true}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {}}}]
+
+
+def message(content: str = "", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def call(name: str = "ls", **arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def then(asked: Conversation, *messages: dict[str, Any]) -> Conversation:
+    """The next call: what was asked, then these messages."""
+    return Conversation(messages=[*asked.messages, *messages], tools=asked.tools, variables=asked.variables)
+
+
+def asks(words: str) -> dict[str, Any]:
+    return {"role": "user", "content": words}
+
+
+def test_the_next_turn_brings_what_is_new():
+    recorder = Recorder()
+    asked = conversation("Hello")
+    turn = recorder.answer(asked, "Good day é漢.")
+    following = conversation("Hello", "Good day é漢.", "And now?")
+    found = recorder.find(following)
+    assert found is not None and found.turn is turn
+    assert found.rest == "<eos>\n[user]And now?<eos>\n[assistant]"
+    assert turn.text + found.rest == recorder.renderer.render(following)
+
+
+@pytest.mark.parametrize("words", [("Hello",), ("Hello", "Good day!", "And?"), ("Hallo", "Good day.", "And?"), ("H",)])
+def test_other_words_go_on_from_nothing(words: tuple[str, ...]):
+    recorder = Recorder()
+    recorder.answer(conversation("Hello"), "Good day.")
+    assert recorder.find(conversation(*words)) is None
+
+
+def test_the_longest_turn_wins_and_of_equals_the_latest():
+    recorder = Recorder()
+    recorder.answer(conversation("a"), "b", "first")
+    recorder.answer(conversation("a", "b", "c"), "d", "second")
+    recorder.answer(conversation("a", "b", "c"), "d", "again")
+    recorder.answer(conversation("a", "b", "c"), "other", "other")
+    found = recorder.find(conversation("a", "b", "c", "d", "e"))
+    assert found is not None and found.turn.rid == "again"
+    found = recorder.find(conversation("a", "b", "x"))
+    assert found is not None and found.turn.rid == "first"
+
+
+def test_samples_of_one_answer_are_turns_of_their_own():
+    recorder = Recorder()
+    for index, said in enumerate(("one", "two", "three")):
+        recorder.answer(conversation("a"), said, index=index)
+    found = recorder.find(conversation("a", "two", "b"))
+    assert found is not None and (found.turn.rid, found.turn.index) == ("turn", 1)
+
+
+def test_a_name_that_is_used_again_is_the_new_turn():
+    recorder = Recorder()
+    recorder.answer(conversation("a"), "one")
+    recorder.answer(conversation("b"), "two")
+    assert recorder.find(conversation("a", "one", "c")) is None and len(recorder.conversations) == 1
+    assert recorder.find(conversation("b", "two", "c")) is not None
+
+
+def test_nobody_goes_on_from_another_namespace():
+    recorder = Recorder()
+    recorder.answer(conversation("a"), "b", salt="mine")
+    following = conversation("a", "b", "c")
+    assert recorder.find(following) is None and recorder.find(following, "theirs") is None
+    assert recorder.find(following, "mine") is not None
+
+
+def test_tools_and_variables_are_part_of_the_prompt():
+    recorder = Recorder()
+    asked = Conversation(messages=[asks("a")], tools=TOOLS)
+    recorder.answer(asked, "b")
+    assert recorder.find(conversation("a", "b", "c")) is None
+    assert recorder.find(then(asked, message("b"), asks("c"))) is not None
+
+
+def test_an_answer_goes_on_where_it_was_cut_off():
+    recorder = Recorder()
+    recorder.answer(conversation("Count"), "1, 2, 3")
+    found = recorder.find(conversation("Count", "1, 2, 3", goes_on=True))
+    assert found is not None and found.rest == ""
+    recorder.answer(conversation("Count", "1, 2, 3", goes_on=True), ", 4", "more")
+    found = recorder.find(conversation("Count", "1, 2, 3, 4", "Thanks"))
+    assert found is not None and (found.turn.rid, found.rest[:12]) == ("more", "<eos>\n[user]")
+
+
+# -- the template writes it another way -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "came_back"),
+    [
+        ("  Good day.\n\n", message("  Good day.\n\n")),
+        (CALL, message(tool_calls=[call(path="/", all=True)])),
+        ('<tool_call>\n{"arguments":{"all":true,"path":"/"},"name":"ls"}\n</tool_call>\n',
+         message(tool_calls=[call(path="/", all=True)])),
+        ("Let me look.\n\n" + CALL + "\n" + CALL, message("Let me look.", tool_calls=[call(path="/", all=True)] * 2)),
+        ("<think>\nHm.\n</think>\n\n" + CALL, message(reasoning_content="Hm.", tool_calls=[call(path="/", all=True)])),
+        ("<think>Hm.</think>Yes", message("Yes", reasoning_content="Hm.")),
+    ],
+)  # fmt: skip
+def test_what_says_the_same_is_gone_on_from(said: str, came_back: dict[str, Any]):
+    recorder = Recorder()
+    asked = Conversation(messages=[asks("List /")], tools=TOOLS)
+    turn = recorder.answer(asked, said)
+    following = then(asked, came_back, {"role": "tool", "tool_call_id": "1", "content": "etc"})
+    found = recorder.find(following)
+    assert found is not None and found.turn is turn
+    assert found.rest == "<eos>\n[tool]etc<eos>\n[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("said", "came_back"),
+    [
+        (CALL, message(tool_calls=[call(path="/etc", all=True)])),
+        (CALL, message(tool_calls=[call("rm", path="/", all=True)])),
+        (CALL, message(tool_calls=[call(path="/", all=True)] * 2)),
+        (CALL, message("I call.", tool_calls=[call(path="/", all=True)])),
+        (CALL + CALL, message(tool_calls=[call(path="/", all=True)])),
+        ("<think>\nHm.\n</think>\n\nYes", message("Yes")),
+        ("<think>\nHm.\n</think>\n\nYes", message("Yes", reasoning_content="Ha.")),
+        ("<think>\nHm, yes", message("Hm, yes")),
+        ("Yes", message("Yes, but")),
+        ("Yes", message("Yes <eos")),
+        ("Yes", message("")),
+    ],
+)
+def test_what_says_something_else_is_not(said: str, came_back: dict[str, Any]):
+    recorder = Recorder()
+    asked = Conversation(messages=[asks("List /")], tools=TOOLS)
+    recorder.answer(asked, said)
+    assert recorder.find(then(asked, came_back, asks("And?"))) is None
+    assert recorder.find(then(asked, {"role": "user", "content": said}, asks("And?"))) is None
+
+
+def test_a_template_that_drops_thoughts_ends_the_shared_part_there():
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}[assistant]"
+    recorder = Recorder(template)
+    recorder.answer(conversation("a"), "<think>Hm.</think>b", "thought")
+    recorder.answer(conversation("a"), "b", "plain")
+    found = recorder.find(then(conversation("a"), message("b", reasoning_content="Hm."), asks("c")))
+    assert found is not None and found.turn.rid == "plain"
+
+
+def test_a_template_that_rewrites_what_came_before():
+    """It numbers the messages that are to come: no text of an earlier call is the beginning of a later one's."""
+    template = "{{ messages | length }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}[assistant]"
+    recorder = Recorder(template)
+    recorder.answer(conversation("a"), "b")
+    assert recorder.find(conversation("a", "b", "c")) is None
+
+
+def test_thoughts_that_the_prompt_opened():
+    recorder = Recorder()
+    asked = Conversation(messages=[asks("a")], variables={"enable_thinking": True})
+    recorder.answer(asked, "Hm.\n</think>\n\nYes")
+    found = recorder.find(then(asked, message("Yes", reasoning_content="Hm."), asks("b")))
+    assert found is not None and found.rest.startswith("<eos>\n[user]b")
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """One that was gone on from counts as new."""
+    monkeypatch.setattr(conversations, "MAX_TURNS", 3)
+    recorder = Recorder()
+    for number in range(3):
+        recorder.answer(conversation(f"ask {number}"), "b", f"turn {number}")
+    assert recorder.find(conversation("ask 0", "b", "c")) is not None
+    recorder.answer(conversation("ask 3"), "b", "turn 3")
+    known = [recorder.find(conversation(f"ask {number}", "b", "c")) is not None for number in range(4)]
+    assert known == [True, False, True, True] and len(recorder.conversations) == 3
+
+
+def test_long_ones_push_out_others_but_not_themselves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations, "MAX_CHARS", 300)
+    recorder = Recorder()
+    recorder.answer(conversation("a"), "b" * 100, "one")
+    recorder.answer(conversation("b"), "b" * 100, "two")
+    assert len(recorder.conversations) == 2
+    recorder.answer(conversation("c"), "b" * 400, "three")
+    assert len(recorder.conversations) == 1
+    assert recorder.find(conversation("c", "b" * 400, "d")) is not None
+    recorder.answer(conversation("d"), "b", "four")
+    assert len(recorder.conversations) == 1 and recorder.find(conversation("d", "b", "e")) is not None
+
+
+def test_what_is_forgotten_leaves_nothing():
+    recorder = Recorder()
+    for number in range(20):
+        recorder.answer(conversation("a" * number), "b", "one name")
+    kept = recorder.conversations
+    assert len(kept._turns) == len(kept._by_prompt) == len(kept._lengths) == 1 and sum(kept._lengths.values()) == 1
+    (turn,) = kept._by_prompt.popitem()[1]
+    assert kept._chars == len(turn.text)

@@ -1,0 +1,67 @@
+"""What is asked of a chat template, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from chats import conversation, make_renderer
+
+from baton.entrypoints.chat.messages import Conversation
+from baton.entrypoints.chat.rendering import Renderer
+from baton.scheduler.outcome import RequestRefused
+
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("words", [["Hi"], ["x" * 30_000]])
+def test_the_model_answers(words: list[str]) -> None:
+    """Long ones are rendered elsewhere, to the same."""
+    asked = conversation(*words, forced="{")
+    text = f"<user>{words[0]}</><a>{{"
+    assert asyncio.run(make_renderer(PLAIN).prompt(asked)) == make_renderer(PLAIN).render(asked) == text
+
+
+def test_nothing_is_asked_of_the_model() -> None:
+    renderer = make_renderer(PLAIN)
+    assert renderer.render(conversation("Hi", "Ho", add_generation_prompt=False)) == "<user>Hi</><assistant>Ho</>"
+    assert renderer.render(conversation("Hi", "Ho", "Hm", forced="no").first(2)) == "<user>Hi</><assistant>Ho</>"
+
+
+@pytest.mark.parametrize("content", ["Ho", "", " two  spaces ", "<user>Hi</>"])
+def test_the_model_goes_on_with_the_last_message(content: str) -> None:
+    asked = conversation("Hi", content, goes_on=True, add_generation_prompt=False)
+    assert make_renderer(PLAIN).render(asked) == f"<user>Hi</><assistant>{content}"
+
+
+def test_what_comes_behind_a_message() -> None:
+    assert make_renderer(PLAIN).after_content(conversation("Hi", "Ho").first(2)) == "</>"
+    assert make_renderer("{% for m in messages %}{{ m.content | trim }}<|end|>\n{% endfor %}").after_content(
+        conversation("Hi", "<|end|>").first(2)
+    ) == "<|end|>\n"  # fmt: skip
+
+
+def test_variables_tools_and_documents_reach_the_template() -> None:
+    renderer = make_renderer("{{ tools[0].x }} {{ documents[0].y }} {{ enable_thinking }}")
+    asked = Conversation(messages=[], tools=[{"x": 1}], documents=[{"y": 2}], variables={"enable_thinking": False})
+    assert renderer.render(asked) == "1 2 False" and renderer.knows_tools
+    assert renderer.render(asked.first(0)) == "1 2 False"
+
+
+@pytest.mark.parametrize(
+    ("renderer", "code", "says"),
+    [
+        (Renderer(None), "no_chat_template", "--chat-template"),
+        (make_renderer("{{ raise_exception('roles must alternate') }}"), "chat_template_error", "roles must alternate"),
+        (make_renderer("{{ messages[3].content }}"), "chat_template_error", "messages"),
+        (make_renderer("{{ messages[0].nothing.more }}"), "chat_template_error", "refuses"),
+        (make_renderer("constant"), "chat_template_error", "continue_final_message"),
+    ],
+)
+def test_templates_that_cannot(renderer: Renderer, code: str, says: str) -> None:
+    asked = conversation("Hi", "Ho", goes_on=code == "chat_template_error" and says == "continue_final_message")
+    with pytest.raises(RequestRefused, match=says) as refused:
+        renderer.render(asked)
+    assert (refused.value.code, refused.value.param, refused.value.status) == (code, "messages", 400)

@@ -1,0 +1,223 @@
+"""The fields of a chat: what is served, refused by name, and ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.chat.tools import Choice
+from baton.entrypoints.openai.chat import ChatRequest, parse_chat
+from baton.scheduler.outcome import RequestRefused
+
+HI = [{"role": "user", "content": "Hi"}]
+LS = {"type": "function", "function": {"name": "ls", "description": "lists", "parameters": {"type": "object"}}}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return parse_chat({"messages": HI} | fields)
+
+
+def refused(**fields: Any) -> RequestRefused:
+    with pytest.raises(RequestRefused) as error:
+        parse(**fields)
+    return error.value
+
+
+def test_the_defaults() -> None:
+    asked = parse()
+    call = asked.call
+    assert call.conversation.messages == HI and call.conversation.add_generation_prompt
+    assert not (call.stream or call.tools or call.may_call or call.conversation.goes_on or asked.include_usage)
+    assert call.separate_reasoning and asked.logprobs is None and call.prompt.spec.logprobs is None
+    assert call.prompt.sampling.max_new_tokens is None, "an answer may fill the context"
+    assert asked.response_id == f"chatcmpl-{call.rid}"
+
+
+def test_sampling_goes_by_openais_names() -> None:
+    asked = parse(
+        max_completion_tokens=9, temperature=0.5, top_p=0.9, n=2, stop=["a", "b"], seed=7, presence_penalty=1,
+        frequency_penalty=-1, logit_bias={"5": -100}, top_k=3, min_p=0.1, min_tokens=2, user="me", rid="mine",
+    )  # fmt: skip
+    sampling = asked.call.prompt.sampling
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.n) == (9, 0.5, 0.9, 2)
+    assert (sampling.stop, sampling.seed, sampling.top_k, sampling.min_p) == (("a", "b"), 7, 3, 0.1)
+    assert sampling.min_new_tokens == 2 and sampling.logit_bias == {5: -100} and asked.call.rid == "mine"
+    assert asked.call.prompt.spec.client
+    assert parse(max_tokens=3).call.prompt.sampling.max_new_tokens == 3
+    assert parse(max_tokens=3, max_completion_tokens=3).call.prompt.sampling.max_new_tokens == 3
+    assert parse_chat({"messages": HI}, rid="header").call.rid == "header"
+
+
+def test_logprobs() -> None:
+    spec = parse(logprobs=True, top_logprobs=4).call.prompt.spec
+    assert spec.logprobs is not None and (spec.logprobs.start_len, spec.logprobs.top_k) == (-1, 4)
+    assert parse(logprobs=True).logprobs == 0
+
+
+def test_nulls_and_labels_ask_for_nothing() -> None:
+    asked = parse(
+        model=None, tools=None, tool_choice=None, response_format={"type": "text"}, functions=[], stop=None,
+        metadata={"a": "b"}, store=True, service_tier="auto", stream_options=None, logprobs=False,
+    )  # fmt: skip
+    assert asked.model is None and not asked.call.may_call
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_message() -> None:
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
+        {"role": "developer", "content": "And brief.", "name": "dev"},
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
+            "function_call": None, "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"a": [1]}'}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "etc"},
+        {"role": "assistant", "content": "Done.", "reasoning": "Ha."},
+        {"role": "assistant", "content": None, "refusal": "No."},
+    ]  # fmt: skip
+    found = parse(messages=messages).call.conversation.messages
+    assert found[0] == {"role": "system", "content": "Be\nkind."}
+    assert found[1] == {"role": "developer", "content": "And brief.", "name": "dev"}
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": {"a": [1]}}}
+    assert found[3] == {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]}
+    assert found[4] == {"role": "tool", "content": "etc", "tool_call_id": "1"}
+    assert found[5] == {"role": "assistant", "content": "Done.", "reasoning_content": "Ha."}
+    assert found[6] == {"role": "assistant", "content": "No."}
+
+
+@pytest.mark.parametrize(("arguments", "read"), [("", {}), (None, {}), ('{"a"', '{"a"'), ({"a": 1}, {"a": 1})])
+def test_arguments_that_a_model_left_unfinished_stay_as_they_are(arguments: Any, read: Any) -> None:
+    call = {"id": "1", "function": {"name": "ls", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call]}]
+    (found,) = parse(messages=messages).call.conversation.messages[1]["tool_calls"]
+    assert found["function"]["arguments"] == read
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "says"),
+    [
+        (None, "messages", "messages takes a list"),
+        ([], "messages", "at least one"),
+        ("Hi", "messages", "takes a list"),
+        (["Hi"], "messages[0]", "it takes an object"),
+        ([{"content": "Hi"}], "messages[0].role", "system or developer or user or assistant or tool"),
+        ([{"role": "function", "content": "Hi"}], "messages[0].role", "use tool"),
+        ([{"role": "user"}], "messages[0]", "content is missing"),
+        ([{"role": "user", "content": 5}], "messages[0].content", "a string or a list of parts"),
+        ([{"role": "user", "content": [5]}], "messages[0].content[0]", '"type": "text"'),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]", "takes a string"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages[0].content[0]", "image_url; this server takes text only",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0]", "input_audio"),
+        ([{"role": "user", "content": "Hi", "tool_calls": [{}]}], "messages[0].tool_calls", "assistant's"),
+        ([{"role": "user", "content": "Hi", "colour": "red"}], "messages[0].colour", "unknown field"),
+        ([{"role": "tool", "content": "etc"}], "messages[0].tool_call_id", "a string"),
+        ([{"role": "assistant"}], "messages[0]", "neither content nor tool_calls"),
+        ([{"role": "assistant", "tool_calls": "ls"}], "messages[0].tool_calls", "takes a list"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0]", '"arguments"'),
+        ([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}], "messages[0].function_call", "not"),
+    ],
+)  # fmt: skip
+def test_messages_that_are_none(messages: Any, param: str, says: str) -> None:
+    error = refused(messages=messages)
+    assert error.param == param and says in error.message and error.status == 400
+
+
+def test_the_model_goes_on_with_a_message() -> None:
+    messages = [*HI, {"role": "assistant", "content": "Ho"}]
+    conversation = parse(messages=messages, continue_final_message=True).call.conversation
+    assert conversation.goes_on and not conversation.add_generation_prompt
+    assert refused(continue_final_message=True).param == "continue_final_message"
+    error = refused(messages=messages, continue_final_message=True, add_generation_prompt=True)
+    assert error.param == "continue_final_message"
+    assert not parse(messages=messages, add_generation_prompt=False).call.conversation.goes_on
+
+
+def test_variables_of_the_template() -> None:
+    asked = parse(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low", documents=[{"text": "x"}])
+    assert asked.call.conversation.variables == {"reasoning_effort": "low", "enable_thinking": False}
+    assert asked.call.conversation.documents == [{"text": "x"}]
+    assert "its own field" in refused(chat_template_kwargs={"messages": []}).message
+    assert refused(chat_template_kwargs="fast").param == "chat_template_kwargs"
+    assert refused(documents="x").param == refused(documents=["x"]).param == "documents"
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, Choice("auto")),
+        ("auto", Choice("auto")),
+        ("none", Choice("none")),
+        ("required", Choice("any")),
+        ({"type": "function", "function": {"name": "ls"}}, Choice("named", "ls")),
+    ],
+)
+def test_tools_and_what_is_chosen(choice: Any, expected: Choice) -> None:
+    call = parse(tools=[LS], tool_choice=choice).call
+    assert call.tools == [LS] and call.choice == expected
+    assert call.may_call == (expected.kind != "none")
+    assert call.conversation.tools == ([LS] if call.may_call else None), "no tools are shown where none may be called"
+
+
+def test_one_call_at_a_time() -> None:
+    assert not parse(tools=[LS], parallel_tool_calls=False).call.choice.parallel
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"tools": "ls"}, "tools", "it takes a list"),
+        ({"tools": ["ls"]}, "tools[0]", '"parameters"'),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]", "letters, digits"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools[0]", "JSON schema"),
+        ({"tools": [LS, LS]}, "tools", "'ls' twice"),
+        ({"tools": [LS], "tool_choice": "maybe"}, "tool_choice", "none, auto or required"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [LS], "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "not hold"),
+        ({"tools": [LS], "tool_choice": {"name": "ls"}}, "tool_choice", "takes none, auto"),
+        ({"tools": [LS], "parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
+    ],
+)
+def test_tools_that_are_none(fields: dict[str, Any], param: str, says: str) -> None:
+    error = refused(**fields)
+    assert error.param == param and says in error.message
+
+
+# -- everything else ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
+        ({"max_tokens": 0.5}, "max_tokens", "max_tokens"),
+        ({"temperature": "hot"}, "temperature", "temperature"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "json_object is not supported"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "json_schema is not"),
+        ({"response_format": "xml"}, "response_format", '"type": "text"'),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"top_logprobs": 3}, "top_logprobs", "without logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
+        ({"logprobs": 3}, "logprobs", "true or false"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
+        ({"beam_width": 4}, "beam_width", "unknown field"),
+        ({"continuation_of": "x"}, "continuation_of", "by itself"),
+        ({"mesages": []}, "mesages", "did you mean messages?"),
+        ({"n": 0}, "n", "n"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
+    error = refused(**fields)
+    assert error.param == param and says in error.message and error.status == 400

@@ -1,0 +1,85 @@
+"""How often a request asks a store and reads from it before it computes its prefix (on the KV-echo model)."""
+
+from __future__ import annotations
+
+from kv_echo import expected_output, prompt_of
+from scheduler_harness import Harness
+from tier_rig import FakeBlocks
+
+from baton.radix.tiers.block_orders import BlockFind
+from baton.scheduler.outcome import FoundTokens
+from baton.scheduler.request import Request, RequestStatus
+from baton.scheduler.tiers.rates import TRY_AGAIN
+from baton.scheduler.tiers.tiers import MAX_READS
+
+PROMPT = prompt_of(65, 1)
+
+
+class MissingBlocks(FakeBlocks):
+    """Its index has every block, and none can be read."""
+
+    def contains(self, key: bytes) -> bool:
+        return True
+
+
+def blocks_of_prompt() -> FakeBlocks:
+    blocks = FakeBlocks()
+    harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks, FakeBlocks()))
+    harness.add("first", PROMPT, 1)
+    harness.run()
+    assert len(blocks.blocks) == 4
+    return blocks
+
+
+def request_of(harness: Harness, rid: str) -> Request:
+    request = harness.outcomes[rid, 0].request
+    assert request is not None
+    return request
+
+
+def test_a_store_that_never_has_what_it_says_is_read_a_few_times() -> None:
+    harness = Harness(host_tokens=512, block_tokens=16, blocks=(MissingBlocks(), FakeBlocks()))
+    harness.add("a", PROMPT, 2)
+    harness.run()
+    assert request_of(harness, "a").loading.reads == MAX_READS and harness.tiers is not None
+    assert harness.tiers.disk is not None and harness.tiers.disk.counts.missed == 64 * MAX_READS
+    assert harness.outcomes["a", 0].tokens == expected_output(PROMPT, 2)
+
+
+def test_who_joins_the_read_of_a_shorter_prompt_reads_the_rest() -> None:
+    harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks_of_prompt(), FakeBlocks()))
+    harness.add("short", PROMPT[:33], 2)
+    harness.add("long", PROMPT, 2)
+    harness.run()
+    short, long = request_of(harness, "short"), request_of(harness, "long")
+    assert (short.loading.reads, long.loading.reads) == (1, 2) and short.found == FoundTokens(disk=32)
+    assert long.found == FoundTokens(device=33, disk=31), "the other has brought its own to the device by then"
+    assert harness.outcomes["long", 0].tokens == expected_output(PROMPT, 2)
+
+
+def test_a_store_is_asked_once() -> None:
+    harness = Harness(host_tokens=512, block_tokens=16)
+    harness.add("a", PROMPT, 2)
+    tiers = harness.scheduler.tiers
+    (find,) = tiers.take(0.0)
+    assert isinstance(find, BlockFind) and request_of(harness, "a").status is RequestStatus.LOADING
+    tiers.blocks_ended(find.fence, 0, harness.now)
+    assert request_of(harness, "a").status is RequestStatus.WAITING and tiers.take(0.0) == []
+    harness.run()
+    assert harness.outcomes["a", 0].tokens == expected_output(PROMPT, 2)
+
+
+def test_a_store_that_is_slower_than_computing_is_tried_now_and_then() -> None:
+    harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks_of_prompt(), FakeBlocks()))
+    harness.scheduler._fill_time.step_done(10_000, 0.0, 1.0)
+    rate = harness.scheduler.tiers._rates["disk"].loads
+    rate.note(9000, 1.0)
+    for number in range(TRY_AGAIN):
+        harness.add(f"{number}", PROMPT, 1)
+    reads = [request_of(harness, f"{number}").loading.reads for number in range(TRY_AGAIN)]
+    assert reads == [0] * (TRY_AGAIN - 1) + [1]
+    rate.note(1_000_000, 1.0)
+    harness.add("fast", PROMPT, 1)
+    assert request_of(harness, "fast").loading.reads == 1
+    harness.run()
+    assert all(outcome.tokens == expected_output(PROMPT, 1) for outcome in harness.outcomes.values())
