@@ -41,9 +41,11 @@ FIELDS = (
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "container": (), "context_management": ({}, {"edits": []}), "mcp_servers": ([],), "speed": ("standard",),
-    "diagnostics": (), "output_format": (), "n": (1,), "keep_parent": (False,),
+    "diagnostics": (), "output_format": (), "stop": ([],), "n": (1,), "keep_parent": (False,),
     **{name: () for name in _NO_CONTINUATION if name != "keep_parent"},
 }  # fmt: skip
+
+_INSTEAD = {"stop": "stop_sequences"}
 
 WITHOUT_EFFECT = (
     "cache_control", "service_tier", "inference_geo", "user_profile_id", "workspace_id", "routing_key",
@@ -78,7 +80,7 @@ class MessagesRequest:
 def parse_messages(fields: dict[str, Any], *, rid: str | None = None, counts_only: bool = False) -> MessagesRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. counts_only: nothing is generated,
     and max_tokens may be missing. Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     model = typed(_needed(fields, "model", "a string"), str, "model")
     if not counts_only:
