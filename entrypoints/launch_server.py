@@ -91,7 +91,7 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         chat = ChatSetup(args.chat, tokenizer)
     except (ModelLoadError, TokenizerError, ChatSetupError) as error:
         raise ServerFailure(str(error)) from None
-    logger.info("%s", chat.describe())
+    chat.log()
     processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
     try:
         endpoints = await processes.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
@@ -12,6 +13,8 @@ from .chats import Chats
 from .config import ChatConfig
 from .conversations import Conversations
 from .rendering import Renderer
+
+logger = logging.getLogger(__name__)
 
 
 class ChatSetupError(ValueError):
@@ -29,14 +32,16 @@ class ChatSetup:
         except ValueError as error:
             raise ChatSetupError(f"--tool-call-parser, --reasoning-parser: {error}") from None
 
-    def describe(self) -> str:
-        """One line for the start-up log."""
-        return (
-            f"chat template {self._config.chat_template or 'of the model'}, "
-            f"tool calls {self.parsers.tools_name or 'not parsed'}, "
-            f"reasoning {self.parsers.reasoning_name or 'not parsed'}"
-            if self.renderer.source
-            else "no chat template: /v1/chat/completions is refused"
+    def log(self) -> None:
+        """Tell the operator what chats get."""
+        if not self.renderer.source:
+            logger.info("no chat template: chats are refused")
+            return
+        logger.info(
+            "chat template %s; tool calls read as %s, thoughts as %s",
+            self._config.chat_template or "of the model",
+            self.parsers.tools_name or "text",
+            self.parsers.reasoning_name or "text",
         )
 
     def chats(self, manager: TokenizerManager) -> Chats:

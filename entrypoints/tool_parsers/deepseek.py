@@ -58,15 +58,16 @@ class DeepSeekV3Parser(StreamParser):
         return (yield from self.gap(_CALLS, _CALL)) if mark == _CALLS_END else mark
 
     def _read_name(self) -> Steps[str | None]:
-        """The name: it stands behind the separator, or before it if nothing does. None if it is not complete."""
+        """The name; None if it is not complete."""
         reader = self.reader
-        kind = (yield from reader.run(_WORD)).strip()
+        name = (yield from reader.run(_WORD)).strip()
         if not (yield from reader.one_of(_SEPARATOR)):
             return None
-        name = (yield from reader.run(_WORD)).strip()
-        if reader.at_end and (name or kind == _KIND):
-            return None
-        return name or kind or None
+        if name == _KIND:
+            name = (yield from reader.run(_WORD)).strip() or name
+            if reader.at_end:
+                return None
+        return name or None
 
     def _read_arguments(self, name: str) -> Steps[bool]:
         reader = self.reader

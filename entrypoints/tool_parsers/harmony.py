@@ -36,30 +36,31 @@ class HarmonyParser(StreamParser):
     """
 
     keeps_special_tokens: ClassVar[bool] = True
-
     message_begins: ClassVar[tuple[str, ...]] = _BEGINS
     message_ends: ClassVar[tuple[str, ...]] = (*_ENDS, *_BEGINS)
     """Marks that end a message, or begin the next without an end."""
     thoughts: ClassVar[type[Text] | type[Reasoning]]
     """What the words on the channel ``analysis`` become."""
 
+    is_inside: bool = False
+    """Whether the answer begins inside of a message on the channel ``analysis``."""
+
     @abstractmethod
     def read_function_call(self, name: str) -> Steps[str]:
         """Read a message to a function from its first word on; its header was kept. Returns the mark that ended it."""
 
-    is_inside: bool = False
-    """Whether the answer begins inside of a message on the channel ``analysis``."""
-
     def _parse(self) -> Steps[None]:
         if self.is_inside:
-            mark = yield from self.read_words(self.thoughts)
-            found = mark if mark in _BEGINS else ""
+            found = self._kept_begin((yield from self.read_words(self.thoughts)))
         else:
             found = yield from self._read_beginning()
-        while found or (found := (yield from self.words(*_BEGINS))):
-            if found in _BEGINS:
-                self.reader.keep(found)
+        while found or (found := (yield from self._words_before_message())):
             found = yield from self._read_message()
+
+    def _words_before_message(self) -> Steps[str]:
+        found = yield from self.words(*_BEGINS)
+        self.reader.keep(found)
+        return found
 
     def _read_beginning(self) -> Steps[str]:
         """The first mark of the first message, kept, if the answer begins with it; its header may have begun in the
@@ -108,7 +109,14 @@ class HarmonyParser(StreamParser):
                 yield Text(mark)
         else:
             mark = yield from self.read_words(Text)
-        return mark if mark in _BEGINS else ""
+        return self._kept_begin(mark)
+
+    def _kept_begin(self, mark: str) -> str:
+        """The mark, kept, if a message begins with it, else ""."""
+        if mark not in _BEGINS:
+            return ""
+        self.reader.keep(mark)
+        return mark
 
 
 class GptOssParser(HarmonyParser):
@@ -131,13 +139,14 @@ class GptOssParser(HarmonyParser):
         if (yield from reader.one_of("{")):
             yield self.begin_call(name)
             yield from read_value(reader, "{", self.message_ends, self.arguments)
-            return (yield from self.gap(*self.message_ends)) or (yield from self.words(*self.message_ends))
-        mark = yield from reader.sees(*_ENDS)
+            mark = (yield from self.gap(*self.message_ends)) or (yield from self.words(*self.message_ends))
+            return (yield from self.gap(*_BEGINS)) if mark in _ENDS else mark
+        mark = yield from reader.one_of(*_ENDS)
         if mark or reader.at_end:
             yield self.begin_call(name)
             if mark:
                 yield self.arguments("{}")
-            return (yield from reader.one_of(*_ENDS))
+            return (yield from self.gap(*_BEGINS))
         yield Text(reader.kept())
         mark = yield from self.read_words(Text)
         if mark in _ENDS:

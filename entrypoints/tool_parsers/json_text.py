@@ -12,7 +12,7 @@ from .reader import Reader, Steps
 
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]<]')
-_SCALAR = re.compile(r"[^,\]}\s]*")
+_SCALAR = re.compile(r"[^,\]}<\s]*")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 

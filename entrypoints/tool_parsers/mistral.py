@@ -41,6 +41,9 @@ class MistralParser(StreamParser):
         reader = self.reader
         reader.keep(_MARK)
         yield from reader.space()
+        if (yield from reader.sees(_MARK)):
+            yield Text(reader.kept())
+            return (yield from reader.one_of(_MARK))
         opening = yield from reader.one_of("[", "{")
         if opening == "[":
             is_call = yield from self._read_list()

