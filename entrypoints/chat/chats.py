@@ -174,7 +174,7 @@ class ChatAnswer:
         if finish is not None and isinstance(finish.matched, int):
             ids = ids[:-1]
         cut = sample.text if finish is not None and isinstance(finish.matched, str) else None
-        ids, said = _kept(self._token_bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
+        ids, said = kept_tokens(self._token_bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
         return Turn(
             rid=asked.prompt.rid,
             index=output.sample,
@@ -202,7 +202,7 @@ class _Sample:
         return pieces + self._parser.finish() if output.finish is not None else pieces
 
 
-def _kept(token_bytes: TokenBytes, ids: list[int], visible: str | None, skips: bool) -> tuple[list[int], str]:
+def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, skips: bool) -> tuple[list[int], str]:
     """The most of the first ids that end in a whole character, and that are no more than ``visible``, the text that the
     client saw, where a stop string was cut off it. With their text, special tokens included. skips: the client saw no
     special tokens."""

@@ -30,6 +30,9 @@ MAX_TURNS = 1024
 MAX_CHARS = 2**25
 """Of all turns; their ids take about as much again."""
 
+MAX_TEMPLATES_ASKED = 2
+"""Prompts of one chat for which the template is asked how it writes the answer: rendering takes milliseconds."""
+
 Key = tuple[str, bytes]
 """Namespace, and the digest of a prompt."""
 
@@ -96,15 +99,19 @@ class Conversations:
 
     def find(self, conversation: Conversation, text: str, namespace: str) -> GoesOn | None:
         """The longest turn that ``text``, the conversation's prompt, goes on from."""
-        for turn in self._begun_by(text, namespace):
-            rest = self._rest(turn, conversation, text)
-            if rest is not None:
-                self._turns.move_to_end((turn.rid, turn.index))
-                return GoesOn(turn, rest)
+        templates_asked = 0
+        for turns in self._begun_by(text, namespace):
+            found = self._word_for_word(turns, text)
+            if found is None and templates_asked < MAX_TEMPLATES_ASKED:
+                templates_asked += 1
+                found = self._in_other_words(turns, conversation, text)
+            if found is not None:
+                self._turns.move_to_end((found.turn.rid, found.turn.index))
+                return found
         return None
 
-    def _begun_by(self, text: str, namespace: str) -> Iterator[Turn]:
-        """Turns whose prompt ``text`` begins with; the longest, and of equals the latest, first."""
+    def _begun_by(self, text: str, namespace: str) -> Iterator[list[Turn]]:
+        """The turns of each prompt that ``text`` begins with; the longest prompt, and the latest turn, first."""
         data = text.encode("utf-8", "surrogatepass")
         digest, start = hashlib.blake2b(digest_size=16), 0
         found: list[list[Turn]] = []
@@ -116,24 +123,31 @@ class Conversations:
             if turns := self._by_prompt.get((namespace, digest.digest())):
                 found.append(turns)
         for turns in reversed(found):
-            yield from reversed([turn for turn in turns if text.startswith(turn.text[: turn.prompt_chars])])
+            if text.startswith(turns[0].text[: turns[0].prompt_chars]):
+                yield turns[::-1]
 
-    def _rest(self, turn: Turn, conversation: Conversation, text: str) -> str | None:
-        """What ``text`` has behind the turn; None if it does not go on from it. That must be nothing, or begin with a
-        token that merges with none: ids on both sides of the border are then those of the whole text."""
-        if text == turn.text:
-            return ""
-        if text.startswith(turn.text) and text.startswith(self._special_texts, len(turn.text)):
-            return text[len(turn.text) :]
-        answered = conversation.first(turn.num_messages + 1)
-        if len(answered.messages) != turn.num_messages + 1 or answered.messages[-1].get("role") != "assistant":
+    def _word_for_word(self, turns: list[Turn], text: str) -> GoesOn | None:
+        """A turn whose text ``text`` begins with. What follows must be nothing, or begin with a token that merges with
+        none: ids on both sides of the border are then those of the whole text."""
+        for turn in turns:
+            end = len(turn.text)
+            if text.startswith(turn.text) and (len(text) == end or text.startswith(self._special_texts, end)):
+                return GoesOn(turn, text[end:])
+        return None
+
+    def _in_other_words(self, turns: list[Turn], conversation: Conversation, text: str) -> GoesOn | None:
+        """A turn that said what the template writes for the answer, in its own way. All have the same prompt."""
+        answer, start = turns[0].num_messages, turns[0].prompt_chars
+        answered = conversation.first(answer + 1)
+        if len(answered.messages) != answer + 1 or answered.messages[-1].get("role") != "assistant":
             return None
         written = self._renderer.render(answered)
         end = self._renderer.after_content(answered)
-        if not (text.startswith(written) and written.endswith(end) and len(written) >= turn.prompt_chars + len(end)):
+        if not (text.startswith(written) and written.endswith(end) and len(written) >= start + len(end)):
             return None
-        words = written[turn.prompt_chars : len(written) - len(end)]
-        return end + text[len(written) :] if self._says_the_same(words, turn.said) else None
+        words = written[start : len(written) - len(end)]
+        said = next((turn for turn in turns if self._says_the_same(words, turn.said)), None)
+        return None if said is None else GoesOn(said, end + text[len(written) :])
 
     def _forget(self, rid: str, index: int) -> None:
         if (known := self._turns.pop((rid, index), None)) is None:

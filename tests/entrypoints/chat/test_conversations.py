@@ -177,6 +177,23 @@ def test_thoughts_that_the_prompt_opened():
     assert found is not None and found.rest.startswith("<eos>\n[user]b")
 
 
+def test_the_template_is_not_asked_for_every_turn():
+    """A long chat whose thoughts the client has dropped goes on from none of its turns; each of them is a candidate."""
+    recorder = Recorder()
+    asked = conversation("0")
+    for number in range(1, 20):
+        recorder.answer(asked, "<think>Hm.</think>b", f"turn {number}")
+        asked = then(asked, message("b", reasoning_content="Hm."), asks(str(number)))
+    dropped = conversation(*(word for number in range(20) for word in (str(number), "b")), "end")
+    renders: list[int] = []
+    render = recorder.renderer.render
+    recorder.renderer.render = lambda each: renders.append(1) or render(each)  # type: ignore[method-assign]
+    assert recorder.conversations.find(dropped, render(dropped), "") is None
+    assert len(renders) <= conversations.MAX_TEMPLATES_ASKED
+    found = recorder.conversations.find(asked, render(asked), "")
+    assert found is not None and found.turn.rid == "turn 19"
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,90 @@
+"""Which parsers read an answer, and what they are told of the prompt."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from byte_tokenizer import CHAT_TEMPLATE
+
+from baton.entrypoints.chat.answer_parsers import AnswerParsers, first_call_only
+from baton.entrypoints.openai.chat import parse_chat
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text
+from baton.scheduler.outcome import RequestRefused
+
+LS = {"type": "function", "function": {"name": "ls"}}
+CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+
+
+def parse(parsers: AnswerParsers, text: str, opening: str = "", **fields: Any) -> list[Piece]:
+    call = parse_chat({"messages": [{"role": "user", "content": "Hi"}]} | fields).call
+    parser = parsers.make(call, opening)
+    return parser.push(text) + parser.finish()
+
+
+def test_the_template_says_which() -> None:
+    parsers = AnswerParsers("auto", "auto", CHAT_TEMPLATE)
+    assert (parsers.tools_name, parsers.reasoning_name) == ("qwen", "qwen3")
+    plain = AnswerParsers("auto", "auto", "{{ messages }}")
+    assert (plain.tools_name, plain.reasoning_name) == (None, None)
+    off = AnswerParsers("none", "none", CHAT_TEMPLATE)
+    assert (off.tools_name, off.reasoning_name) == (None, None)
+    told = AnswerParsers("llama3", "deepseek-r1", CHAT_TEMPLATE)
+    assert (told.tools_name, told.reasoning_name) == ("llama3", "deepseek-r1")
+
+
+def test_calls_are_read_only_where_there_are_tools() -> None:
+    parsers = AnswerParsers("hermes", "none", "")
+    assert parse(parsers, CALL, tools=[LS]) == [CallBegins(0, "ls"), CallArguments(0, "{}")]
+    assert parse(parsers, CALL) == [Text(CALL)]
+    assert parse(parsers, CALL, tools=[LS], tool_choice="none") == [Text(CALL)]
+
+
+def test_tools_that_nobody_could_read_are_refused() -> None:
+    with pytest.raises(RequestRefused, match="--tool-call-parser") as refused:
+        parse(AnswerParsers("auto", "auto", "{{ tools }}"), "", tools=[LS])
+    assert refused.value.param == "tools" and refused.value.code == "no_tool_call_parser"
+
+
+def test_thoughts_are_told_from_words() -> None:
+    parsers = AnswerParsers("none", "qwen3", "")
+    thought = "<think>\nHm.\n</think>\n\nYes"
+    assert parse(parsers, thought) == [Reasoning("Hm."), Text("Yes")]
+    assert parse(parsers, thought, separate_reasoning=False) == [Text(thought)]
+    assert parse(parsers, "Hm.\n</think>\n\nYes", "<think>\n") == [Reasoning("Hm."), Text("Yes")]
+    assert parse(parsers, "Yes", "<think>\n\n</think>\n\n") == [Text("Yes")]
+
+
+def test_ids_of_calls() -> None:
+    ids = {AnswerParsers("hermes", "none", "").new_call_id() for _ in range(100)}
+    assert len(ids) == 100 and all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)
+    for parsers in (AnswerParsers("mistral", "none", ""), AnswerParsers("none", "none", "must have length 9!")):
+        assert re.fullmatch("[A-Za-z0-9]{9}", parsers.new_call_id())
+
+
+def test_only_the_first_call() -> None:
+    pieces = [
+        Text("a"),
+        CallBegins(0, "x"),
+        CallArguments(0, "{}"),
+        CallBegins(1, "y"),
+        CallArguments(1, "{}"),
+        Text("b"),
+    ]
+    assert first_call_only(pieces) == [*pieces[:3], pieces[-1]]
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "same"),
+    [
+        ("Yes", " Yes\n", True),
+        ("Yes", "Yes.", False),
+        (CALL, '<tool_call>{"arguments":{ },"name":"ls"}</tool_call>', True),
+        (CALL, CALL + CALL, False),
+        ("<think>\na\n</think>\n\nb", "<think>a</think>b", True),
+        ("a b", "<think>a</think>b", False),
+    ],
+)
+def test_saying_the_same(words: str, said: str, same: bool) -> None:
+    assert AnswerParsers("hermes", "qwen3", "").says_the_same(words, said) is same
