@@ -14,9 +14,6 @@ from ..fields.output_details import cached_tokens, stage_details
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text, joined
 from .messages import MessagesRequest
 
-ABORTED = 499
-"""The status of an answer that somebody aborted: clients do not send it again by themselves."""
-
 
 def whole_message(
     asked: MessagesRequest, model: str, update: ChatUpdate, new_call_id: Callable[[], str]
@@ -55,10 +52,10 @@ def usage(output: Output) -> dict[str, int]:
 
 def stop_of(finish: FinishReason | None, calls: list[str]) -> dict[str, Any]:
     """``stop_reason`` and ``stop_sequence``. calls: the arguments of each. An unfinished one is none to be run. Raises
-    RequestRefused for an answer that was aborted: no stop reason says so."""
+    RequestRefused for an answer that was aborted: no stop reason says so, and after a 499 no client tries again."""
     assert finish is not None
     if finish.type == "abort":
-        raise RequestRefused(f"the answer was aborted: {finish.message}", status=ABORTED, code="aborted")
+        raise RequestRefused(f"the answer was aborted: {finish.message}", status=499, code="aborted")
     stopped_by = finish.matched if isinstance(finish.matched, str) else None
     if finish.type == "length":
         reason = "max_tokens"
