@@ -46,7 +46,7 @@ def read_conversation(given: Any, system: Any, *, tools: list[dict] | None, vari
     for role, blocks in turns:
         messages += _WRITERS[role](blocks)
     role, blocks = turns[-1]
-    if role == "assistant" and any(block["type"] == "tool_use" for block in blocks):
+    if any(block["type"] == "tool_use" for block in blocks):
         raise RequestRefused(
             "the last message holds a tool_use; add a user message with its tool_result", param="messages"
         )

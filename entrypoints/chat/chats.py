@@ -26,7 +26,13 @@ from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, Turn
 from .messages import Conversation
-from .rendering import Renderer
+from .rendering import Renderer, size_of
+
+_GENEROUS = 16
+"""A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
+
+_SOME_BYTES = 1_000_000
+"""Tools and variables that a template may not even look at."""
 
 
 class ChatUpdate(NamedTuple):
@@ -83,6 +89,7 @@ class Chats:
                 code="no_tools_in_template",
                 param="tools",
             )
+        self._check_size(call.conversation)
         rendered = await self.renderer.prompt(call.conversation)
         make_parser = partial(self.parsers.make, call, self._opening(call.conversation, rendered))
         is_forced = call.choice.kind in ("any", "named")
@@ -105,6 +112,18 @@ class Chats:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
+
+    def _check_size(self, conversation: Conversation) -> None:
+        """Refuse what can never fit before it is rendered, which takes time that others need."""
+        context = self._manager.limits.context_length
+        count, size = len(conversation.messages), size_of(conversation)
+        if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
+            raise RequestRefused(
+                f"the chat has {count} messages and some {size // 1000} kB; the context holds {context} tokens. "
+                "Send fewer",
+                code="context_length_exceeded",
+                param="messages",
+            )
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:
         """What the template wrote behind the last message; of a message that the model goes on with, its content."""

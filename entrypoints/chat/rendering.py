@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...scheduler.outcome import RequestRefused
 from .messages import Conversation, Message
 
-_INLINE_CHARS = 20_000
+_INLINE_BYTES = 20_000
 """Longer conversations are rendered in a thread, so that the loop goes on serving the others."""
 
 _MARK = "BatonGoesOnHere7Q"
@@ -32,7 +34,7 @@ class Renderer:
 
     async def prompt(self, conversation: Conversation) -> str:
         """The text that the model goes on from. Raises RequestRefused."""
-        if _size(conversation.messages) <= _INLINE_CHARS:
+        if size_of(conversation) <= _INLINE_BYTES:
             return self.render(conversation)
         return await asyncio.to_thread(self.render, conversation)
 
@@ -81,6 +83,7 @@ class Renderer:
             raise RequestRefused(str(error), code="chat_template_error", param="messages") from None
 
 
-def _size(messages: list[Message]) -> int:
-    """In characters, roughly."""
-    return sum(len(message.get("content") or "") + 100 for message in messages)
+def size_of(conversation: Conversation) -> int:
+    """Bytes of what the template gets, as JSON."""
+    given = (conversation.messages, conversation.tools, conversation.documents, conversation.variables)
+    return len(msgspec.json.encode(given))

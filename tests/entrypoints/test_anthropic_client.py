@@ -207,7 +207,7 @@ def test_keys(server: ServerUnderTest) -> None:
     with anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError, match="x-api-key: KEY") as refused:
             ask(stranger, user("Hello"))
-        assert refused.value.type == "authentication_error"
+        assert (refused.value.type, refused.value.error_code) == ("authentication_error", "invalid_api_key")
     body = {"model": "x", "max_tokens": 9, "messages": [user("Hello")]}
     for key, status in (("secret", 200), ("wrong", 401)):  # older clients send it so
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01", "anthropic-beta": "x,y"}

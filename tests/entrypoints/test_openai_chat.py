@@ -248,3 +248,10 @@ def test_a_server_without_a_template_says_so(tmp_path: Path, model: Path) -> Non
 def test_settings_that_cannot_be_used_end_the_start(tmp_path: Path, model: Path, flags: list[str], says: str) -> None:
     with ServerUnderTest(model, tmp_path, *flags, behaviour={}) as running:
         assert running.process.wait(30) == 1 and says in running.log
+
+
+def test_what_can_never_fit_is_refused_before_it_is_rendered(client: openai.OpenAI) -> None:
+    for messages in ([user("x")] * 5000, [user("x" * 3_000_000)]):
+        with pytest.raises(openai.BadRequestError, match=r"the context holds 4096 tokens\. Send fewer") as error:
+            client.chat.completions.create(model="x", messages=messages)
+        assert error.value.code == "context_length_exceeded"

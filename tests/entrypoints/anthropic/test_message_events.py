@@ -103,6 +103,7 @@ ORDERS: list[tuple[list[Piece], FinishReason, list[dict], str]] = [
     # Space alone is no text, and belongs to what follows it.
     ([Text("\n"), Text(" "), Text("Hi")], END, [words("\n Hi")], "end_turn"),
     ([Text(" "), *LS, Text("\n"), *PWD, Text("\n")], END, [USE_LS, USE_PWD], "tool_use"),
+    ([Text(" "), *LS, Text("Hi")], END, [USE_LS, words("Hi")], "tool_use"),
     ([Text(" ")], END, [], "end_turn"),
     ([Reasoning("Hm. So."), Text("\n"), Reasoning("Hm. So.")], END, [THINKING, THINKING], "end_turn"),
 ]  # fmt: skip
