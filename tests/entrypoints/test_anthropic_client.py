@@ -273,6 +273,18 @@ def test_the_second_turn_goes_on_from_the_first(toy: ServerUnderTest, stream: bo
     assert 0 < second["usage"]["input_tokens"] < 20
 
 
+def test_a_chat_may_change_its_api_between_turns(toy: ServerUnderTest) -> None:
+    messages: list[Any] = [user("How many lines are in todo.md?")]
+    asked = {"model": "toy", "temperature": 0, "messages": messages}
+    first = toy.client.post("/v1/chat/completions", json=asked).json()
+    messages += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}, user("And words?")]
+    second = toy.client.post("/v1/messages", json=asked | {"max_tokens": 40}).json()
+    assert second["baton"]["continuation"]["path"] == "handoff"
+    messages += [{"role": "assistant", "content": second["content"][0]["text"]}, user("And?")]
+    third = toy.client.post("/v1/chat/completions", json=asked).json()
+    assert third["choices"][0]["baton"]["continuation"]["path"] == "handoff"
+
+
 def ask_toy(client: anthropic.Anthropic, *messages: Any, stream: bool, **fields: Any) -> dict[str, Any]:
     """The message, with all that the last event brings."""
     temperature = fields.pop("temperature")
