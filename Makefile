@@ -83,6 +83,7 @@ bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in
 	$(BIN)/python -m benchmarks.serving.two_stage --beam-width 32 --concurrency 1 --pairs 4
 	$(BIN)/python -m benchmarks.beams.memory
 	$(BIN)/python -m benchmarks.serving.offline
+	$(BIN)/python -m benchmarks.tiers --plot
 
 test-gpu:               ## tests that need a GPU, kernels compiled on the way; without one all are skipped, and it says so
 	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch, pytest' || { echo "GPU_PYTHON=$(GPU_PYTHON) lacks torch or pytest;" \
