@@ -63,6 +63,27 @@ class Chats:
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
+        rendered, forced, make_parser = await self._rendered(call)
+        prompt = await self._prompt(call, rendered + forced, make_parser().keeps_special_tokens)
+        answer = await self._manager.open([prompt], stream=call.stream)
+
+        turn = _Asked(
+            prompt=prompt,
+            num_messages=len(call.conversation.messages) - call.conversation.goes_on,
+            text=rendered + forced,
+            prompt_chars=len(rendered),
+        )
+        token_bytes = self._manager.tokenizer.token_bytes
+        return ChatAnswer(answer, call, turn, make_parser, forced, token_bytes, self._conversations.record)
+
+    async def render(self, call: ChatCall) -> list[int]:
+        """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
+        rendered, forced, _ = await self._rendered(call)
+        (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
+        return ids
+
+    async def _rendered(self, call: ChatCall) -> tuple[str, str, Callable[[], OutputParser]]:
+        """The prompt, what the answer is made to begin with, and what makes its parser."""
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
                 "the chat template has no place for tools, so the model would not learn of them; start the server "
@@ -72,28 +93,9 @@ class Chats:
             )
         self._check_size(call.conversation)
         rendered = await self.renderer.prompt(call.conversation)
-        opening = self._opening(call.conversation, rendered)
-        parser = self.parsers.make(call, opening)
-        forced = parser.forced_prefix(call.choice.name) if call.choice.kind in ("any", "named") else ""
-        prompt = await self._prompt(call, rendered + forced, parser.keeps_special_tokens)
-        answer = await self._manager.open([prompt], stream=call.stream)
-
-        turn = _Asked(
-            prompt=prompt,
-            num_messages=len(call.conversation.messages) - call.conversation.goes_on,
-            text=rendered + forced,
-            prompt_chars=len(rendered),
-        )
-        make_parser = partial(self.parsers.make, call, opening)
-        token_bytes = self._manager.tokenizer.token_bytes
-        return ChatAnswer(answer, call, turn, make_parser, forced, token_bytes, self._conversations.record)
-
-    async def render(self, call: ChatCall) -> list[int]:
-        """The tokens of a chat's prompt, for those who only count them."""
-        self._check_size(call.conversation)
-        text = await self.renderer.prompt(call.conversation)
-        (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
-        return ids
+        make_parser = partial(self.parsers.make, call, self._opening(call.conversation, rendered))
+        is_forced = call.choice.kind in ("any", "named")
+        return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
     async def _prompt(self, call: ChatCall, text: str, keeps_special_tokens: bool) -> Prompt:
         """The call's prompt with its tokens, and with the turn that it goes on from."""

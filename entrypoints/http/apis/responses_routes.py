@@ -17,7 +17,18 @@ from ...openai.responses.responses import Responses
 from ...server_args import ServerArgs
 from ..route import DELETE, GET, POST, Route
 from ..wire.bodies import Bodies, parsed
-from ..wire.transport import EventStream, JSONAnswer, client_gone, named_event, request_id, until_disconnect
+from ..wire.transport import (
+    EventFormat,
+    EventStream,
+    JSONAnswer,
+    client_gone,
+    error_body,
+    named_event,
+    request_id,
+    until_disconnect,
+)
+
+_EVENTS = EventFormat(named_event, error_body, b"")
 
 _WHOSE = ("cache_salt", "extra_key")
 _INCLUDE = ("include", "include[]")
@@ -54,7 +65,7 @@ class ResponsesRoutes:
             return _json(self._responses.in_background(running), headers)
         if asked.stream:
             count = self._manager.metrics.call_refused
-            return EventStream(running, running.events(), headers, count, encode=named_event, end=b"")
+            return EventStream(running, running.events(), headers, count, _EVENTS)
         with running:
             body = await until_disconnect(request.receive, running.whole())
         return client_gone() if body is None else _json(body, headers)

@@ -149,6 +149,10 @@ def test_a_message_that_is_gone_on_with(scene: Scene) -> None:
     scene.chat(HI, said("Ho ho"), HI)
     assert scene.sent.spec.predecessor == Predecessor("one")
 
+    scene.chat(HI, said("Ha"), says=" ha ", rid="stripped", continue_final_message=True)
+    scene.chat(HI, said("Ha ha "), HI)
+    assert scene.sent.spec.predecessor == Predecessor("stripped")
+
 
 def test_own_wishes_come_first(scene: Scene) -> None:
     scene.chat(HI, retain_ttl=0)
@@ -176,6 +180,26 @@ def test_a_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: 
     answered = {"role": "assistant", "content": None, "tool_calls": [call]}
     scene.chat(HI, answered, {"role": "tool", "tool_call_id": "1", "content": "etc"}, tools=[LS])
     assert scene.sent.spec.predecessor == Predecessor("one")
+
+
+def test_a_forced_call_that_the_template_writes_otherwise(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "tight.jinja"
+    file.write_text(CHAT_TEMPLATE.replace('{"name": "', '{"name":"'))
+    scene = Scene(tokenizer, chat_template=str(file))
+    scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice={"function": {"name": "ls"}}, rid="one")
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    scene.chat(HI, {"role": "assistant", "tool_calls": [call]}, HI, tools=[LS])
+    assert scene.sent.spec.predecessor == Predecessor("one")
+
+
+def test_what_might_have_become_a_call_is_told_at_the_end(scene: Scene) -> None:
+    (update,) = scene.chat(HI, says="a <tool_", tools=[LS])
+    assert "".join(piece.text for piece in update.pieces if isinstance(piece, Text)) == "a <tool_"
+
+
+def test_a_user_who_speaks_of_thoughts_opens_none(scene: Scene) -> None:
+    (update,) = scene.chat({"role": "user", "content": "What is <think>?"}, says="A tag.")
+    assert update.pieces == [Text("A tag.")]
 
 
 def test_a_forced_call_ends_a_thought_that_the_prompt_opened(scene: Scene) -> None:
