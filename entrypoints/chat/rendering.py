@@ -71,6 +71,8 @@ class Renderer:
                 code="no_chat_template",
                 param="messages",
             )
+        if "developer" not in self.source:  # OpenAI's newer name for the system's role
+            messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         try:
             return self._template.render(
                 messages,

@@ -52,9 +52,10 @@ def test_a_flood_between_the_turns_takes_nothing(server: ServerUnderTest) -> Non
     """Others compute more than the pool holds; the lease stays."""
     transcript = TRANSCRIPTS["files"]
     messages = list(transcript[0])
+    asked = {"temperature": 0, "max_tokens": 24}
     for said in transcript[1:3]:
-        asked = {"messages": messages, "temperature": 0, "max_tokens": 24}
-        text = server.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+        asks = asked | {"messages": messages}
+        text = server.client.post("/v1/chat/completions", json=asks).json()["choices"][0]["message"]["content"]
         for number in range(8):
             other = {"input_ids": [5 + number] * 700, "sampling_params": {"max_new_tokens": 1}}
             assert server.client.post("/generate", json=other).status_code == 200

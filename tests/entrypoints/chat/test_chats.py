@@ -59,7 +59,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 class Scene:
     def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
         self.manager = Manager(tokenizer)
-        settings = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
+        settings: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
         self.chats: Chats = ChatSetup(ChatConfig(**settings), tokenizer).chats(cast(Any, self.manager))
 
     def chat(self, *messages: dict, says: str = "Ho", stream: bool = False, **fields: Any) -> list[ChatUpdate]:
@@ -204,7 +204,7 @@ def test_a_user_who_speaks_of_thoughts_opens_none(scene: Scene) -> None:
 
 def test_a_forced_call_ends_a_thought_that_the_prompt_opened(scene: Scene) -> None:
     named = {"type": "function", "function": {"name": "ls"}}
-    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     (update,) = scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice=named, **thinks)
     assert scene.text.endswith('[assistant]<think>\n\n</think>\n\n<tool_call>\n{"name": "ls", "arguments":')
     assert CallBegins(0, "ls") in update.pieces
