@@ -128,7 +128,7 @@ def test_sampling_params_in_sglang_names() -> None:
         ({"logit_bias": {"1": "a"}}, "sampling_params.logit_bias: expected float, got str", "logit_bias"),
         ({"logit_bias": [1]}, "sampling_params.logit_bias: expected object", "logit_bias"),
         ({"min_new_tokens": 9, "max_new_tokens": 5}, "exceeds max_new_tokens (5)", "min_new_tokens"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; use 1 or more", "max_new_tokens"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1; use 1 or more", "max_new_tokens"),
     ],
 )
 def test_wrong_sampling_params(given: dict, message: str, param: str) -> None:

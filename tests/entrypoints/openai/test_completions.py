@@ -145,7 +145,7 @@ def test_labels_are_without_effect() -> None:
         ({"prompt": {}}, "prompt", "a string, token ids"),
         ({"prompt": ["a", 1]}, "prompt", "prompt takes a list of whole numbers"),
         ({"prompt": [[1], "a"]}, "prompt", "whole numbers"),
-        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; use 1 or more"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1; use 1 or more"),
         ({"max_tokens": "5"}, "max_tokens", "max_tokens: expected int"),
         ({"min_tokens": 17}, "min_tokens", "it exceeds max_tokens (16)"),
         ({"temperature": -1}, "temperature", "temperature is -1.0"),
