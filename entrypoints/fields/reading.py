@@ -59,6 +59,8 @@ def refuse_unserved(
             near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
             hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
             raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
+        if isinstance(value, dict) and all(item is None for item in value.values()):
+            value = {}  # SGLang's client sends session_params with a null for each of its fields
         # 0 == False in Python, but not for the caller of an API.
         if value is not None and not any(value == off and type(value) is type(off) for off in unsupported[name]):
             off = ", ".join(["null", *(msgspec.json.encode(value).decode() for value in unsupported[name])])

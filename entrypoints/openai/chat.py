@@ -15,11 +15,12 @@ from ..chat.tools import Choice, read_tools
 from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, include_usage, read_request_rid, template_variables
+from ..fields.stream_options import include_usage
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED)
+CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED | {"top_logprobs_num": "top_logprobs"})
 
 FIELDS = (
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
@@ -101,6 +102,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters in SGLang's names. Without a limit an answer may fill the context."""
+    check_temperature(fields)
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in (*OPENAI_SAMPLING, *OTHER_SAMPLING) if name in fields}
     sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}

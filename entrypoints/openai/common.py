@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
-from ..fields.reading import read_rid, refuse_unserved, shown, typed
+from ..fields.reading import read_rid, typed
 
 OPENAI_SAMPLING = (
     "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -18,17 +18,15 @@ OTHER_SAMPLING = (
 )  # fmt: skip
 
 
-def include_usage(options: Any, stream: bool) -> bool:
-    """Does the last event of the stream say how many tokens there were? options: ``stream_options``."""
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
-    if not stream:
-        raise RequestRefused("stream_options is set without stream; add stream: true", param="stream_options")
-    refuse_unserved(options, ("include_usage",), {}, (), where="stream_options.")
-    include = options.get("include_usage")
-    return typed(False if include is None else include, bool, "stream_options.include_usage")
+MAX_TEMPERATURE = 2.0
+
+
+def check_temperature(fields: dict[str, Any]) -> None:
+    """Refuse what OpenAI refuses; `/generate` has no such limit. Raises RequestRefused."""
+    if typed(fields.get("temperature", 1.0), float, "temperature") > MAX_TEMPERATURE:
+        raise RequestRefused(
+            f"temperature is {fields['temperature']}; use 0 to {MAX_TEMPERATURE:g}", param="temperature"
+        )
 
 
 def read_request_rid(fields: dict[str, Any]) -> Any:

@@ -50,6 +50,7 @@ class Simulation:
         the pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
+        self.prefills = random.Random(seed + 3)
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -148,6 +149,8 @@ class Simulation:
             search["length_penalty"] = rng.choice([0.0, 1.0, 1.5])
         elif trie is not None:
             new = max(3, new)
+        if self.prefills.random() < 0.1 and not search and trie is None:
+            new = 0
         common = {"n": n, "ignore_eos": ignore, "no_stop_trim": rng.random() < 0.2, **search}
         params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
         common |= {"retain_ttl": ttl, "trie": trie}

@@ -54,6 +54,14 @@ def test_the_context_holds_prompt_and_output() -> None:
     assert refused(0, 3)[1:] == (400, "invalid_request", "input_ids")
 
 
+def test_a_prompt_without_output_may_fill_context_and_pool() -> None:
+    assert most(100, 0) == 0 and most(64, 0, pool=64) == 0
+    text, *rest = refused(101, 0)
+    assert rest == [400, "context_length_exceeded", "input_ids"] and "the context holds 100; shorten" in text
+    assert refused(65, 0, pool=64)[2] == "kv_pool_exceeded"
+    assert refused(10, 0, constrained=True)[3] == "max_new_tokens"
+
+
 def test_the_pool_holds_all_but_the_last_token() -> None:
     assert most(50, 15, pool=64) == 15 and most(50, None, pool=64) == 15 and most(64, 1, pool=64) == 1
     text, *rest = refused(50, 16, pool=64)
