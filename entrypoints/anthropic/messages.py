@@ -83,8 +83,8 @@ def parse_messages(fields: dict[str, Any], *, rid: str | None = None, counts_onl
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     model = typed(_needed(fields, "model", "a string"), str, "model")
-    if not counts_only:
-        _needed(fields, "max_tokens", "a whole number")
+    if not counts_only and (most := typed(_needed(fields, "max_tokens", "a whole number"), int, "max_tokens")) < 1:
+        raise RequestRefused(f"max_tokens is {most}; use 1 or more", param="max_tokens")
     tools, choice = _tools(fields)
     thinking, budget = _thinking(fields.get("thinking"))
     variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking != "disabled"}

@@ -111,6 +111,8 @@ def parse_response(fields: dict[str, Any], *, rid: str | None = None) -> Respons
     effort = _effort(fields.get("reasoning"))
     tools, choice = _tools(fields)
     given_rid = read_request_rid(fields)
+    if (most := typed(fields.get("max_output_tokens", 1), int, "max_output_tokens")) < 1:
+        raise RequestRefused(f"max_output_tokens is {most}; use 1 or more", param="max_output_tokens")
     with RESPONSE_NAMES.translated():
         alone = PromptTokens(1, is_batch=False)
         named = rid if given_rid is None else given_rid
