@@ -90,13 +90,14 @@ def _check_ids(ids: list[int] | None, name: str, vocab: int) -> None:
 def _check_length(length: int, who: str, prompt: Prompt, context: int) -> None:
     """``who`` begins the sentence that ends with "`length` tokens"."""
     sampling = prompt.sampling
-    if length >= context:
+    wanted = sampling.max_new_tokens
+    if length + (wanted != 0) > context:
+        output = ", the output included" if wanted != 0 else ""
         raise RequestRefused(
-            f"{who} {length} tokens; the context holds {context}, the output included. Shorten it",
+            f"{who} {length} tokens; the context holds {context}{output}. Shorten it",
             code="context_length_exceeded",
             param=prompt.source,
         )
-    wanted = sampling.max_new_tokens
     if wanted is not None and length + wanted > context:
         raise RequestRefused(
             f"{who} {length} tokens and max_new_tokens is {wanted}, together "

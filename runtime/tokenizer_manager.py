@@ -93,6 +93,11 @@ class TokenizerManager:
         """The worker has said that it can serve, and new calls are not being refused."""
         return self._availability.is_ready
 
+    @property
+    def limits(self) -> ModelLimits:
+        """Of the served model. Raises RequestRefused while there is none, or no longer one."""
+        return self._availability.check()
+
     async def wait_ready(self) -> None:
         """Wait until the worker has said that it can serve."""
         await self._availability.wait_ready()

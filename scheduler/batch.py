@@ -152,7 +152,7 @@ class ScheduleBatch:
     extend_lens: np.ndarray
     """int32 [bs]: new tokens."""
     samples: np.ndarray
-    """bool [bs]: True if the row reaches the end of its known tokens, so that the next token is sampled."""
+    """bool [bs]: True if the next token is sampled: the row reaches the end of its known tokens, and wants more."""
     output_positions: np.ndarray
     """int32 [bs]: output tokens before the one that is sampled, those of a step in flight included."""
     logprob_starts: np.ndarray

@@ -97,7 +97,7 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
     allowed: list[tuple[int, AllowedTokens]] = []
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
         end = len(request.token_ids) + request.num_output_placeholders
-        samples = new == end
+        samples = new == end and request.max_new_tokens > 0
         batch.samples[row] = samples
         batch.output_positions[row] = end - request.prompt_len
         if request.logprob_next < request.prompt_len and old < request.prompt_len - 1:

@@ -54,6 +54,10 @@ class Endings:
             return False
         return not any(self.ends_by_id(request, token_id) for token_id in token_ids[: match.token + 1])
 
+    def ends_with_prompt(self, request: Request) -> bool:
+        """True once the prompt is computed of a request that wants nothing else."""
+        return request.max_new_tokens == 0 and request.committed_len == request.prompt_len
+
     def take_tokens(
         self, request: Request, token_ids: list[int], stop_match: StopMatch | None
     ) -> tuple[tuple[int, ...], Ending | None]:

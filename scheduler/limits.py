@@ -20,9 +20,10 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
     wanted, constraint, pool = request.sampling.max_new_tokens, request.constraint, allocator.total_tokens
     if prompt_len == 0:
         raise RequestRefused("the prompt is empty; send at least one token", param="input_ids")
-    if prompt_len >= context:
+    if prompt_len + (wanted != 0) > context:
+        output = " with at least one new token" if wanted != 0 else ""
         raise RequestRefused(
-            f"the prompt has {prompt_len} tokens, the context holds {context} with at least one new token; "
+            f"the prompt has {prompt_len} tokens, the context holds {context}{output}; "
             "shorten it or raise --context-length",
             code="context_length_exceeded",
             param="input_ids",
@@ -42,8 +43,9 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
             code="context_length_exceeded",
             param="max_new_tokens",
         )
-    most = min(context - prompt_len, _room(request, prompt_len, allocator) + 1)  # the last token's KV is never computed
-    if most < 1 or (wanted is not None and wanted > most):
+    room = _room(request, prompt_len, allocator)
+    most = min(context - prompt_len, room + 1)  # the last token's KV is never computed
+    if room < 0 or (wanted is not None and wanted > most):
         raise RequestRefused(
             f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){_beams(request, allocator)} can never fit the "
             f"KV pool of {pool} tokens; shorten the request or start the server with a larger --max-total-tokens",

@@ -126,8 +126,8 @@ class PrefillScheduler:
         )
         if offered is not None:
             planned.serves_running = all(request.beams is None for request in running)
-        for request, samples in zip(step.requests[: planned.num_prompts], planned.batch.samples.tolist()):
-            if samples:
+        for request in step.requests[: planned.num_prompts]:
+            if request is not self.prefilling:
                 request.status = RequestStatus.RUNNING
                 running.append(request)
         return planned

@@ -32,7 +32,7 @@ _MAX_NAME_CHARS = 128
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. Raises ValueError naming the field, the value and the fix.
 
-    max_new_tokens: tokens to generate at most; None means "up to the context length".
+    max_new_tokens: tokens to generate at most; None means "up to the context length", 0 computes the prompt only.
     min_new_tokens: until that many are generated, eos, stop ids and stop strings cannot end the request.
     temperature: 0 is greedy. top_k: -1 is off. top_p, min_p: probabilities in (0, 1] and [0, 1].
     stop: strings that end the output, not part of the text unless ``no_stop_trim``.
@@ -73,8 +73,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         # Plain tests: a request is checked in two processes, and most are fine.
         limit = self.max_new_tokens
-        if limit is not None and limit < 1:
-            self._refuse("max_new_tokens", "use 1 or more")
+        if limit is not None and limit < 0:
+            self._refuse("max_new_tokens", "use 1 or more, or 0 to compute the prompt only")
         if self.min_new_tokens < 0:
             self._refuse("min_new_tokens", "use 0 or more")
         if limit is not None and self.min_new_tokens > limit:
@@ -125,6 +125,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("beam_width", f"use 1 to {MAX_SEQUENCES}, or leave it out")
         if self.n > width:
             self._refuse("n", f"a beam search returns at most beam_width ({width}) sequences")
+        if self.max_new_tokens == 0:
+            self._refuse("max_new_tokens", "a beam search without a step has no sequences; use 1 or more")
         if not -10.0 <= self.length_penalty <= 10.0:
             self._refuse("length_penalty", "use a value in [-10, 10]")
         if self.temperature not in (0.0, 1.0):

@@ -287,6 +287,8 @@ class Scheduler:
                 taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
                 event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
                 events += [event] if ending is None else self._end(event, now, ending.kept_tokens)
+            elif self._endings.ends_with_prompt(request):
+                events += self._end(RequestEvent(request, row, finish=FinishReason(type="length")), now)
             if row < step.num_prompts and request.kv is not None:
                 self._memory.publish(request)
         for search, candidates in zip(step.searches, result.beams, strict=True):

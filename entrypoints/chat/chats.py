@@ -26,7 +26,13 @@ from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, Turn
 from .messages import Conversation
-from .rendering import Renderer
+from .rendering import Renderer, size_of
+
+_GENEROUS = 16
+"""A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
+
+_SOME_BYTES = 1_000_000
+"""Tools and variables that a template may not even look at."""
 
 
 class ChatUpdate(NamedTuple):
@@ -37,17 +43,18 @@ class ChatUpdate(NamedTuple):
 
 
 class Chats:
-    """One per server, on the loop of its manager. conversations: None to go on from nothing."""
+    """One per server, on the loop of its manager."""
 
     def __init__(
         self,
         manager: TokenizerManager,
         renderer: Renderer,
         parsers: AnswerParsers,
-        conversations: Conversations | None,
-        retain_ttl: float,
+        conversations: Conversations,
+        retain_ttl: float | None,
     ) -> None:
-        """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing."""
+        """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing; None
+        for what the server does with any request."""
         self.parsers = parsers
         self.renderer = renderer
         self._manager = manager
@@ -56,18 +63,8 @@ class Chats:
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
-        if call.may_call and not self.renderer.knows_tools:
-            raise RequestRefused(
-                "the chat template has no place for tools, so the model would not learn of them; start the server "
-                "with a --chat-template that has one, or leave tools out",
-                code="no_tools_in_template",
-                param="tools",
-            )
-        rendered = await self.renderer.prompt(call.conversation)
-        opening = self._opening(call.conversation, rendered)
-        parser = self.parsers.make(call, opening)
-        forced = parser.forced_prefix(call.choice.name) if call.choice.kind in ("any", "named") else ""
-        prompt = await self._prompt(call, rendered + forced, parser.keeps_special_tokens)
+        rendered, forced, make_parser = await self._rendered(call)
+        prompt = await self._prompt(call, rendered + forced, make_parser().keeps_special_tokens)
         answer = await self._manager.open([prompt], stream=call.stream)
 
         turn = _Asked(
@@ -76,19 +73,36 @@ class Chats:
             text=rendered + forced,
             prompt_chars=len(rendered),
         )
-        make_parser = partial(self.parsers.make, call, opening)
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._manager.tokenizer.token_bytes, self._record)
+        token_bytes = self._manager.tokenizer.token_bytes
+        return ChatAnswer(answer, call, turn, make_parser, forced, token_bytes, self._conversations.record)
 
     async def render(self, call: ChatCall) -> list[int]:
-        """The tokens of a chat's prompt, for those who only count them."""
-        text = await self.renderer.prompt(call.conversation)
-        (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
+        """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
+        rendered, forced, _ = await self._rendered(call)
+        (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
         return ids
+
+    async def _rendered(self, call: ChatCall) -> tuple[str, str, Callable[[], OutputParser]]:
+        """The prompt, what the answer is made to begin with, and what makes its parser."""
+        if call.may_call and not self.renderer.knows_tools:
+            raise RequestRefused(
+                "the chat template has no place for tools, so the model would not learn of them; start the server "
+                "with a --chat-template that has one, or leave tools out",
+                code="no_tools_in_template",
+                param="tools",
+            )
+        self._check_size(call.conversation)
+        rendered = await self.renderer.prompt(call.conversation)
+        make_parser = partial(self.parsers.make, call, self._opening(call.conversation, rendered))
+        is_forced = call.choice.kind in ("any", "named")
+        return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
     async def _prompt(self, call: ChatCall, text: str, keeps_special_tokens: bool) -> Prompt:
         """The call's prompt with its tokens, and with the turn that it goes on from."""
         spec, known = call.prompt.spec, None
-        if self._conversations is not None:
+        if call.after is not None:
+            known = self._conversations.after(call.after, call.conversation, text)
+        if known is None:
             known = self._conversations.find(call.conversation, text, spec.namespace)
         if known is not None:
             (rest,) = await self._manager.tokenize([known.rest], goes_on=True, param="messages")
@@ -96,12 +110,24 @@ class Chats:
             spec = msgspec.structs.replace(spec, predecessor=Predecessor(known.turn.rid, known.turn.index))
         else:
             (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
-        if self._conversations is not None and spec.retain_ttl is None:
+        if spec.retain_ttl is None:
             spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl)
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
+
+    def _check_size(self, conversation: Conversation) -> None:
+        """Refuse what can never fit before it is rendered, which takes time that others need."""
+        context = self._manager.limits.context_length
+        count, size = len(conversation.messages), size_of(conversation)
+        if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
+            raise RequestRefused(
+                f"the chat has {count} messages and some {size // 1000} kB; the context holds {context} tokens. "
+                "Send fewer",
+                code="context_length_exceeded",
+                param="messages",
+            )
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:
         """What the template wrote behind the last message; of a message that the model goes on with, its content."""
@@ -111,10 +137,6 @@ class Chats:
             return conversation.messages[-1].get("content") or ""
         before = self.renderer.render(conversation.first(len(conversation.messages)))
         return rendered[len(before) :] if rendered.startswith(before) else ""
-
-    def _record(self, turn: Turn) -> None:
-        if self._conversations is not None:
-            self._conversations.record(turn)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +150,7 @@ class _Asked:
 
 
 class ChatAnswer:
-    """The answer to a chat. Close it as an `Answer`, which is ``answer``."""
+    """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well."""
 
     def __init__(
         self,
@@ -141,6 +163,7 @@ class ChatAnswer:
         record: Callable[[Turn], None],
     ) -> None:
         self.answer = answer
+        self.turns: list[Turn] = []
         self._call = call
         self._asked = asked
         self._token_bytes = token_bytes
@@ -162,7 +185,8 @@ class ChatAnswer:
         if not self._call.choice.parallel:
             pieces = first_call_only(pieces)
         if output.finish is not None and output.finish.type != "abort":
-            self._record(self._turn(output, sample))
+            self.turns.append(self._turn(output, sample))
+            self._record(self.turns[-1])
         return ChatUpdate(output, pieces)
 
     def _turn(self, output: Output, sample: _Sample) -> Turn:

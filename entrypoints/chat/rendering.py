@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...scheduler.outcome import RequestRefused
 from .messages import Conversation, Message
 
-_INLINE_CHARS = 20_000
+_INLINE_BYTES = 20_000
 """Longer conversations are rendered in a thread, so that the loop goes on serving the others."""
 
 _MARK = "BatonGoesOnHere7Q"
@@ -32,7 +34,7 @@ class Renderer:
 
     async def prompt(self, conversation: Conversation) -> str:
         """The text that the model goes on from. Raises RequestRefused."""
-        if _size(conversation.messages) <= _INLINE_CHARS:
+        if size_of(conversation) <= _INLINE_BYTES:
             return self.render(conversation)
         return await asyncio.to_thread(self.render, conversation)
 
@@ -51,7 +53,7 @@ class Renderer:
     def _up_to_the_last_content(self, conversation: Conversation) -> str:
         *before, last = conversation.messages
         marked = {**last, "content": (last.get("content") or "") + _MARK}
-        text, mark, _ = self._rendered(conversation, [*before, marked], answer=False).rpartition(_MARK)
+        text, mark, _ = self._rendered(conversation, [*before, marked]).rpartition(_MARK)
         if not mark:
             raise RequestRefused(
                 "the chat template does not write the content of the last message as it is, so the model cannot go on "
@@ -61,7 +63,7 @@ class Renderer:
             )
         return text
 
-    def _rendered(self, conversation: Conversation, messages: list[Message], *, answer: bool = True) -> str:
+    def _rendered(self, conversation: Conversation, messages: list[Message]) -> str:
         if self._template is None:
             raise RequestRefused(
                 "the model's folder has no chat template; start the server with --chat-template FILE, or use "
@@ -69,10 +71,12 @@ class Renderer:
                 code="no_chat_template",
                 param="messages",
             )
+        if "developer" not in self.source:  # OpenAI's newer name for the system's role
+            messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         try:
             return self._template.render(
                 messages,
-                add_generation_prompt=conversation.add_generation_prompt and answer,
+                add_generation_prompt=conversation.add_generation_prompt,
                 tools=conversation.tools,
                 documents=conversation.documents,
                 **conversation.variables,
@@ -81,6 +85,7 @@ class Renderer:
             raise RequestRefused(str(error), code="chat_template_error", param="messages") from None
 
 
-def _size(messages: list[Message]) -> int:
-    """In characters, roughly."""
-    return sum(len(message.get("content") or "") + 100 for message in messages)
+def size_of(conversation: Conversation) -> int:
+    """Bytes of what the template gets, as JSON."""
+    given = (conversation.messages, conversation.tools, conversation.documents, conversation.variables)
+    return len(msgspec.json.encode(given))

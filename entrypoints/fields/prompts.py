@@ -71,8 +71,9 @@ class LogprobFields:
             )
         if self.top < 0:
             raise RequestRefused(f"top_logprobs_num is {self.top}; use 0 or more", param="top_logprobs_num")
-        if not self.wanted and (self.start_len >= 0 or self.top > 0):
-            name = "logprob_start_len" if self.start_len >= 0 else "top_logprobs_num"
+        # SGLang's clients send a start_len even where they want no logprobs.
+        if not self.wanted and self.top > 0:
+            name = "top_logprobs_num"
             raise RequestRefused(f"{name} is set without return_logprob; add return_logprob: true", param=name)
 
     @property

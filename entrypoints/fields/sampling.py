@@ -59,8 +59,9 @@ def parse_sampling_params(
         values["stop"] = (values["stop"],)
     if isinstance(bias := values.get("logit_bias"), dict):
         values["logit_bias"] = _logit_bias(bias, where)
-    if values.get("beam_width") == 0 and type(values["beam_width"]) is int:
-        del values["beam_width"]  # 0 means no search
+    for name in ("beam_width", "top_k"):
+        if values.get(name) == 0 and type(values[name]) is int:
+            del values[name]  # 0 means no search, and no limit
     if (early := values.get("early_stopping", False)) not in (True, False, "never") or type(early) in (int, float):
         name = f"{where}.early_stopping"
         raise RequestRefused(f'{name} is {shown(early)}; it takes true, false or "never"', param=name)

@@ -10,10 +10,11 @@ from typing import Any
 
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
 from ..fields.reading import PerPrompt, refuse_unserved, typed
+from ..fields.stream_options import include_usage
 
 FIELDS = (
     "text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num",
-    "return_text_in_logprobs", *SHARED_FIELDS,
+    "return_text_in_logprobs", "stream_options", *SHARED_FIELDS,
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
@@ -44,6 +45,8 @@ def parse_generate(fields: dict[str, Any], *, rid: str | None = None, max_prompt
     Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
+    # Every event has the counts, so there is nothing to be included.
+    include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     tokens = read_tokens(fields, max_prompts)
     logprobs = _logprobs(fields, tokens)
     return read_prompts(fields, tokens, fields.get("sampling_params"), logprobs, rid=fields.get("rid", rid))

@@ -15,11 +15,12 @@ from ..chat.tools import Choice, read_tools
 from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, include_usage, read_request_rid
+from ..fields.stream_options import include_usage
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED)
+CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED | {"top_logprobs_num": "top_logprobs"})
 
 FIELDS = (
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
@@ -101,6 +102,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters in SGLang's names. Without a limit an answer may fill the context."""
+    check_temperature(fields)
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in (*OPENAI_SAMPLING, *OTHER_SAMPLING) if name in fields}
     sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
@@ -154,16 +156,9 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
             "add_generation_prompt",
             param="continue_final_message",
         )
-    variables = fields.get("chat_template_kwargs", {})
-    if not isinstance(variables, dict):
-        raise RequestRefused("chat_template_kwargs takes an object", param="chat_template_kwargs")
-    if taken := [name for name in variables if name in _OF_THE_TEMPLATE]:
-        raise RequestRefused(
-            f"chat_template_kwargs.{taken[0]} is given by the request itself; use its own field",
-            param="chat_template_kwargs",
-        )
-    if "reasoning_effort" in fields:
-        variables = {"reasoning_effort": typed(fields["reasoning_effort"], str, "reasoning_effort")} | variables
+    effort = fields.get("reasoning_effort")
+    if effort is not None:
+        typed(effort, str, "reasoning_effort")
     documents = fields.get("documents")
     if documents is not None and not (isinstance(documents, list) and all(isinstance(d, dict) for d in documents)):
         raise RequestRefused("documents takes a list of objects", param="documents")
@@ -171,13 +166,10 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
         messages=messages,
         tools=None if choice.kind == "none" or not tools else tools,
         documents=documents,
-        variables=variables,
+        variables=template_variables(fields, effort),
         goes_on=goes_on,
         add_generation_prompt=answers,
     )
-
-
-_OF_THE_TEMPLATE = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
 def _message(given: Any, where: str) -> Message:

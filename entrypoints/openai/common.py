@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
-from ..fields.reading import read_rid, refuse_unserved, shown, typed
+from ..fields.reading import read_rid, typed
 
 OPENAI_SAMPLING = (
     "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -18,17 +18,15 @@ OTHER_SAMPLING = (
 )  # fmt: skip
 
 
-def include_usage(options: Any, stream: bool) -> bool:
-    """Does the last event of the stream say how many tokens there were? options: ``stream_options``."""
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
-    if not stream:
-        raise RequestRefused("stream_options is set without stream; add stream: true", param="stream_options")
-    refuse_unserved(options, ("include_usage",), {}, (), where="stream_options.")
-    include = options.get("include_usage")
-    return typed(False if include is None else include, bool, "stream_options.include_usage")
+MAX_TEMPERATURE = 2.0
+
+
+def check_temperature(fields: dict[str, Any]) -> None:
+    """Refuse what OpenAI refuses; `/generate` has no such limit. Raises RequestRefused."""
+    if typed(fields.get("temperature", 1.0), float, "temperature") > MAX_TEMPERATURE:
+        raise RequestRefused(
+            f"temperature is {fields['temperature']}; use 0 to {MAX_TEMPERATURE:g}", param="temperature"
+        )
 
 
 def read_request_rid(fields: dict[str, Any]) -> Any:
@@ -37,3 +35,20 @@ def read_request_rid(fields: dict[str, Any]) -> Any:
     if rid is not None and request_id is not None and rid != request_id:
         raise RequestRefused("rid and request_id are both given; they mean the same", param="request_id")
     return read_rid(request_id, "request_id") if rid is None and request_id is not None else rid
+
+
+def template_variables(fields: dict[str, Any], effort: str | None) -> dict[str, Any]:
+    """Variables of the chat template, from ``chat_template_kwargs``. effort: how much the model is to think; templates
+    call it reasoning_effort."""
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise RequestRefused("chat_template_kwargs takes an object", param="chat_template_kwargs")
+    if taken := [name for name in variables if name in _OF_THE_TEMPLATE]:
+        raise RequestRefused(
+            f"chat_template_kwargs.{taken[0]} is given by the request itself; use its own field",
+            param="chat_template_kwargs",
+        )
+    return variables if effort is None else {"reasoning_effort": effort} | variables
+
+
+_OF_THE_TEMPLATE = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")

@@ -11,13 +11,14 @@ from typing import Any
 from ...scheduler.outcome import RequestRefused
 from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
-from ..fields.reading import RESPONSE_ID_PREFIX, refuse_unserved, shown, typed
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, include_usage, read_request_rid
+from ..fields.reading import refuse_unserved, shown, typed
+from ..fields.stream_options import include_usage
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED)
+COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs_num": "logprobs"})
 
 FIELDS = (
     "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
@@ -39,7 +40,6 @@ WITHOUT_EFFECT = (
 """Labels, accepted and ignored."""
 
 DEFAULT_MAX_TOKENS = 16
-MAX_LOGPROBS = 5
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,7 +54,7 @@ class CompletionRequest:
 
     @property
     def response_id(self) -> str:
-        return f"{RESPONSE_ID_PREFIX}{self.batch.rid}"
+        return f"cmpl-{self.batch.rid}"
 
 
 def parse_completion(
@@ -85,6 +85,7 @@ def parse_completion(
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters in SGLang's names."""
+    check_temperature(fields)
     sampling: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
     sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
@@ -142,8 +143,4 @@ def _beam_width(fields: dict[str, Any]) -> Any:
 
 
 def _logprobs(given: Any) -> int | None:
-    if given is None:
-        return None
-    if not 0 <= typed(given, int, "logprobs") <= MAX_LOGPROBS:
-        raise RequestRefused(f"logprobs is {given}; use 0 to {MAX_LOGPROBS}", param="logprobs")
-    return given
+    return None if given is None else typed(given, int, "logprobs")

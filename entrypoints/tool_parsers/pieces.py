@@ -106,8 +106,7 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
         words = piece.delta if isinstance(piece, CallArguments) else piece.text
         if not words:
             continue
-        same = type(piece) is type(last) and getattr(piece, "index", None) == getattr(last, "index", None)
-        if same:
+        if type(piece) is type(last):  # Arguments of two calls never meet: a call begins between them.
             run.append(words)
             continue
         close()

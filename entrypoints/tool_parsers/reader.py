@@ -55,6 +55,11 @@ class Reader:
         return len(self._text) - self._at
 
     @property
+    def held(self) -> int:
+        """Characters in memory: those that wait, and those that were read since the last ones came."""
+        return len(self._text)
+
+    @property
     def at_end(self) -> bool:
         """True if all has been read and no more will come."""
         return self._ended and self._at == len(self._text)

@@ -60,6 +60,8 @@ class Sample:
     sent_input: bool = False
 
     def step(self) -> FinishReason | None:
+        if self.request.sampling.max_new_tokens == 0:
+            return FinishReason("length")
         token = self.script[(len(self.output) + self.index) % len(self.script)]
         self.output.append(token)
         self.unsent.append(token)

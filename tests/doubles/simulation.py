@@ -50,6 +50,7 @@ class Simulation:
         the pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
+        self.prefills = random.Random(seed + 3)
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -101,10 +102,13 @@ class Simulation:
         self.failure_rate = self.fault_rate = 0.0
         if harness.tiers is not None:
             harness.tiers.failure_rate = 0.0
+        harness.check_every = 3  # most turns are still to come; two checks a turn, so that both have their turn
         harness.run()
         harness.now += 1000.0
         harness.step()  # the last leases expire
         harness.run()  # what they held is stored, if there is a tier
+        harness.check_every = 1
+        harness.verify()
         self.check()
 
     def step(self) -> None:
@@ -145,6 +149,8 @@ class Simulation:
             search["length_penalty"] = rng.choice([0.0, 1.0, 1.5])
         elif trie is not None:
             new = max(3, new)
+        if self.prefills.random() < 0.1 and not search and trie is None:
+            new = 0
         common = {"n": n, "ignore_eos": ignore, "no_stop_trim": rng.random() < 0.2, **search}
         params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
         common |= {"retain_ttl": ttl, "trie": trie}

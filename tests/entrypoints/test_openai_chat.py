@@ -136,6 +136,10 @@ def test_calls_at_the_same_time(client: openai.OpenAI) -> None:
     first, second = calls_of(choice.message)
     assert first["id"] != second["id"] and choice.message.content is None
     assert [json.loads(call["arguments"])["city"] for call in (first, second)] == ["Bern", "Rome"]
+    (cut,) = client.chat.completions.create(
+        model="x", messages=[user("Both?")], tools=[WEATHER], max_tokens=110
+    ).choices
+    assert cut.finish_reason == "length" and len(calls_of(cut.message)) == 1
     only = client.chat.completions.create(
         model="x", messages=[user("Both?")], tools=[WEATHER], parallel_tool_calls=False
     )
@@ -248,3 +252,10 @@ def test_a_server_without_a_template_says_so(tmp_path: Path, model: Path) -> Non
 def test_settings_that_cannot_be_used_end_the_start(tmp_path: Path, model: Path, flags: list[str], says: str) -> None:
     with ServerUnderTest(model, tmp_path, *flags, behaviour={}) as running:
         assert running.process.wait(30) == 1 and says in running.log
+
+
+def test_what_can_never_fit_is_refused_before_it_is_rendered(client: openai.OpenAI) -> None:
+    for messages in ([user("x")] * 5000, [user("x" * 3_000_000)]):
+        with pytest.raises(openai.BadRequestError, match=r"the context holds 4096 tokens\. Send fewer") as error:
+            client.chat.completions.create(model="x", messages=messages)
+        assert error.value.code == "context_length_exceeded"

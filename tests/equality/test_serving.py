@@ -141,14 +141,31 @@ def test_toy_logprobs(toy_references: list[Reference]) -> None:
         assert_logprobs(answer, reference)
 
 
+@pytest.mark.parametrize("options", [{"chunked_prefill_size": 64}, {"page_size": 16}], ids=str)
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_toy_logprobs_of_prompts_alone(toy_references: list[Reference], options: dict, overlap: bool) -> None:
+    worker = LocalWorker(TOY, max_total_tokens=16384, overlap=overlap, **options)
+    references = toy_references[:6]
+    sampling = SamplingParams(max_new_tokens=0)
+    for answer, reference in zip(
+        worker.generate([r.prompt for r in references], sampling, LogprobOptions(start_len=0)), references
+    ):
+        assert answer.tokens == [] and answer.output_logprobs == []
+        assert_input_logprobs(answer, reference)
+
+
 def assert_logprobs(answer, reference: Reference) -> None:
     outputs = np.concatenate([chunk.values for chunk in answer.output_logprobs])
     np.testing.assert_allclose(outputs, reference.logprobs[: len(outputs)], atol=1e-4)
+    assert_input_logprobs(answer, reference)
+    for chunk in answer.output_logprobs:
+        assert chunk.top_ids[0, 0] == chunk.ids[0] and chunk.top_values[0, 0] >= chunk.top_values[0, 1]
+
+
+def assert_input_logprobs(answer, reference: Reference) -> None:
     inputs = np.concatenate([chunk.values for chunk in answer.input_logprobs])
     assert len(inputs) == len(reference.prompt) - 1
     np.testing.assert_allclose(inputs, reference.prompt_logprobs, atol=1e-4)
-    for chunk in answer.output_logprobs:
-        assert chunk.top_ids[0, 0] == chunk.ids[0] and chunk.top_values[0, 0] >= chunk.top_values[0, 1]
 
 
 # -- random models of every architecture ------------------------------------------------------

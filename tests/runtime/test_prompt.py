@@ -38,6 +38,16 @@ def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
         assert caught.value.param == "beam_width"
 
 
+def test_a_prompt_without_output_may_fill_the_context() -> None:
+    prompt = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=0))
+    check_prompt(prompt, [1] * 100, LIMITS)
+    with pytest.raises(RequestRefused, match=r"has 101 tokens; the context holds 100\. Shorten it"):
+        check_prompt(prompt, [1] * 101, LIMITS)
+    one = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=1))
+    with pytest.raises(RequestRefused, match="100, the output included"):
+        check_prompt(one, [1] * 100, LIMITS)
+
+
 def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
     check_continuation(child(sampling=SamplingParams(max_new_tokens=99)), [], LIMITS)
     with pytest.raises(RequestRefused, match="empty"):

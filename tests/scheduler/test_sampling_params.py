@@ -10,7 +10,7 @@ from baton.scheduler.sampling_params import SamplingParams
 
 NAN = float("nan")
 WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
-    ("max_new_tokens", 0, "use 1 or more", {}),
+    ("max_new_tokens", -1, "use 1 or more, or 0 to compute the prompt only", {}),
     ("min_new_tokens", -1, "use 0 or more", {}),
     ("min_new_tokens", 9, "it exceeds max_new_tokens (8)", {"max_new_tokens": 8}),
     ("temperature", -0.1, "use 0 (greedy) or a positive number", {}),
@@ -41,6 +41,7 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("early_stopping", "never", "it needs a beam_width", {}),
     ("beam_width", 0, "use 1 to 512, or leave it out", {}),
     ("beam_width", 513, "use 1 to 512, or leave it out", {}),
+    ("max_new_tokens", 0, "a beam search without a step has no sequences; use 1 or more", {"beam_width": 4}),
     ("n", 5, "a beam search returns at most beam_width (4) sequences", {"beam_width": 4}),
     ("length_penalty", -10.001, "use a value in [-10, 10]", {"beam_width": 4}),
     ("length_penalty", 10.001, "use a value in [-10, 10]", {"beam_width": 4}),
@@ -55,6 +56,7 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
 ]
 RIGHT: list[dict[str, Any]] = [
     {"max_new_tokens": 1, "min_new_tokens": 1},
+    {"max_new_tokens": 0},
     {"max_new_tokens": None, "min_new_tokens": 10**6},
     {"temperature": 0.0, "top_p": 1e-9, "top_k": 1, "min_p": 0.0},
     {"temperature": 1e9, "top_p": 1.0, "top_k": -1, "min_p": 1.0},

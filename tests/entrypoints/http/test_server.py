@@ -45,6 +45,32 @@ def test_batch_and_samples_come_in_order(server: ServerUnderTest) -> None:
     assert len(generate(server, input_ids=[97], sampling_params={"n": 3})) == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_output_is_an_answer(server: ServerUnderTest, stream: bool) -> None:
+    fields = {"text": "abc", "return_logprob": True, "logprob_start_len": 0, "stream": stream}
+    response = server.generate(sampling_params={"max_new_tokens": 0}, **fields)
+    (answer,) = events(response) if stream else [response.json()]
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    meta = answer["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 0} and meta["completion_tokens"] == 0
+    assert [row[1] for row in meta["input_token_logprobs"]] == [97, 98, 99] and meta["output_token_logprobs"] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_is_scored_by_an_echo_without_output(server: ServerUnderTest, stream: bool) -> None:
+    fields = {"prompt": ["ab", "xyz"], "echo": True, "max_tokens": 0, "logprobs": 1, "stream": stream}
+    response = server.client.post("/v1/completions", json=fields)
+    parts = events(response) if stream else [response.json()]
+    choices = {choice["index"]: choice for part in parts for choice in part["choices"]}
+    assert {index: choice["text"] for index, choice in choices.items()} == {0: "ab", 1: "xyz"}
+    for index, text in enumerate(["ab", "xyz"]):
+        choice = choices[index]
+        assert choice["finish_reason"] == "length" and choice["logprobs"]["tokens"] == list(text)
+        first, *rest = choice["logprobs"]["token_logprobs"]
+        assert first is None and rest == [pytest.approx(-ord(letter) / 1000) for letter in text[1:]]
+        assert choice["logprobs"]["text_offset"] == list(range(len(text)))
+
+
 def test_batch_with_parameters_of_their_own(server: ServerUnderTest) -> None:
     response = server.generate(
         input_ids=[[97], [98]],

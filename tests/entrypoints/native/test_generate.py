@@ -80,6 +80,20 @@ def test_unsupported_sampling_fields_pass_at_neutral_values_only(name: str) -> N
     assert error.param == f"sampling_params.{name}" and error.code == "unsupported_field"
 
 
+def test_what_sglangs_clients_send_without_meaning_it() -> None:
+    nulls = {"id": None, "rid": None, "offset": None, "replace": None}
+    (prompt,) = parse_generate({"text": "a", "session_params": nulls, "logprob_start_len": 0}).prompts
+    assert prompt.spec.logprobs is None
+    assert parse_generate({"text": "a", "stream": True, "stream_options": {"include_usage": True}}).stream
+
+
+def test_a_top_k_of_zero_is_none() -> None:
+    assert parse_sampling_params({"top_k": 0}) == SamplingParams()
+    assert parse_sampling_params({"top_k": 0, "beam_width": 2}) == SamplingParams(beam_width=2)
+    error = refusal(text="a", sampling_params={"top_k": False})
+    assert "expected int, got bool" in error.message and error.param == "sampling_params.top_k"
+
+
 def test_zero_is_not_false() -> None:
     assert refusal(text="a", return_hidden_states=0).code == "unsupported_field"
     assert refusal(text="a", routed_dp_rank=False).code == "unsupported_field"
@@ -128,7 +142,7 @@ def test_sampling_params_in_sglang_names() -> None:
         ({"logit_bias": {"1": "a"}}, "sampling_params.logit_bias: expected float, got str", "logit_bias"),
         ({"logit_bias": [1]}, "sampling_params.logit_bias: expected object", "logit_bias"),
         ({"min_new_tokens": 9, "max_new_tokens": 5}, "exceeds max_new_tokens (5)", "min_new_tokens"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; use 1 or more", "max_new_tokens"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1; use 1 or more", "max_new_tokens"),
     ],
 )
 def test_wrong_sampling_params(given: dict, message: str, param: str) -> None:
@@ -198,7 +212,10 @@ def test_wrong_sampling_params_of_one_prompt_name_it() -> None:
         ({"text": "a", "return_logprob": [True]}, "return_logprob"),
         ({"text": "a", "cache_salt": 5}, "cache_salt"),
         ({"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
-        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
+        ({"text": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"text": "a", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"text": "a", "session_params": {"id": None, "rid": "x"}}, "session_params"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
         ({"text": ["a", 1]}, "text"),

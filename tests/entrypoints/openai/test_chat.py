@@ -203,6 +203,7 @@ def test_tools_that_are_none(fields: dict[str, Any], param: str, says: str) -> N
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         ({"max_tokens": 0.5}, "max_tokens", "max_tokens"),
         ({"temperature": "hot"}, "temperature", "temperature"),
+        ({"temperature": 2.01}, "temperature", "use 0 to 2"),
         ({"response_format": {"type": "json_object"}}, "response_format", "json_object is not supported"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "json_schema is not"),
         ({"response_format": "xml"}, "response_format", '"type": "text"'),

@@ -15,6 +15,7 @@ from baton.entrypoints.openai.completions import (
     parse_completion,
 )
 from baton.runtime.prompt import Prompt
+from baton.scheduler.limits import check_logprob_limit
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
@@ -60,6 +61,16 @@ def test_sampling_fields_under_openais_names() -> None:
         ignore_eos=True, skip_special_tokens=False,
     )  # fmt: skip
     assert prompt_of(prompt="a", no_stop_trim=True).sampling.no_stop_trim
+    assert prompt_of(prompt="a", temperature=2).sampling.temperature == 2.0
+
+
+def test_logprobs_have_the_servers_limit_in_openais_words() -> None:
+    asked = prompt_of(prompt="a", logprobs=500).spec.logprobs
+    assert asked is not None and asked.top_k == 500
+    with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
+        check_logprob_limit(asked, 20)
+    assert caught.value.message.startswith("logprobs is 500; this server gives at most 20.")
+    assert caught.value.param == "logprobs"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +156,7 @@ def test_labels_are_without_effect() -> None:
         ({"prompt": {}}, "prompt", "a string, token ids"),
         ({"prompt": ["a", 1]}, "prompt", "prompt takes a list of whole numbers"),
         ({"prompt": [[1], "a"]}, "prompt", "whole numbers"),
-        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; use 1 or more"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1; use 1 or more"),
         ({"max_tokens": "5"}, "max_tokens", "max_tokens: expected int"),
         ({"min_tokens": 17}, "min_tokens", "it exceeds max_tokens (16)"),
         ({"temperature": -1}, "temperature", "temperature is -1.0"),
@@ -162,7 +173,8 @@ def test_labels_are_without_effect() -> None:
         ({"use_beam_search": True, "n": 2, "temperature": 0.5}, "temperature", "does not sample"),
         ({"length_penalty": 2}, "length_penalty", "it needs a beam_width"),
         ({"beam_width": 2, "early_stopping": "x"}, "early_stopping", 'it takes true, false or "never"'),
-        ({"logprobs": 6}, "logprobs", "use 0 to 5"),
+        ({"logprobs": -1}, "logprobs", "logprobs is -1; use 0 or more"),
+        ({"temperature": 2.5}, "temperature", "temperature is 2.5; use 0 to 2"),
         ({"logprobs": True}, "logprobs", "whole number"),
         ({"echo": 1}, "echo", "true or false"),
         ({"echo": True, "continuation_of": "p"}, "echo", "leave it out"),

@@ -17,6 +17,10 @@ CASES: dict[str, tuple[str, Expected]] = {
     "an answer": (f"{THOUGHT}{NEXT}{FINAL}Yes.<|return|>", [Reasoning("Hm."), "Yes."]),
     "a call stays as it is": (f"{THOUGHT}{NEXT}{CALL}", [Reasoning("Hm."), NEXT + CALL]),
     "a call without its end": (f"{CALL[:-8]}{NEXT}{FINAL}Yes.", [f"{CALL[:-8]}Yes."]),
+    "a bracket short": (
+        f'<|channel|>x to=functions.a<|message|>{{"x": {{<|call|>{NEXT}{THOUGHT}',
+        ['<|channel|>x to=functions.a<|message|>{"x": {<|call|>', Reasoning("Hm.")],
+    ),
     "a call that is cut off": (CALL[:-12], [CALL[:-12]]),
     "a call with marks of messages in a string": (
         f'{FINAL}a{NEXT}<|channel|>x to=functions.a<|message|>{{"y": "{THOUGHT}"}}<|call|>',

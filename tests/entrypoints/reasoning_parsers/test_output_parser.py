@@ -12,8 +12,9 @@ from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-HARMONY_CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo", "x": "<|end|>"}<|call|>'
 HARMONY_OSLO = ("get_weather", '{"city": "Oslo", "x": "<|end|>"}')
+HARMONY_CALL = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{HARMONY_OSLO[1]}<|call|>"
+
 
 CASES: dict[str, tuple[str, str, str, Expected]] = {
     "qwen3": (
@@ -24,6 +25,7 @@ CASES: dict[str, tuple[str, str, str, Expected]] = {
     ),
     "qwen3, no words": ("qwen3", "qwen", f"<think>\nHm.\n</think>\n\n{CALL}", [Reasoning("Hm."), OSLO]),
     "qwen3, no end": ("qwen3", "qwen", f"<think>\nHm.\n{CALL}", [Reasoning(f"Hm.\n{CALL}")]),
+    "qwen3, cut off where both wait": ("qwen3", "qwen", " <", [" <"]),
     "deepseek": (
         "deepseek-r1",
         "deepseekv31",

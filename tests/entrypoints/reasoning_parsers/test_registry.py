@@ -29,7 +29,7 @@ def test_no_thoughts() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ValueError, match="no reasoning parser 'gpt'; use one of deepseek-r1, .*qwen3-thinking"):
+    with pytest.raises(ValueError, match=r"no reasoning parser 'gpt'; use one of deepseek-r1, .*qwen3-thinking"):
         reasoning_parser("gpt")
     assert reasoning_parser("qwen3") is REASONING_PARSERS["qwen3"]
 

@@ -58,7 +58,12 @@ CASES: dict[str, tuple[str, Expected]] = {
         f"<|channel|>commentary to=python code<|message|>1 + 1<|call|>{NEXT}{FINAL}2",
         ["<|channel|>commentary to=python code<|message|>1 + 1<|call|>", "2"],
     ),
-    "to no function": ("<|channel|>x to=functions.<|message|>a", ["<|channel|>x to=functions.<|message|>a"]),
+    "to a tool that is built in, in thoughts": (
+        "<|channel|>analysis to=python code<|message|>1 + 1",
+        ["<|channel|>analysis to=python code<|message|>1 + 1"],
+    ),
+    "to no function": ("<|channel|>x to=functions.<|message|>{}", ["<|channel|>x to=functions.<|message|>{}"]),
+    "no recipient": ("<|channel|>commentary auto=functions.a<|message|>{}", ["{}"]),
     "no marks": ("Hello <|im_end|>\nto=functions.a", ["Hello <|im_end|>\nto=functions.a"]),
     "marks without a message": ("a<|end|><|message|>b<|channel|>final", ["a<|end|><|message|>b<|channel|>final"]),
     "a header in a header": (f"<|channel|>x{NEXT}{CALL}", [f"<|channel|>x{NEXT}", OSLO]),

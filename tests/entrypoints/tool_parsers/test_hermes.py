@@ -49,6 +49,10 @@ CASES: dict[str, tuple[str, Expected]] = {
         r'<tool_call>{"name": "a", "arguments": "{\"x\": \"\u00e9\\\"\"}"}</tool_call>ok',
         [("a", '{"x": "é\\""}'), "ok"],
     ),
+    "a line break in a string": (
+        '<tool_call>{"name": "a", "arguments": "{\\"x\\":\n1}"}</tool_call>',
+        [("a", '{"x":\n1}')],
+    ),
     "no arguments as a string": ('<tool_call>{"name": "a", "arguments": ""}</tool_call>ok', [("a", "{}"), "ok"]),
     "half a character in a string": (
         r'<tool_call>{"name": "a", "arguments": "{\"x\": \"\ud83d\"}"}</tool_call>',
@@ -58,6 +62,11 @@ CASES: dict[str, tuple[str, Expected]] = {
         '<tool_call>{"name": "a", "arguments": {"x": 1}, "name": "b", "arguments": {"y": 2}}</tool_call>ok',
         [("a", '{"x": 1}'), "ok"],
     ),
+    "a name and arguments twice": (
+        '<tool_call>{"arguments": {"x": 1}, "arguments": {"y": 2}, "name": "a"}</tool_call>'
+        '<tool_call>{"name": "a", "name": "b", "arguments": {"x": 1}}</tool_call>',
+        [("a", '{"x": 1}'), ("a", '{"x": 1}')],
+    ),
     "one bracket short": (
         '<tool_call>\n{"name": "a", "arguments": {"x": 1}\n</tool_call>ok',
         [("a", '{"x": 1}'), "ok"],
@@ -65,6 +74,10 @@ CASES: dict[str, tuple[str, Expected]] = {
     "two brackets short": (
         '<tool_call>\n{"name": "a", "arguments": {"x": {"y": 1</tool_call>ok',
         [("a", '{"x": {"y": 1'), "ok"],
+    ),
+    "brackets short, and the next call": (
+        '<tool_call>{"name": "a", "arguments": {"x": 1\n<tool_call>{"name": "b", "arguments": {}}',
+        [("a", '{"x": 1\n'), ("b", "{}")],
     ),
     "a < that is no tag": ('<tool_call>{"name": "a", "arguments": {"x": <b>}}</tool_call>', [("a", '{"x": <b>}')]),
     "one bracket too many": (

@@ -12,7 +12,7 @@ from baton.entrypoints.tool_parsers.stream_parser import StreamParser
 
 SIZE = 200_000
 HELD = 32
-"""Characters that a parser may leave unread between pushes: the longest beginning of a mark, roughly."""
+"""Characters that a parser may hold between pushes: the longest beginning of a mark, roughly."""
 
 HOSTILE: list[tuple[str, str, str]] = [
     # format, beginning, what follows again and again
@@ -42,7 +42,7 @@ HOSTILE: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "beginning", "again"), HOSTILE)
-def test_little_is_held_unread(name: str, beginning: str, again: str) -> None:
+def test_little_is_held(name: str, beginning: str, again: str) -> None:
     is_first = (name, beginning, again) == next(each for each in HOSTILE if each[0] == name)
     size = SIZE if is_first else SIZE // 10
     text = (beginning + again * (size // len(again)))[:size]
@@ -51,7 +51,7 @@ def test_little_is_held_unread(name: str, beginning: str, again: str) -> None:
     most = 0
     for character in text:
         parser.push(character)
-        most = max(most, parser.reader.unread)
+        most = max(most, parser.reader.held)
     assert most <= HELD
 
 

@@ -22,6 +22,10 @@ CASES: dict[str, tuple[str, Expected]] = {
         [("write_file", '{"content": {"a": ["}", {"b": "\\"{"}]}}')],
     ),
     "arguments first": ('{"arguments": {"x": 1}, "name": "list_files"}', [("list_files", '{"x": 1}')]),
+    "keys of no call behind the arguments": (
+        '{"name": "list_files", "parameters": {}, "strict": true} ok',
+        [("list_files", "{}"), " ok"],
+    ),
     "no arguments": ('{"name": "list_files"}', [("list_files", "{}")]),
     "behind the tag": (f"<|python_tag|>{CALL}", [OSLO]),
     "behind the tag and words": (f"Hm. <|python_tag|> {CALL};{CALL} ok", ["Hm. ", OSLO, OSLO, " ok"]),

@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, Expected]] = {
         '[TOOL_CALLS] [{"name": "a", "arguments": {"x": "[TOOL_CALLS] [\\"", "y": []}}]',
         [("a", '{"x": "[TOOL_CALLS] [\\"", "y": []}')],
     ),
-    "no end of the list": (f"[TOOL_CALLS] [{CALL}", [OSLO]),
+    "no end of the list": (f"[TOOL_CALLS] [{CALL}\n", [OSLO]),
     "no end of the list, and more": (f"[TOOL_CALLS] [{CALL} [TOOL_CALLS] [{CALL}]", [OSLO, OSLO]),
     "no end of the list, and words": (f"[TOOL_CALLS] [{CALL} so", [OSLO, " so"]),
     "words in the list": (f"[TOOL_CALLS] [{CALL}, so {NAMED}", [OSLO, ", so ", OSLO]),

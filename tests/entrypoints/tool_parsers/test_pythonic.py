@@ -33,6 +33,10 @@ CASES: dict[str, tuple[str, Expected]] = {
             ("write_file", """{"path": "'", "content": "x\\n\\"y\\" "}"""),
         ],
     ),
+    "a lone quote in a long string": (
+        "[write_file(content='''it's, (x''', path=''), list_files()]",
+        [("write_file", '{"content": "it\'s, (x", "path": ""}'), ("list_files", "{}")],
+    ),
     "values that are no literals": (
         "[get_weather(city=home(1, 'a'), days=1 + 2, wanted=x==y)]",
         [("get_weather", '{"city": "home(1, \'a\')", "days": "1 + 2", "wanted": "x==y"}')],

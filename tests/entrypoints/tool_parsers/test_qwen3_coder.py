@@ -30,6 +30,10 @@ CASES: dict[str, tuple[str, Expected]] = {
         "\n</parameter>\n</function>\n</tool_call>",
         [("write_file", json.dumps({"path": "a b.py", "content": PROGRAM + "\n"}, ensure_ascii=False))],
     ),
+    "a value that begins with whitespace": (
+        "<tool_call><function=write_file><parameter=content>\n\n  x\n</parameter></function></tool_call>",
+        [("write_file", '{"content": "\\n  x"}')],
+    ),
     "an empty value": (
         "<tool_call><function=write_file><parameter=path></parameter><parameter=content>\n</parameter></function>",
         [("write_file", '{"path": "", "content": ""}')],

@@ -46,7 +46,7 @@ def test_every_format_is_chosen_by_some_template() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ValueError, match="no tool call parser 'qwen4'; use one of deepseekv3, .*qwen3_coder"):
+    with pytest.raises(ValueError, match=r"no tool call parser 'qwen4'; use one of deepseekv3, .*qwen3_coder"):
         tool_parser("qwen4")
     assert tool_parser("qwen25") is TOOL_PARSERS["qwen"]
 

@@ -1,0 +1,252 @@
+"""A chat from its call to its recorded end: what is sent, and what the next goes on from. The manager is a double."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from byte_tokenizer import CHAT_TEMPLATE, EOS_ID, write_byte_tokenizer
+
+from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
+from baton.entrypoints.chat.config import ChatConfig
+from baton.entrypoints.chat.setup import ChatSetup
+from baton.entrypoints.openai.chat import parse_chat
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Reasoning, Text
+from baton.runtime.answer import Output
+from baton.runtime.prompt import ModelLimits, Prompt
+from baton.runtime.text.tokenizer import Tokenizer
+from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
+from baton.scheduler.request_spec import Predecessor
+
+HI = {"role": "user", "content": "Hi"}
+LS = {"type": "function", "function": {"name": "ls"}}
+STOP = FinishReason("stop", matched=EOS_ID)
+
+
+class Manager:
+    """Tokenises as the real one, and answers with what it is told: (sample, text, tokens, finish)."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.limits = ModelLimits(context_length=4096, vocab_size=257)
+        self.prompts: list[Prompt] = []
+        self.says: list[tuple[int, str, list[int], FinishReason | None]] = []
+
+    async def tokenize(self, texts: list[str], *, goes_on: bool = False, **_: Any) -> list[list[int]]:
+        encode = self.tokenizer.encode_continuation if goes_on else lambda text: self.tokenizer.encode(text, False)
+        return [encode(text) for text in texts]
+
+    async def open(self, prompts: list[Prompt], *, stream: bool) -> Manager:
+        self.prompts += prompts
+        return self
+
+    async def updates(self) -> AsyncIterator[Output]:
+        for sample, text, ids, finish in self.says:
+            yield Output(self.prompts[-1], sample, sample, text, ids, 1, 1, FoundTokens(), finish=finish)
+
+    async def outputs(self) -> list[Output]:
+        return [output async for output in self.updates()]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+class Scene:
+    def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
+        self.manager = Manager(tokenizer)
+        settings: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
+        self.chats: Chats = ChatSetup(ChatConfig(**settings), tokenizer).chats(cast(Any, self.manager))
+
+    def chat(self, *messages: dict, says: str = "Ho", stream: bool = False, **fields: Any) -> list[ChatUpdate]:
+        return self.run(*messages, says=[(0, says, [*says.encode(), EOS_ID], STOP)], stream=stream, **fields)
+
+    def run(self, *messages: dict, says: list[Any], stream: bool = False, **fields: Any) -> list[ChatUpdate]:
+        self.manager.says = says
+
+        async def ask() -> list[ChatUpdate]:
+            answer: ChatAnswer = await self.chats.open(parse_chat({"messages": list(messages)} | fields).call)
+            return [update async for update in answer.updates()] if stream else await answer.outputs()
+
+        return asyncio.run(ask())
+
+    @property
+    def sent(self) -> Prompt:
+        return self.manager.prompts[-1]
+
+    @property
+    def text(self) -> str:
+        return self.manager.tokenizer.decode(self.sent.input_ids or [], False)
+
+
+@pytest.fixture
+def scene(tokenizer: Tokenizer) -> Scene:
+    return Scene(tokenizer)
+
+
+def said(words: str) -> dict[str, str]:
+    return {"role": "assistant", "content": words}
+
+
+def test_the_first_turn_stands_by_itself_and_is_kept(scene: Scene) -> None:
+    (update,) = scene.chat(HI)
+    assert update.pieces == [Text("Ho")]
+    assert scene.text == "[user]Hi<eos>\n[assistant]" and scene.sent.spec.predecessor is None
+    assert scene.sent.spec.retain_ttl == 60.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_next_turn_names_it(scene: Scene, stream: bool) -> None:
+    scene.chat(HI, rid="one", stream=stream)
+    scene.chat(HI, said("Ho"), HI, rid="two")
+    assert scene.sent.spec.predecessor == Predecessor("one")
+    assert scene.text == "[user]Hi<eos>\n[assistant]Ho<eos>\n[user]Hi<eos>\n[assistant]"
+
+
+def test_what_the_model_really_said_stays_as_it_was(scene: Scene, tokenizer: Tokenizer) -> None:
+    """The ids of the turn are taken, not those of its text."""
+    scene.run(HI, says=[(0, "Ho", [*b"Ho", EOS_ID], STOP)], rid="one")
+    odd = [7, 7, 7]
+    ((_, turn),) = scene.chats._conversations._turns.values()  # type: ignore[union-attr]
+    turn.ids[:3] = odd
+    scene.chat(HI, said("Ho"), HI)
+    assert (scene.sent.input_ids or [])[:3] == odd and scene.text.endswith("Ho<eos>\n[user]Hi<eos>\n[assistant]")
+
+
+def test_samples_and_streams_in_pieces(scene: Scene) -> None:
+    says = [
+        (1, "Hal", [*b"Hal"], None), (0, "H", [*b"H"], None), (1, "lo", [*b"lo", EOS_ID], STOP),
+        (0, "o", [*b"o", EOS_ID], STOP),
+    ]  # fmt: skip
+    scene.run(HI, says=says, rid="one", n=2, stream=True)
+    scene.chat(HI, said("Hallo"), HI)
+    assert scene.sent.spec.predecessor == Predecessor("one", 1)
+    scene.chat(HI, said("Ho"), HI)
+    assert scene.sent.spec.predecessor == Predecessor("one", 0)
+
+
+def test_an_aborted_answer_is_no_turn(scene: Scene) -> None:
+    scene.run(HI, says=[(0, "Ho", [*b"Ho"], FinishReason("abort"))])
+    scene.chat(HI, said("Ho"), HI)
+    assert scene.sent.spec.predecessor is None
+
+
+def test_a_stop_string_is_no_part_of_it(scene: Scene) -> None:
+    scene.run(HI, says=[(0, "Ho", [*b"Ho#end"], FinishReason("stop", matched="#end"))], rid="one", stop="#end")
+    scene.chat(HI, said("Ho"), HI)
+    assert scene.sent.spec.predecessor == Predecessor("one")
+    assert scene.text == "[user]Hi<eos>\n[assistant]Ho<eos>\n[user]Hi<eos>\n[assistant]"
+
+
+def test_a_message_that_is_gone_on_with(scene: Scene) -> None:
+    """The whole message is what the next turn brings."""
+    scene.chat(HI, said("Ho"), says=" ho", rid="one", continue_final_message=True)
+    assert scene.text == "[user]Hi<eos>\n[assistant]Ho"
+    scene.chat(HI, said("Ho ho"), HI)
+    assert scene.sent.spec.predecessor == Predecessor("one")
+
+    scene.chat(HI, said("Ha"), says=" ha ", rid="stripped", continue_final_message=True)
+    scene.chat(HI, said("Ha ha "), HI)
+    assert scene.sent.spec.predecessor == Predecessor("stripped")
+
+
+def test_own_wishes_come_first(scene: Scene) -> None:
+    scene.chat(HI, retain_ttl=0)
+    assert scene.sent.spec.retain_ttl == 0.0
+
+
+def test_chats_that_go_on_from_nothing(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, no_auto_continue=True)
+    scene.chat(HI)
+    scene.chat(HI, said("Ho"), HI)
+    assert scene.sent.spec.predecessor is None and scene.sent.spec.retain_ttl is None
+
+
+@pytest.mark.parametrize(("choice", "forced"), [
+    ("required", '<tool_call>\n{"name": "'),
+    ({"type": "function", "function": {"name": "ls"}}, '<tool_call>\n{"name": "ls", "arguments":'),
+])  # fmt: skip
+def test_a_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: str) -> None:
+    rest = ('ls", "arguments": ' if choice == "required" else "") + '{"a": 1}}\n</tool_call>'
+    (update,) = scene.chat(HI, says=rest, tools=[LS], tool_choice=choice, rid="one")
+    assert scene.text.endswith("[assistant]" + forced)
+    assert update.pieces[0] == CallBegins(0, "ls")
+    assert "".join(piece.delta for piece in update.pieces if isinstance(piece, CallArguments)) == '{"a": 1}'
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"a":1}'}}
+    answered = {"role": "assistant", "content": None, "tool_calls": [call]}
+    scene.chat(HI, answered, {"role": "tool", "tool_call_id": "1", "content": "etc"}, tools=[LS])
+    assert scene.sent.spec.predecessor == Predecessor("one")
+
+
+def test_a_forced_call_that_the_template_writes_otherwise(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "tight.jinja"
+    file.write_text(CHAT_TEMPLATE.replace('{"name": "', '{"name":"'))
+    scene = Scene(tokenizer, chat_template=str(file))
+    scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice={"function": {"name": "ls"}}, rid="one")
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    scene.chat(HI, {"role": "assistant", "tool_calls": [call]}, HI, tools=[LS])
+    assert scene.sent.spec.predecessor == Predecessor("one")
+
+
+def test_what_might_have_become_a_call_is_told_at_the_end(scene: Scene) -> None:
+    (update,) = scene.chat(HI, says="a <tool_", tools=[LS])
+    assert "".join(piece.text for piece in update.pieces if isinstance(piece, Text)) == "a <tool_"
+
+
+def test_a_user_who_speaks_of_thoughts_opens_none(scene: Scene) -> None:
+    (update,) = scene.chat({"role": "user", "content": "What is <think>?"}, says="A tag.")
+    assert update.pieces == [Text("A tag.")]
+
+
+def test_a_forced_call_ends_a_thought_that_the_prompt_opened(scene: Scene) -> None:
+    named = {"type": "function", "function": {"name": "ls"}}
+    thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    (update,) = scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice=named, **thinks)
+    assert scene.text.endswith('[assistant]<think>\n\n</think>\n\n<tool_call>\n{"name": "ls", "arguments":')
+    assert CallBegins(0, "ls") in update.pieces
+    (update,) = scene.chat(HI, says="Hm.\n</think>\n\nYes", **thinks)
+    assert update.pieces == [Reasoning("Hm."), Text("Yes")]
+
+
+def test_only_the_first_call_where_one_is_asked_for(scene: Scene) -> None:
+    calls = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>' * 2
+    (update,) = scene.chat(HI, says=calls, tools=[LS], parallel_tool_calls=False)
+    assert [piece.index for piece in update.pieces if isinstance(piece, CallBegins)] == [0]
+
+
+def test_special_tokens_reach_the_parser_that_needs_them(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, tool_call_parser="mistral")
+    scene.chat(HI, tools=[LS])
+    assert not scene.sent.sampling.skip_special_tokens
+    scene.chat(HI)
+    assert scene.sent.sampling.skip_special_tokens
+
+
+def test_tools_that_the_template_has_no_place_for(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "plain.jinja"
+    file.write_text(CHAT_TEMPLATE.replace("tools", "x").replace("tool ", "y "))
+    scene = Scene(tokenizer, chat_template=str(file))
+    with pytest.raises(RequestRefused, match="no place for tools") as refused:
+        scene.chat(HI, tools=[LS])
+    assert refused.value.code == "no_tools_in_template"
+    scene.chat(HI, tools=[LS], tool_choice="none")
+
+
+def test_what_can_never_fit(scene: Scene) -> None:
+    scene.manager.limits = ModelLimits(context_length=3, vocab_size=257)
+    scene.chat(HI, HI, HI)
+    with pytest.raises(RequestRefused, match=r"4 messages .* the context holds 3 tokens"):
+        scene.chat(HI, HI, HI, HI)
+    with pytest.raises(RequestRefused, match="some 2000 kB"):
+        scene.chat({"role": "user", "content": "x" * 2_000_000})
+    with pytest.raises(RequestRefused, match="Send fewer"):
+        asyncio.run(scene.chats.render(parse_chat({"messages": [HI] * 4}).call))
+
+
+def test_a_prompt_that_is_only_counted(scene: Scene) -> None:
+    ids = asyncio.run(scene.chats.render(parse_chat({"messages": [HI]}).call))
+    assert bytes(token for token in ids if token != EOS_ID) == b"[user]Hi\n[assistant]" and not scene.manager.prompts
