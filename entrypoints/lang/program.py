@@ -153,8 +153,8 @@ class Program:
         """Run the program for each item (its keywords or positional arguments); returns the states in the same order.
 
         num_threads: programs that run at a time; "auto" is 64. generator_style: return an iterator instead, which
-        yields each state once it and those before it are done; not much more than num_threads programs are begun before
-        theirs are read. Other options as in `run`. The first program that fails stops the others, and its error is
+        yields each state once it and those before it are done; none is begun while nobody waits for the next one. Other
+        options as in `run`. The first program that fails stops the others, and its error is
         raised with a note that says which item it was.
         """
         for name in options.keys() - OPTION_NAMES:

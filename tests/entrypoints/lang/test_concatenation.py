@@ -157,6 +157,14 @@ def test_messages_are_joined_too() -> None:
     said = [message["content"] for message in state.messages()]
     assert said == ["a", "0", "next", "1", "next", state["x"]]
 
+    # What a template writes may depend on the messages before: the next one is the sixth.
+    backend.template = (
+        "{% for m in messages %}<{{ loop.index }}{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+        "{% if add_generation_prompt %}<{{ messages | length + 1 }}assistant>{% endif %}"
+    )
+    state = talk.run(backend=backend)
+    assert state.text().endswith(f"<3user>next</user><6assistant>{state['x']}</assistant>")
+
 
 def test_inside_a_message() -> None:
     backend = FakeBackend()

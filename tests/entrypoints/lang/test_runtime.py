@@ -26,6 +26,7 @@ from baton.entrypoints.lang import (
     get_server_info,
 )
 from baton.entrypoints.lang.backends import as_backend
+from baton.entrypoints.lang.backends import runtime as runtime_module
 from baton.entrypoints.lang.backends.runtime import command_line
 from baton.entrypoints.server_args import UsageError, compose, parse_command_line
 
@@ -82,8 +83,16 @@ def test_an_endpoint_refuses_at_once(toy_server: ServerUnderTest) -> None:
 @pytest.mark.process
 def test_a_server_of_ones_own(toy_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = toy_engine.generate(PROMPT, GREEDY)["text"]
-    with Runtime(model_path=TOY_MODEL, api_key="own", **SMALL) as runtime:
-        assert runtime.pid is not None and "own" not in " ".join(psutil.Process(runtime.pid).cmdline())
+    commands: list[list[str]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: Any) -> None:
+            commands.append(command)
+            super().__init__(command, **options)
+
+    monkeypatch.setattr(runtime_module.subprocess, "Popen", Popen)
+    with Runtime(model_path=TOY_MODEL, api_key="own-key", **SMALL) as runtime:
+        assert runtime.pid is not None and not any("own-key" in word for word in commands[0]), "all users can read it"
         assert as_backend(runtime) is runtime.endpoint
         assert count.run(backend=runtime, temperature=0)["command"] == expected
         assert runtime.generate_url == runtime.url + "/generate"

@@ -64,6 +64,13 @@ def test_an_answer_without_a_thought_is_continued_as_ever() -> None:
     assert backend.calls[1]["continuation_of"] == backend.calls[0]["rid"]
 
 
+def test_what_might_still_become_a_tag_is_text_at_the_end() -> None:
+    backend = answers("<thi", "yes")
+    state = think.run(backend=backend, stream=True)
+    assert state["x"] == "<thi" and state.text().startswith("<user>why?</user><assistant>So: <thi</assistant>")
+    assert backend.calls[1]["continuation_of"] == backend.calls[0]["rid"]
+
+
 def test_a_thought_that_the_template_has_opened() -> None:
     backend = answers("hm\n</think>\n\nTwo.", "3</think>Four.", "yes")
     backend.template = THINKS

@@ -50,6 +50,8 @@ def test_what_the_prompt_adds_to_a_choice(toy_engine: Engine) -> None:
         expected.append(sum(gains) / len(gains))
     found = state.meta("way")["normalized_unconditional_prompt_logprobs"]
     assert all(isclose(a, b, abs_tol=1e-3) for a, b in zip(found, expected, strict=True))
+    rows = state.meta("way")["input_token_logprobs"]
+    assert ["".join(row[2] for row in each) for each in rows] == choices, "with the text of each token"
     best = choices[expected.index(max(expected))]
     assert state["way"] == best
     ids = prompt + toy_engine.encode(best, add_special_tokens=False)

@@ -173,11 +173,15 @@ def test_the_last_meta_comes_even_without_new_text() -> None:
     first, last = asyncio.run(read())
     assert first == ("[2]", {"finish_reason": None})
     assert last[0] == "" and last[1]["finish_reason"] == {"type": "length", "length": 3}
-    state = one.run(backend=backend, stream=True)
 
     async def plain() -> list[str]:
-        return [piece async for piece in state.text_async_iter("x")]
+        pieces = []
+        async for piece in one.run(backend=backend, stream=True).text_async_iter("x"):
+            pieces.append(piece)
+            reader.set()
+        return pieces
 
+    reader.clear()
     assert asyncio.run(plain()) == ["[2]"], "without meta there are no empty pieces"
 
 
