@@ -68,7 +68,9 @@ def test_an_endpoint_refuses_at_once(toy_server: ServerUnderTest) -> None:
     assert caught.value.status == 401
     with pytest.raises(BackendError, match="did not answer: URLError"):
         RuntimeEndpoint(f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(ValueError, match="chat_template_name is 'vicuna'; roles are written by the model's own template"):
+    with pytest.raises(
+        ValueError, match="chat_template_name is 'vicuna'; roles are written by the model's own template"
+    ):
         RuntimeEndpoint(toy_server.url, "secret", None, "vicuna")
     with pytest.raises(FileNotFoundError):
         RuntimeEndpoint(toy_server.url, "secret", verify="/nowhere.pem")
@@ -113,7 +115,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.Capt
         Runtime(model_path=str(TOY_MODEL), max_totl_tokens=4096)
     with pytest.raises(ValueError, match="ssl_certfile and port=0 are for servers of their own"):
         Runtime(model_path=str(TOY_MODEL), port=0)
-    with pytest.raises(RuntimeError, match="the server ended with status 1: baton: no tokenizer.json in"):
+    with pytest.raises(RuntimeError, match=r"the server ended with status 1: baton: no tokenizer\.json in"):
         Runtime(model_path=str(tmp_path))
     assert "no tokenizer.json" in capsys.readouterr().err, "its log is shown"
     with pytest.raises(TimeoutError, match=r"not ready within 0.0 s; raise launch_timeout"):

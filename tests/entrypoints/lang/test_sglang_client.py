@@ -12,7 +12,6 @@ import pytest
 from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
-from baton.entrypoints.lang import ProgramState, function, gen, select
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 PROMPT = "<|im_start|>user\nHow many lines are in poem.txt?<|im_end|>\n<|im_start|>assistant\n"
@@ -78,7 +77,9 @@ def test_it_flushes_without_a_body(client: httpx.Client) -> None:
 
 
 def test_gen(client: httpx.Client, toy_engine: Engine) -> None:
-    answer = post(client, "/generate", {"text": PROMPT, "sampling_params": sampling(temperature=0, stop=["\n```"])}).json()
+    answer = post(
+        client, "/generate", {"text": PROMPT, "sampling_params": sampling(temperature=0, stop=["\n```"])}
+    ).json()
     plain = toy_engine.generate(PROMPT, {"temperature": 0, "stop": "\n```"})
     assert answer["text"] == plain["text"] == "```bash\nwc -l poem.txt"
     assert answer["meta_info"]["completion_tokens"] == plain["meta_info"]["completion_tokens"]
