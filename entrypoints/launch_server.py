@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 _CLOSE_S = 2.0
 """Seconds that open connections get to close once their calls have ended."""
 
+_RESUME_S = 2.0
+"""Seconds that a paused worker gets to say that it goes on."""
+
 _WATCHDOG_CHECK_S = 1.0
 
 _OTHER_FILES = 1024
@@ -228,6 +231,9 @@ class _Server:
         """Let open requests finish, until the deadline or a second signal; then end them."""
         # It goes on listening: probes shall read why they are refused.
         closing = RequestRefused("the server is shutting down", status=503, code="shutting_down")
+        if self._manager.control.paused:  # else nothing that is open would ever end
+            with contextlib.suppress(RequestRefused):
+                await self._manager.control.resume(timeout_s=_RESUME_S)
         self._manager.refuse_new(closing)
         self._http.refuse_uploads(closing)
         if self._manager.num_open:

@@ -25,6 +25,8 @@ class Control:
         self._profiler = profiler
         self._info = info
         self._outbox = outbox
+        self.paused = False
+        """No step is to be launched."""
 
     def handle(self, message: ControlRequest | LoadItemTrie | DeleteItemTrie) -> None:
         match message:
@@ -57,6 +59,9 @@ class Control:
                 self.reply(message.call_id, {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())})
             case "tiers":
                 self.reply(message.call_id, report_tiers(self._scheduler.stats(), self._info["tiers"]))
+            case "pause" | "resume":
+                self.paused = message.verb == "pause"
+                self.reply(message.call_id, None)
             case "item_tries":
                 self.reply(message.call_id, self._item_tries.describe())
             case "start_profile":
@@ -64,7 +69,7 @@ class Control:
             case "stop_profile":
                 self._stop_profile(message.call_id)
             case verb:
-                known = "flush_cache, info, tiers, item_tries, start_profile, stop_profile"
+                known = "flush_cache, info, tiers, pause, resume, item_tries, start_profile, stop_profile"
                 self.reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
 
     def _start_profile(self, call_id: int) -> None:

@@ -63,6 +63,8 @@ class ControlClient:
         self._availability = availability
         self._waiting: dict[int, asyncio.Future[ControlReply]] = {}
         self._next_call_id = 0
+        self.paused = False
+        """Has the worker been told to launch no steps?"""
 
     async def release(self, rid: str, timeout_s: float = 10.0) -> bool:
         """Give up the leases of the finished request ``rid``. False if it has none (any more)."""
@@ -74,6 +76,16 @@ class ControlClient:
         reply = await self._ask_verb("flush_cache", timeout_s)
         if not reply.ok:
             raise RequestRefused(_reason(reply), status=409, code="busy")
+
+    async def pause(self, timeout_s: float = 10.0) -> None:
+        """Have the worker launch no step until `resume`. Requests wait, new ones too; all else is answered."""
+        await self._ask_verb("pause", timeout_s)
+        self.paused = True
+
+    async def resume(self, timeout_s: float = 10.0) -> None:
+        """End a pause, if there is one."""
+        await self._ask_verb("resume", timeout_s)
+        self.paused = False
 
     async def info(self, timeout_s: float = 10.0) -> dict:
         """The worker's description of itself, with its current stats."""

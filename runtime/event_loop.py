@@ -107,7 +107,7 @@ class EventLoop:
 
     def turn(self) -> None:
         finished = self.wait()
-        messages = self.poll()
+        messages = self.poll(has_news=bool(finished))
         now = self._clock()
         self.end_orders(now)
         for batch, output in finished:
@@ -120,7 +120,7 @@ class EventLoop:
             self.handle(message, now)
         self.end_overdue(now)
         self._profiler.lap("receive")
-        batch = self._scheduler.next_batch(now)
+        batch = self.next_batch(now)
         self._profiler.lap("schedule")
         if self._tier_io is not None:
             self._tier_io.order(self._scheduler.tiers.take(now))
@@ -132,6 +132,13 @@ class EventLoop:
         self._profiler.end_turn(batch)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def next_batch(self, now: float) -> ScheduleBatch | None:
+        """Form the next step. None while the worker is paused, when leases expire all the same."""
+        if not self._control.paused:
+            return self._scheduler.next_batch(now)
+        self._scheduler.leases.expire(now)
+        return None
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes."""
@@ -193,12 +200,12 @@ class EventLoop:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    def poll(self) -> Sequence[ToWorker]:
-        """Return every waiting message. Without work, first sleep until one comes, a copy ends, or a heartbeat or lease
-        is due."""
+    def poll(self, *, has_news: bool = False) -> Sequence[ToWorker]:
+        """Return every waiting message. Without work, or paused, first sleep until one comes, a copy ends, or a
+        heartbeat or lease is due. has_news: of steps, for the clients; they do not wait."""
         timeout = 0.0
         copying = self._tier_io is not None and self._tier_io.under_way > 0
-        if self._scheduler.is_idle:
+        if self._scheduler.is_idle or (self._control.paused and not has_news):
             deadline = self._scheduler.leases.next_deadline()
             due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
             timeout = max(0.0, due - self._clock())

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...scheduler.outcome import RequestRefused
 from ..server_args import ServerConfig
 from .keys import Keys, presented_key
-from .route import PROBE, Route, RouteTable
+from .route import ANY_MEDIA, PROBE, Route, RouteTable
 from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error, error_body
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
@@ -119,7 +119,8 @@ def check_origin(origin: bytes | None, host: str | None, friend: str) -> None:
 def check_content_type(route: Route, headers: dict[bytes, bytes]) -> None:
     """A body needs the content type of its route: a page may send forms and plain text without asking first. Raises
     RequestRefused (415)."""
-    if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
+    has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+    if not has_body or route.media == ANY_MEDIA:
         return
     given = headers.get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()
     if given == route.media or (route.media.endswith("/json") and given.endswith("+json")):

@@ -14,7 +14,7 @@ from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..server_args import ServerArgs
-from .route import PROBE, Route
+from .route import POST, PROBE, Route
 from .wire.transport import JSONAnswer
 
 _HEALTH_GENERATE_TIMEOUT_S = 20.0
@@ -41,6 +41,8 @@ class HealthRoutes:
             Route("/health", self.health, PROBE, "open"),
             Route("/health_generate", self.health_generate, PROBE, "open"),
             Route("/ready", self.ready, PROBE, "open"),
+            Route("/ping", self.health, PROBE, "open"),
+            Route("/ping", self.health, POST, "open"),
         ]
 
     async def health(self) -> Response:
@@ -58,6 +60,12 @@ class HealthRoutes:
     async def health_generate(self) -> Response:
         """200 once a token has been generated, by this call or, in the meantime, by any other."""
         self._refuse_unhealthy()
+        if self._manager.control.paused:
+            raise RequestRefused(
+                "generation is paused, so no token can show that it works; POST /continue_generation, or ask /health",
+                status=503,
+                code="paused",
+            )
         asked = time.monotonic()
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         prompt = Prompt(spec=RequestSpec(rid=f"health-{uuid4().hex}", sampling=sampling), input_ids=[0])

@@ -25,6 +25,7 @@ class InformationRoutes:
             Route("/get_model_info", self.model_info, GET),
             Route("/server_info", self.server_info, GET),
             Route("/get_server_info", self.server_info, GET),
+            Route("/version", self.version, GET),
             Route("/metrics", self.metrics, GET, "open"),
         ]
 
@@ -53,6 +54,9 @@ class InformationRoutes:
         settings["served_model_name"] = self._args.served_model_name
         worker = await self._manager.control.info()
         return JSONAnswer({**settings, "version": baton_version(), "internal_states": [worker]})
+
+    async def version(self) -> Response:
+        return JSONAnswer({"version": baton_version()})
 
     async def metrics(self) -> Response:
         return Response(self._manager.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})

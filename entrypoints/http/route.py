@@ -22,6 +22,8 @@ everybody."""
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
+ANY_MEDIA = "*/*"
+"""For routes that read no body, and change nothing."""
 
 
 class Route(NamedTuple):

@@ -29,9 +29,12 @@ from .health_routes import HealthRoutes, Readiness
 from .information_routes import InformationRoutes
 from .item_trie_routes import ItemTrieRoutes
 from .keys import Keys
+from .load_routes import LoadRoutes
+from .pause_routes import PauseRoutes
 from .profile_routes import ProfileRoutes
 from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes
+from .unserved_routes import UnservedRoutes
 from .wire.bodies import Bodies, ClientLeft
 from .wire.transport import ErrorBody, answer_error, client_gone, error_body
 
@@ -42,8 +45,7 @@ def build_app(
     manager: TokenizerManager, args: ServerArgs, readiness: Readiness, keys: Keys, chat: ChatSetup
 ) -> FastAPI:
     """The ASGI application of one server."""
-    bodies = Bodies(args.server.max_body_bytes)
-    chats = chat.chats(manager)
+    bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
     subjects = (
         GenerationRoutes(manager, args, bodies),
         OpenAIRoutes(manager, args, bodies),
@@ -52,10 +54,13 @@ def build_app(
         MessagesRoutes(manager, chats, args, bodies),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, args),
-        TokenizerRoutes(manager, args, bodies),
+        TokenizerRoutes(manager, chats, args, bodies),
         ItemTrieRoutes(manager, bodies),
         CacheRoutes(manager, bodies),
         ProfileRoutes(manager, bodies),
+        LoadRoutes(manager),
+        PauseRoutes(manager, bodies),
+        UnservedRoutes(),
     )
     app = FastAPI(title="Baton", version=baton_version(), docs_url=None, redoc_url=None, openapi_url=None)
     routes = [route for subject in subjects for route in subject.routes()]

@@ -11,42 +11,79 @@ from starlette.responses import Response
 from ...runtime.text.prompt_tokenizer import MAX_TOKENS_OF_CALL
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
+from ..chat.chats import Chats
 from ..fields.reading import check_model, refuse_unserved
+from ..openai.chat import CHAT_NAMES, parse_chat
 from ..server_args import ServerArgs
 from .route import POST, Route
 from .wire.bodies import Bodies
 from .wire.large_json import json_answer
 
+_CHAT_FIELDS = (
+    "messages", "prompt", "model", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+    "documents", "reasoning_effort",
+)  # fmt: skip
+_CHAT_OFF: dict[str, tuple] = {"add_special_tokens": (False,), "chat_template": (), "mm_processor_kwargs": ({},)}
+
 
 class TokenizerRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
         self._manager = manager
+        self._chats = chats
         self._args = args
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
         return [
             Route("/tokenize", self.tokenize, POST),
+            Route("/v1/tokenize", self.tokenize, POST),
             Route("/detokenize", self.detokenize, POST),
+            Route("/v1/detokenize", self.detokenize, POST),
         ]
 
     async def tokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
-            refuse_unserved(fields, ("prompt", "add_special_tokens", "model"), {}, (), where="")
-            check_model(fields.get("model"), self._args.server.served_model_name)
-            prompt = fields.get("prompt")
-            is_list = isinstance(prompt, list)
-            texts: list[Any] = prompt if is_list else [prompt]
-            if not all(isinstance(text, str) for text in texts):
-                raise RequestRefused("prompt takes a string or a list of strings", param="prompt")
-            special = _boolean(fields, "add_special_tokens", default=True)
-            tokens = await self._manager.tokenize(texts, add_special_tokens=special)
-        answer = {
+            with_texts = _boolean(fields, "return_token_strs", default=False)
+            fields.pop("return_token_strs", None)
+            if fields.get("messages") is not None:
+                is_list, tokens = False, [await self._tokens_of_chat(fields)]
+            else:
+                is_list, tokens = await self._tokens_of_prompt(fields)
+        return await json_answer(lambda: self._answer(tokens, is_list, with_texts), sum(map(len, tokens)))
+
+    async def _tokens_of_prompt(self, fields: dict[str, Any]) -> tuple[bool, list[list[int]]]:
+        """(is it a list of prompts, the tokens of each)."""
+        refuse_unserved(fields, ("prompt", "add_special_tokens", "model"), {}, (), where="")
+        check_model(fields.get("model"), self._args.server.served_model_name)
+        prompt = fields.get("prompt")
+        is_list = isinstance(prompt, list)
+        texts: list[Any] = prompt if is_list else [prompt]
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestRefused("prompt takes a string or a list of strings", param="prompt")
+        special = _boolean(fields, "add_special_tokens", default=True)
+        return is_list, await self._manager.tokenize(texts, add_special_tokens=special)
+
+    async def _tokens_of_chat(self, fields: dict[str, Any]) -> list[int]:
+        """The tokens of the prompt that /v1/chat/completions would make of these messages."""
+        refuse_unserved(fields, _CHAT_FIELDS, _CHAT_OFF, (), where="")
+        if fields.pop("prompt", None) is not None:
+            raise RequestRefused("prompt and messages are both given; give one of them", param="prompt")
+        fields.pop("add_special_tokens", None)  # the template writes them
+        asked = parse_chat(fields)
+        check_model(asked.model, self._args.server.served_model_name)
+        with CHAT_NAMES.translated():
+            return await self._chats.render(asked.call)
+
+    def _answer(self, tokens: list[list[int]], is_list: bool, with_texts: bool) -> dict[str, Any]:
+        """In the shape of vLLM, which SGLang's has in it. token_strs: the text of each token, if asked for."""
+        text = self._manager.tokenizer.token_text
+        texts = [list(map(text, ids)) for ids in tokens] if with_texts else None
+        return {
             "tokens": tokens if is_list else tokens[0],
             "count": [len(ids) for ids in tokens] if is_list else len(tokens[0]),
             "max_model_len": self._manager.worker_info.get("context_length"),
+            "token_strs": texts if texts is None or is_list else texts[0],
         }
-        return await json_answer(lambda: answer, sum(map(len, tokens)))
 
     async def detokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
@@ -58,7 +95,9 @@ class TokenizerRoutes:
             is_list = bool(tokens) and all(isinstance(item, list) for item in tokens)
             skip = _boolean(fields, "skip_special_tokens", default=True)
             texts = await asyncio.to_thread(self._decode, tokens if is_list else [tokens], skip)
-        return await json_answer(lambda: {"text": texts if is_list else texts[0]}, sum(map(len, texts)))
+        # SGLang's name, and vLLM's.
+        text = texts if is_list else texts[0]
+        return await json_answer(lambda: {"text": text, "prompt": text}, 2 * sum(map(len, texts)))
 
     def _decode(self, lists: list[list[Any]], skip_special_tokens: bool) -> list[str]:
         if (total := sum(map(len, lists))) > MAX_TOKENS_OF_CALL:

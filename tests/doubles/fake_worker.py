@@ -3,6 +3,7 @@
 Sample i of a request repeats its prompt, or its answer in "says", shifted by i; no continuation finds its parent. A
 beam search finds as many sequences as its prompt has different tokens: its samples, the likeliest first. Of item tries
 there is "pairs", whose items have two tokens, and "empty". More is said in BATON_FAKE_WORKER, a JSON object:
+    paused        launch no step, as on request (false)
     step_s        seconds per step (0)           start_error   message of a start-up error (ModelLoadError)
     crash_after   raise after so many steps      exit_after    exit with status 0 after so many steps
     hang_after    neither answer nor report after so many steps; start_hang: never become ready
@@ -197,9 +198,10 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
             heartbeat = time.monotonic() + 0.5
             running = len(samples)
             outbox.send(WorkerStats(num_running_reqs=running, total_tokens=100, free_tokens=60, evictable_tokens=15))
-        for message in inbox.poll(0.0 if samples else 0.5):
+        paused = behaviour.get("paused", False)
+        for message in inbox.poll(0.0 if samples and not paused else 0.5):
             handle(message, samples, outbox, behaviour, info)
-        if not samples:
+        if not samples or behaviour.get("paused"):
             continue
         time.sleep(behaviour.get("step_s", 0))
         steps += 1
@@ -253,8 +255,13 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
         case ControlRequest(verb="flush_cache"):
             payload = "requests are running" if samples else None
             outbox.send(ControlReply(call_id=message.call_id, ok=not samples, payload=msgspec.json.encode(payload)))
+        case ControlRequest(verb="pause" | "resume"):
+            behaviour["paused"] = message.verb == "pause"
+            outbox.send(ControlReply(call_id=message.call_id))
         case ControlRequest():
-            outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(info)))
+            stats = {"num_running_reqs": len(samples), "num_queue_reqs": 2}
+            stats |= {"total_tokens": 100, "free_tokens": 60, "evictable_tokens": 15}
+            outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(info | {"stats": stats})))
 
 
 def scripted(prompt: list[int], says: list[list[str]]) -> list[int]:

@@ -19,7 +19,7 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime import event_loop
 from baton.runtime.constraints.item_tries import ItemTries
-from baton.runtime.event_loop import MAX_FAILED_STEPS, EventLoop
+from baton.runtime.event_loop import HEARTBEAT_S, MAX_FAILED_STEPS, EventLoop
 from baton.runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -334,6 +334,43 @@ def test_what_takes_too_long_ends_with_408_and_the_others_go_on(overlap: bool) -
     assert (error.status, error.code) == (408, "request_timeout") and "--request-timeout" in error.message
     assert len(rig.errors()) == 1 and rig.finishes("long") == []
     assert rig.said("short") == expected_output([4, 5, 6], 9)
+
+
+@LOOPS
+def test_a_pause_launches_nothing_and_loses_nothing(overlap: bool) -> None:
+    """What is in flight is committed, what comes waits; all else goes on: aborts, leases."""
+    rig = Rig(overlap=overlap)
+    rig.seconds_per_turn = 1.0
+    kept = msgspec.structs.replace(ask("kept", [7, 8, 9], 1), retain_ttl=8.0)
+    rig.inbox += [[kept, ask("runs", [1, 2, 3], 9)], [], [], [], [ControlRequest(call_id=1, verb="pause")], [], []]
+    rig.inbox += [[ask("new", [4, 5, 6], 3), ask("gone", [4, 5], 3)], [AbortRequest(rid="gone")], *([[]] * 9)]
+    launched: list[int] = []
+    while rig.inbox:
+        rig.loop.turn()
+        launched.append(rig.step_runner.launches)
+    assert launched[3] == launched[-1] > 2 and not rig.said("new")
+    assert rig.finishes("kept") == ["length"] and rig.scheduler.leases.next_deadline() is None
+    assert rig.finishes("gone") == ["abort"]
+    rig.inbox.append([ControlRequest(call_id=2, verb="resume")])
+    rig.run()
+    assert rig.said("runs") == expected_output([1, 2, 3], 9) and rig.said("new") == expected_output([4, 5, 6], 3)
+    assert not rig.errors()
+
+
+@LOOPS
+def test_a_pause_sleeps_and_its_requests_time_out(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(overlap=overlap, request_timeout=20.0)
+    rig.seconds_per_turn = 0.25
+    waits: list[float] = []
+    poll = rig.poll
+    monkeypatch.setattr(rig, "poll", lambda timeout: waits.append(timeout) or poll(timeout))
+    rig.inbox += [[ask("r", [1, 2, 3], 90)], [], [ControlRequest(call_id=1, verb="pause")]]
+    rig.run()
+    assert rig.errors()["r"].code == "request_timeout"
+    # The step in flight is committed at once; then the loop sleeps, until the next heartbeat at most.
+    assert waits[1:3] == [0.0, 0.0] and (waits[3] == 0.0) is overlap
+    assert all(0.0 <= wait <= HEARTBEAT_S for wait in waits)
+    assert sum(wait > 0.0 for wait in waits[4:]) > 40
 
 
 def test_a_full_queue_is_said_with_429() -> None:

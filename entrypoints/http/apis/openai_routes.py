@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -28,11 +29,20 @@ class OpenAIRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self.models, GET),
+            Route("/v1/models/{model:path}", self.model, GET),
             Route("/v1/completions", self.completions, POST),
         ]
 
     async def models(self) -> Response:
-        model = {
+        return JSONAnswer({"object": "list", "data": [self._model()]})
+
+    async def model(self, model: str) -> Response:
+        """The one model, by its name, which may have slashes."""
+        check_model(model, self._args.served_model_name)
+        return JSONAnswer(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {
             "id": self._args.served_model_name,
             "object": "model",
             "created": self._started,
@@ -40,7 +50,6 @@ class OpenAIRoutes:
             "root": self._args.model.model_path,
             "max_model_len": self._manager.worker_info.get("context_length"),
         }
-        return JSONAnswer({"object": "list", "data": [model]})
 
     async def completions(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -38,9 +40,10 @@ def test_tokenize_and_detokenize(server: ServerUnderTest) -> None:
         "tokens": [104, 195, 169],
         "count": 3,
         "max_model_len": 4096,
+        "token_strs": None,
     }
     assert post("/tokenize", json={"prompt": ["a", "bc"], "model": "echo"}).json()["count"] == [1, 2]
-    assert post("/detokenize", json={"tokens": [104, 195, 169, 256]}).json() == {"text": "hé"}
+    assert post("/detokenize", json={"tokens": [104, 195, 169, 256]}).json()["text"] == "hé"
     assert post("/detokenize", json={"tokens": [[97], [256]], "skip_special_tokens": False}).json()["text"] == [
         "a",
         "<eos>",
@@ -50,6 +53,112 @@ def test_tokenize_and_detokenize(server: ServerUnderTest) -> None:
     assert error_of(post("/tokenize", json={"prompt": "a", "model": "other"}), 404)["code"] == "model_not_found"
     for tokens in ("a", [1, "a"], [1, [2]], [-1], [257], [True], None):
         assert error_of(post("/detokenize", json={"tokens": tokens}), 400)["param"] == "tokens"
+
+
+def test_tokenize_as_vllm_has_it(server: ServerUnderTest) -> None:
+    post = server.client.post
+    got = post("/v1/tokenize", json={"prompt": "ab", "return_token_strs": True}).json()
+    assert got == {"tokens": [97, 98], "count": 2, "max_model_len": 4096, "token_strs": ["a", "b"]}
+    assert post("/v1/tokenize", json={"prompt": ["a"], "return_token_strs": True}).json()["token_strs"] == [["a"]]
+    assert post("/v1/detokenize", json={"tokens": [97]}).json() == {"text": "a", "prompt": "a"}
+    messages = [{"role": "user", "content": "Hi"}]
+    fields = {"messages": messages, "return_token_strs": True, "add_special_tokens": False}
+    chat = post("/tokenize", json=fields).json()
+    assert "".join(chat["token_strs"]) == "[user]Hi<eos>\n[assistant]" and chat["tokens"][0] == ord("[")
+    usage = post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()["usage"]
+    assert chat["count"] == len(chat["tokens"]) == usage["prompt_tokens"]
+    refused = error_of(post("/tokenize", json={"messages": messages, "prompt": "a"}), 400)
+    assert refused["param"] == "prompt"
+    refused = error_of(post("/tokenize", json={"messages": messages, "temperature": 0}), 400)
+    assert refused["code"] == "unknown_field"
+    refused = error_of(post("/tokenize", json={"messages": messages, "add_special_tokens": True}), 400)
+    assert refused["param"] == "add_special_tokens"
+    refused = error_of(post("/tokenize", json={"messages": messages, "model": "other"}), 404)
+    assert refused["code"] == "model_not_found"
+
+
+def test_the_model_by_its_name(server: ServerUnderTest) -> None:
+    get = server.client.get
+    assert get("/v1/models/echo").json() == get("/v1/models").json()["data"][0]
+    for name in ("other", "org/other", "echo/more", "%2Fecho"):
+        assert error_of(get(f"/v1/models/{name}"), 404)["code"] == "model_not_found"
+
+
+def test_version_and_ping(server: ServerUnderTest) -> None:
+    assert server.client.get("/version").json() == {"version": server.client.get("/server_info").json()["version"]}
+    for method in ("GET", "POST"):
+        assert server.client.request(method, "/ping").json() == {"status": "ok"}
+
+
+def test_loads(server: ServerUnderTest) -> None:
+    server.wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 2, "nothing runs")
+    with server.client.stream("POST", "/generate", json=long("busy", stream=True)) as response:
+        chunks = response.iter_bytes()
+        next(chunks)
+        assert server.client.get("/get_load").json() == [
+            {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": 25}
+        ]
+        got = server.client.get("/v1/loads").json()
+    load = {"num_running_reqs": 1, "num_waiting_reqs": 2, "num_used_tokens": 25, "max_total_num_tokens": 100}
+    assert got["loads"] == [{"dp_rank": 0, **load, "token_usage": 0.25}] and got["dp_rank_count"] == 1
+    assert got["aggregate"] == {
+        "total_running_reqs": 1, "total_waiting_reqs": 2, "total_reqs": 3, "avg_token_usage": 0.25,
+    }  # fmt: skip
+    assert got["timestamp"].startswith("2") and got["version"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/embeddings", "generates text and nothing else"),
+        ("/rerank", "generates text"),
+        ("/v1/audio/transcriptions", "generates text"),
+        ("/update_weights_from_disk", "start another server"),
+        ("/open_session", "continuation_of"),
+    ],
+)
+def test_what_others_serve_is_refused_by_name(server: ServerUnderTest, path: str, words: str) -> None:
+    form = server.client.post(path, files={"file": b"RIFF"})
+    for response in (server.client.post(path, json={"input": "a"}), form, server.client.post(path)):
+        error = error_of(response, 501)
+        assert error["code"] == "not_served" and path in error["message"] and words in error["message"]
+
+
+def test_a_pause(server: ServerUnderTest) -> None:
+    post = server.client.post
+    error = error_of(post("/pause_generation", json={"mode": "retract"}), 400)
+    assert error["param"] == "mode" and "use in_place" in error["message"]
+    assert error_of(post("/pause_generation", json={"mode": "now"}), 400)["param"] == "mode"
+    assert server.client.get("/health_generate").status_code == 200, "what is refused pauses nothing"
+    with server.client.stream("POST", "/generate", json=long("open", stream=True)) as response:
+        chunks = response.iter_bytes()
+        next(chunks)
+        assert post("/pause_generation", json={"mode": "in_place"}).json()["aborted"] == []
+        assert error_of(server.client.get("/health_generate"), 503)["code"] == "paused"
+        assert server.client.get("/health").status_code == 200
+        with pytest.raises(httpx.ReadTimeout):
+            post("/generate", json={"text": "a"}, timeout=1.0)
+        assert post("/continue_generation").json()["status"] == "ok"
+        assert server.client.get("/health_generate").status_code == 200
+        assert generate(server, text="ab")["text"] == "abab"
+        assert post("/pause_generation").json()["aborted"] == ["open"]
+        assert b'"abort"' in b"".join(chunks)
+    assert post("/continue_generation").status_code == 200
+    assert generate(server, text="ab")["text"] == "abab"
+
+
+def test_a_shutdown_ends_a_pause(model: Path, tmp_path: Path) -> None:
+    with ServerUnderTest(model, tmp_path, behaviour={"step_s": 0.001}) as server:
+        server.wait_ready()
+        assert server.client.post("/pause_generation", json={"mode": "in_place"}).status_code == 200
+        answers: list[dict] = []
+        thread = threading.Thread(target=lambda: answers.append(server.generate(text="ab").json()))
+        thread.start()
+        server.wait_until(lambda: httpx.get(f"{server.url}/get_load").json()[0]["num_reqs"] == 3, "it waits")
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert answers[0]["meta_info"]["finish_reason"]["type"] == "length"
+        assert server.process.wait(20) == 0
 
 
 def test_flush_cache(server: ServerUnderTest) -> None:

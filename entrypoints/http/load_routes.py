@@ -1,0 +1,66 @@
+"""``/get_load`` and ``/v1/loads``: how busy the server is, for those who spread requests over several. SGLang's shapes;
+there is one rank, 0."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from ...runtime.tokenizer_manager import TokenizerManager
+from ..version import baton_version
+from .route import GET, Route
+from .wire.transport import JSONAnswer
+
+
+class LoadRoutes:
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._control = manager.control
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/get_load", self.get_load, GET),
+            Route("/v1/loads", self.loads, GET),
+        ]
+
+    async def get_load(self) -> Response:
+        """The shape that routers of older versions read."""
+        load = await self._load()
+        waiting, running = load["num_waiting_reqs"], load["num_running_reqs"]
+        tokens = load["num_used_tokens"]
+        return JSONAnswer(
+            [{"dp_rank": 0, "num_reqs": running + waiting, "num_waiting_reqs": waiting, "num_tokens": tokens}]
+        )
+
+    async def loads(self) -> Response:
+        load = await self._load()
+        running, waiting = load["num_running_reqs"], load["num_waiting_reqs"]
+        return JSONAnswer(
+            {
+                "timestamp": datetime.now(UTC).isoformat(),
+                "version": baton_version(),
+                "dp_rank_count": 1,
+                "loads": [load],
+                "aggregate": {
+                    "total_running_reqs": running,
+                    "total_waiting_reqs": waiting,
+                    "total_reqs": running + waiting,
+                    "avg_token_usage": load["token_usage"],
+                },
+            }
+        )
+
+    async def _load(self) -> dict[str, Any]:
+        """Of the one rank. Tokens that eviction would free count as unused, as in SGLang."""
+        stats = (await self._control.info())["stats"]
+        total = stats["total_tokens"]
+        used = total - stats["free_tokens"] - stats["evictable_tokens"]
+        return {
+            "dp_rank": 0,
+            "num_running_reqs": stats["num_running_reqs"],
+            "num_waiting_reqs": stats["num_queue_reqs"],
+            "num_used_tokens": used,
+            "max_total_num_tokens": total,
+            "token_usage": used / total,
+        }

@@ -1,0 +1,49 @@
+"""SGLang's ``/pause_generation`` and ``/continue_generation``."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.outcome import RequestRefused
+from ..fields.reading import one_of, refuse_unserved
+from .route import POST, Route
+from .wire.bodies import Bodies
+from .wire.transport import JSONAnswer
+
+
+class PauseRoutes:
+    def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
+        self._manager = manager
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/pause_generation", self.pause, POST, "admin"),
+            Route("/continue_generation", self.resume, POST, "admin"),
+        ]
+
+    async def pause(self, request: Request) -> Response:
+        """Launch no step from now on. ``mode`` says what becomes of the open requests: they end (abort, SGLang's
+        default), or stay where they are (in_place). New ones wait."""
+        async with self._bodies.settings(request) as given:
+            refuse_unserved(given, ("mode",), {}, (), where="")
+        mode = "abort" if given.get("mode") is None else given["mode"]
+        if mode == "retract":
+            raise RequestRefused(
+                "mode retract is not supported; use in_place, which keeps what is computed, or abort",
+                code="unsupported_field",
+                param="mode",
+            )
+        one_of(mode, ("abort", "in_place"), "mode")
+        await self._manager.control.pause()
+        aborted = self._manager.abort(None) if mode == "abort" else []
+        return JSONAnswer({"status": "ok", "message": "paused", "aborted": aborted})
+
+    async def resume(self, request: Request) -> Response:
+        """Go on. No error where nothing was paused."""
+        async with self._bodies.settings(request) as given:
+            refuse_unserved(given, (), {}, (), where="")
+        await self._manager.control.resume()
+        return JSONAnswer({"status": "ok", "message": "running"})
