@@ -12,6 +12,7 @@ import pytest
 from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.lang import ProgramState, function, gen, select
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 PROMPT = "<|im_start|>user\nHow many lines are in poem.txt?<|im_end|>\n<|im_start|>assistant\n"
@@ -105,3 +106,46 @@ def test_errors(client: httpx.Client) -> None:
     """It shows the JSON of any answer but 200."""
     response = client.post("/generate", json={"text": "a", "sampling_params": sampling(regex="[0-9]+")})
     assert response.status_code == 400 and "regex is not supported" in response.json()["error"]["message"]
+
+
+def test_a_prefix_is_computed_ahead(client: httpx.Client) -> None:
+    """For the programs of a batch, for a fork, and before a select."""
+    post(client, "/flush_cache")
+    meta = post(client, "/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 0}}).json()["meta_info"]
+    again = {"text": PROMPT + "There", "sampling_params": {"max_new_tokens": 1}}
+    assert post(client, "/generate", again).json()["meta_info"]["cached_tokens"] == meta["prompt_tokens"]
+
+
+def test_select(client: httpx.Client, toy_engine: Engine) -> None:
+    """It asks for the logprobs from the last but one token of the prompt on, because a choice may change how the end of
+    the prompt is tokenised, and takes the mean."""
+    choices = ["```bash\n", "There is", "I"]
+    start = len(toy_engine.encode(PROMPT)) - 2
+    body = {
+        "text": [PROMPT + choice for choice in choices],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": start,
+    }
+    scores = []
+    for answer, choice in zip(post(client, "/generate", body).json(), choices, strict=True):
+        rows = answer["meta_info"]["input_token_logprobs"]
+        assert "".join(row[2] for row in rows) == "assistant\n" + choice
+        assert rows[0][0] is not None and not PROMPT.endswith(rows[0][2])
+        assert answer["meta_info"]["output_token_logprobs"] == []
+        values = [row[0] for row in rows if row[0]]
+        scores.append(sum(values) / len(values))
+
+    @function
+    def choose(s: ProgramState) -> None:
+        s += PROMPT + select("way", choices) + gen("rest", max_tokens=1)
+
+    state = choose.run(backend=toy_engine)
+    assert choices[scores.index(max(scores))] == state["way"]
+    meta = state.meta("way")
+    # Its sums are those of the choices' own tokens and of the prompt's last two, which are the same for each.
+    lengths = [len(rows) for rows in meta["input_token_logprobs"]]
+    own = [length * score for length, score in zip(lengths, meta["normalized_prompt_logprobs"], strict=True)]
+    rest = [score * (length + 2) - mine for score, length, mine in zip(scores, lengths, own, strict=True)]
+    assert max(rest) - min(rest) < 1e-3
