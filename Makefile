@@ -15,10 +15,10 @@ OUT        ?= benchmarks/results
 REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 
 # Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
-test test-units test-processes test-equality test-real: export OMP_NUM_THREADS = 1
+test test-units test-processes test-equality test-slow test-real: export OMP_NUM_THREADS = 1
 
-.PHONY: demo install test test-units test-processes test-equality test-real check mutants real-model serve bench test-gpu
-.PHONY: bench-gpu clean
+.PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real check mutants
+.PHONY: real-model serve bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -33,18 +33,26 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: test-units test-processes test-equality   ## everything that passes without a GPU
 
+# Files that have tests of a kind: to collect all others takes each test process ten seconds.
+marked = $(shell grep -rlw --include='*.py' 'mark\.$(1)' tests)
+
 test-units: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real" tests
 
+# Whole files to a process: the tests of most share a server.
 test-processes: $(STAMP)
-	$(BIN)/python -m pytest -m "process and not gpu and not slow and not real" tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "process and not gpu and not slow and not real" $(call marked,process)
 
 test-equality: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" tests
+	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
+
+test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real" $(call marked,slow)
 
 test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products
 	for form in torch transposed onednn; do \
-	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" tests || exit 1; done
+	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" \
+	    $(call marked,equality) || exit 1; done
 
 check: $(STAMP)         ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -275,7 +275,7 @@ def _refuse_contradictions(args: ServerArgs) -> None:
     _check_model(args.model)
     _check_scheduler(args.scheduler)
     _check_tiers(args.tiers, args.scheduler)
-    _at_least(args.chat, 0, ("conversation_ttl",))
+    _at_least(args.chat, 0, ("conversation_ttl", "response_ttl", "max_stored_responses"))
     _check_server(args.server)
 
 

@@ -20,6 +20,8 @@ from .lazy_heap import SPARE_ENTRIES
 from .lease import LeaseState, LeaseTable
 from .node import ID_BYTES, TreeNode
 
+SLOT = np.dtype(np.int32)
+
 
 class InvariantError(AssertionError):
     """An invariant is broken: a bug in the code, never in a request. The message holds a dump."""
@@ -65,17 +67,20 @@ def check_tree(
     nodes = list(cache.tree.nodes())
     _expect(root.parent is None, cache, "the root has a parent")
     _expect(root.key == b"" and len(root.value) == 0 and root.host is None, cache, "the root has tokens")
-    _check_locks(cache, root, direct_locks)
+    locked = unlocked = 0
     for node in nodes:
-        _check_node(cache, node)
-        _check_locks(cache, node, direct_locks)
+        _check_node(cache, root, node)
+        _check_children(cache, node, direct_locks)
+        if node.lock_ref:
+            locked += len(node.value)
+        else:
+            unlocked += len(node.value)
+    _check_children(cache, root, direct_locks)
     _check_pages(cache, nodes)
     _expect(len(nodes) == cache.total_nodes, cache, f"{len(nodes)} nodes, but total_nodes is {cache.total_nodes}")
     if direct_locks is not None:
         unknown = direct_locks.keys() - {id(root)} - {id(node) for node in nodes}
         _expect(not unknown, cache, f"{len(unknown)} sequences lock a node that is not in the tree")
-    locked = sum(len(node.value) for node in nodes if node.lock_ref)
-    unlocked = sum(len(node.value) for node in nodes if not node.lock_ref)
     _expect(locked == cache.protected_tokens, cache, f"{locked} protected tokens, counted {cache.protected_tokens}")
     _expect(unlocked == cache.evictable_tokens, cache, f"{unlocked} evictable tokens, counted {cache.evictable_tokens}")
     _check_order(cache, nodes)
@@ -127,7 +132,7 @@ def conservation(
     rows = cache.req_to_token.rows
     private = 0
     owners = [("free", allocator.free_pages()), ("quarantined", allocator.quarantined_pages())]
-    owners.append(("tree", _concatenate(node.value[::page] // page for node in cache.tree.nodes())))
+    owners.append(("tree", _concatenate(node.value for node in cache.tree.nodes())[::page] // page))  # whole pages each
     if len({seq.row for seq in sequences}) != len(sequences):
         raise InvariantError(f"two sequences share a row: {sequences}")
     for seq in sequences:
@@ -163,49 +168,75 @@ def dump(cache: RadixCache, max_nodes: int = 200) -> str:
     return "\n".join(lines)
 
 
-def _expect(condition: bool, cache: RadixCache, message: str, node: TreeNode | None = None, *numbers: int) -> None:
-    """node: whom the message is about, put in front of it. numbers: put into it. (Formatting for every check would take
-    most of the time.)"""
+def _expect(condition: bool, cache: RadixCache, message: str) -> None:
     if not condition:
-        message = message % numbers if numbers else message
-        raise InvariantError(f"{message if node is None else f'{node} {message}'}\n{dump(cache)}")
+        raise InvariantError(f"{message}\n{dump(cache)}")
 
 
-def _check_node(cache: RadixCache, node: TreeNode) -> None:
-    page = cache.page_size
-    page_bytes = page * ID_BYTES
-    parent = node.parent
-    _expect(parent is not None and parent.children.get(node.child_key) is node, cache, "and its parent disagree", node)
+def _broken(cache: RadixCache, node: TreeNode, message: str) -> InvariantError:
+    return InvariantError(f"{node} {message}\n{dump(cache)}")
+
+
+def _check_node(cache: RadixCache, root: TreeNode, node: TreeNode) -> None:
+    """Runs for every node after every step of a simulation: a call, or a text, for each check would take most of the
+    time."""
+    parent, count, host, on_device = node.parent, len(node), node.host, node.on_device
+    page, key_bytes = cache.page_size, len(node.key)
+    if parent is None or parent.children.get(node.child_key) is not node:
+        raise _broken(cache, node, "and its parent disagree")
+    if not _is_filed(cache, root, node):
+        raise _broken(cache, node, "is not filed under its first page")
+    if not count or count % page:
+        raise _broken(cache, node, f"does not hold whole pages of {page} tokens")
+    if node.prefix_len != parent.prefix_len + count:
+        raise _broken(cache, node, "has a wrong prefix_len")
+    if not on_device:
+        if host is None:
+            raise _broken(cache, node, "is on no tier, but in the tree")
+        if node.lock_ref or node.storing or node.loading:
+            raise _broken(cache, node, "is locked or copied")
+    elif not parent.on_device:
+        raise _broken(cache, node, "is there without its parent")
+    if key_bytes % ID_BYTES:
+        raise _broken(cache, node, f"has {key_bytes} key bytes")
+    _check_slots(cache, node, node.value, count if on_device else 0)
+    if host is not None:
+        if parent is not root and parent.host is None:
+            raise _broken(cache, node, "has a copy without its parent")
+        _check_slots(cache, node, host, count)
+
+
+def _is_filed(cache: RadixCache, root: TreeNode, node: TreeNode) -> bool:
+    """Under its first page, and under a namespace too where a namespace begins or where it is hidden."""
+    name, page_bytes = node.child_key, cache.page_size * ID_BYTES
     first_page = node.key[:page_bytes]
-    if parent is cache.tree.root or cache.tree.is_hidden(node):
-        named = isinstance(node.child_key, tuple) and node.child_key[1] == first_page
-    else:
-        named = node.child_key == first_page
-    _expect(named, cache, "is not filed under its first page", node)
-    _expect(len(node) > 0 and len(node) % page == 0, cache, "does not hold whole pages of %d tokens", node, page)
-    _expect(parent is None or node.prefix_len == parent.prefix_len + len(node), cache, "has a wrong prefix_len", node)
-    resident = sum(child.on_device for child in node.children.values())
-    stored = sum(child.host is not None for child in node.children.values())
-    _expect(node.on_device or node.host is not None, cache, "is on no tier, but in the tree", node)
-    _expect(not node.on_device or parent is None or parent.on_device, cache, "is there without its parent", node)
-    _expect(node.on_device or not (node.lock_ref or node.storing or node.loading), cache, "is locked or copied", node)
-    _expect(node.device_children == resident, cache, "has %d children on the device", node, resident)
-    _expect(node.host_children == stored, cache, "has %d children with a copy on the host", node, stored)
-    _expect(
-        node.host is None or parent is cache.tree.root or (parent is not None and parent.host is not None),
-        cache,
-        "has a copy without its parent",
-        node,
-    )
-    _expect(len(node.key) % ID_BYTES == 0, cache, "has %d key bytes", node, len(node.key))
-    _check_count(cache, node, node.value, len(node) if node.on_device else 0)
-    if node.host is not None:
-        _check_count(cache, node, node.host, len(node))
+    if isinstance(name, tuple):
+        return (node.parent is root or cache.tree.is_hidden(node)) and name[1] == first_page
+    return node.parent is not root and name == first_page
 
 
-def _check_count(cache: RadixCache, node: TreeNode, slots: np.ndarray, want: int) -> None:
-    _expect(slots.dtype == np.int32, cache, "has slots that are not int32", node)
-    _expect(len(slots) == want, cache, "has %d key bytes for %d slots, not %d", node, len(node.key), len(slots), want)
+def _check_slots(cache: RadixCache, node: TreeNode, slots: np.ndarray, want: int) -> None:
+    if slots.dtype != SLOT:
+        raise _broken(cache, node, "has slots that are not int32")
+    if len(slots) != want:
+        raise _broken(cache, node, f"has {len(node.key)} key bytes for {len(slots)} slots, not {want}")
+
+
+def _check_children(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
+    """What a node counts of its children: those on the device, those with a copy, and in ``lock_ref`` the locked."""
+    resident = stored = locked = 0
+    for child in node.children.values():
+        resident += child.on_device
+        stored += child.host is not None
+        locked += child.lock_ref > 0
+    if node.device_children != resident:
+        raise _broken(cache, node, f"has {resident} children on the device")
+    if node.host_children != stored:
+        raise _broken(cache, node, f"has {stored} children with a copy on the host")
+    if node.lock_ref < locked:
+        raise _broken(cache, node, f"has {locked} locked children")
+    if direct_locks is not None and node.lock_ref != direct_locks[id(node)] + locked:
+        raise _broken(cache, node, f"should have lock_ref {direct_locks[id(node)] + locked}")
 
 
 def _check_pages(cache: RadixCache, nodes: list[TreeNode]) -> None:
@@ -214,7 +245,8 @@ def _check_pages(cache: RadixCache, nodes: list[TreeNode]) -> None:
         if not _are_pages(_concatenate(tier), cache.page_size):
             for node in nodes:
                 own = _concatenate([node.value, node.host if node.host is not None else node.value])
-                _expect(_are_pages(own, cache.page_size), cache, "has slots that are no pages of the pool", node)
+                if not _are_pages(own, cache.page_size):
+                    raise _broken(cache, node, "has slots that are no pages of the pool")
 
 
 def _are_pages(slots: np.ndarray, size: int) -> bool:
@@ -223,26 +255,19 @@ def _are_pages(slots: np.ndarray, size: int) -> bool:
     return bool(whole and (pages >= size).all())
 
 
-def _check_locks(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
-    locked_children = sum(child.lock_ref > 0 for child in node.children.values())
-    _expect(node.lock_ref >= locked_children, cache, "has %d locked children", node, locked_children)
-    if direct_locks is not None:
-        want = direct_locks[id(node)] + locked_children
-        _expect(node.lock_ref == want, cache, "should have lock_ref %d", node, want)
-
-
 def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
-    entries = {id(node): time for time, node in cache.order.entries()}
-    _expect(
-        len(entries) == sum(1 for _ in cache.order.entries()), cache, "a node has two entries in the eviction order"
-    )
+    listed = [(id(node), time) for time, node in cache.order.entries()]
+    entries = dict(listed)
+    _expect(len(entries) == len(listed), cache, "a node has two entries in the eviction order")
     for node in nodes:
-        _expect(node.in_order == (id(node) in entries), cache, "in_order is %s, its entry differs", node, node.in_order)
-        if node.on_device and not node.device_children and not node.lock_ref:
-            _expect(node.in_order, cache, "is an unlocked leaf without an entry in the eviction order", node)
-        if node.in_order:
-            late = entries[id(node)] > node.last_access
-            _expect(not late, cache, "would be evicted late: its entry says %d", node, entries[id(node)])
+        time = entries.get(id(node))
+        if node.in_order != (time is not None):
+            raise _broken(cache, node, f"in_order is {node.in_order}, its entry differs")
+        if time is not None:
+            if time > node.last_access:
+                raise _broken(cache, node, f"would be evicted late: its entry says {time}")
+        elif node.on_device and not node.device_children and not node.lock_ref:
+            raise _broken(cache, node, "is an unlocked leaf without an entry in the eviction order")
 
 
 def _check_row(cache: RadixCache, seq: KVSequence, row: np.ndarray) -> None:

@@ -223,5 +223,6 @@ class RadixTree:
         todo = list(self.root.children.values()) if top is None else [top]
         while todo:
             node = todo.pop()
-            todo.extend(node.children.values())
+            if node.children:
+                todo.extend(node.children.values())
             yield node

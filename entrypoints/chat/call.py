@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...runtime.prompt import Prompt
 from ...scheduler.outcome import RequestRefused
+from .conversations import Turn
 from .messages import Conversation
 from .tools import Choice
 
@@ -13,7 +14,8 @@ from .tools import Choice
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ChatCall:
     """prompt: its settings; the tokens come with the template. tools: in OpenAI's shape. separate_reasoning: thoughts
-    are told from words, where the model marks them."""
+    are told from words, where the model marks them. after: the turn that it goes on from, where the API knows which; it
+    is of the same namespace."""
 
     prompt: Prompt
     stream: bool
@@ -21,6 +23,7 @@ class ChatCall:
     tools: list[dict]
     choice: Choice
     separate_reasoning: bool = True
+    after: Turn | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestRefused."""

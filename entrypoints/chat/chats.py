@@ -43,17 +43,18 @@ class ChatUpdate(NamedTuple):
 
 
 class Chats:
-    """One per server, on the loop of its manager. conversations: None to go on from nothing."""
+    """One per server, on the loop of its manager."""
 
     def __init__(
         self,
         manager: TokenizerManager,
         renderer: Renderer,
         parsers: AnswerParsers,
-        conversations: Conversations | None,
-        retain_ttl: float,
+        conversations: Conversations,
+        retain_ttl: float | None,
     ) -> None:
-        """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing."""
+        """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing; None
+        for what the server does with any request."""
         self.parsers = parsers
         self.renderer = renderer
         self._manager = manager
@@ -62,6 +63,27 @@ class Chats:
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
+        rendered, forced, make_parser = await self._rendered(call)
+        prompt = await self._prompt(call, rendered + forced, make_parser().keeps_special_tokens)
+        answer = await self._manager.open([prompt], stream=call.stream)
+
+        turn = _Asked(
+            prompt=prompt,
+            num_messages=len(call.conversation.messages) - call.conversation.goes_on,
+            text=rendered + forced,
+            prompt_chars=len(rendered),
+        )
+        token_bytes = self._manager.tokenizer.token_bytes
+        return ChatAnswer(answer, call, turn, make_parser, forced, token_bytes, self._conversations.record)
+
+    async def render(self, call: ChatCall) -> list[int]:
+        """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
+        rendered, forced, _ = await self._rendered(call)
+        (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
+        return ids
+
+    async def _rendered(self, call: ChatCall) -> tuple[str, str, Callable[[], OutputParser]]:
+        """The prompt, what the answer is made to begin with, and what makes its parser."""
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
                 "the chat template has no place for tools, so the model would not learn of them; start the server "
@@ -71,32 +93,16 @@ class Chats:
             )
         self._check_size(call.conversation)
         rendered = await self.renderer.prompt(call.conversation)
-        opening = self._opening(call.conversation, rendered)
-        parser = self.parsers.make(call, opening)
-        forced = parser.forced_prefix(call.choice.name) if call.choice.kind in ("any", "named") else ""
-        prompt = await self._prompt(call, rendered + forced, parser.keeps_special_tokens)
-        answer = await self._manager.open([prompt], stream=call.stream)
-
-        turn = _Asked(
-            prompt=prompt,
-            num_messages=len(call.conversation.messages) - call.conversation.goes_on,
-            text=rendered + forced,
-            prompt_chars=len(rendered),
-        )
-        make_parser = partial(self.parsers.make, call, opening)
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._manager.tokenizer.token_bytes, self._record)
-
-    async def render(self, call: ChatCall) -> list[int]:
-        """The tokens of a chat's prompt, for those who only count them."""
-        self._check_size(call.conversation)
-        text = await self.renderer.prompt(call.conversation)
-        (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
-        return ids
+        make_parser = partial(self.parsers.make, call, self._opening(call.conversation, rendered))
+        is_forced = call.choice.kind in ("any", "named")
+        return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
     async def _prompt(self, call: ChatCall, text: str, keeps_special_tokens: bool) -> Prompt:
         """The call's prompt with its tokens, and with the turn that it goes on from."""
         spec, known = call.prompt.spec, None
-        if self._conversations is not None:
+        if call.after is not None:
+            known = self._conversations.after(call.after, call.conversation, text)
+        if known is None:
             known = self._conversations.find(call.conversation, text, spec.namespace)
         if known is not None:
             (rest,) = await self._manager.tokenize([known.rest], goes_on=True, param="messages")
@@ -104,7 +110,7 @@ class Chats:
             spec = msgspec.structs.replace(spec, predecessor=Predecessor(known.turn.rid, known.turn.index))
         else:
             (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
-        if self._conversations is not None and spec.retain_ttl is None:
+        if spec.retain_ttl is None:
             spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl)
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
@@ -132,10 +138,6 @@ class Chats:
         before = self.renderer.render(conversation.first(len(conversation.messages)))
         return rendered[len(before) :] if rendered.startswith(before) else ""
 
-    def _record(self, turn: Turn) -> None:
-        if self._conversations is not None:
-            self._conversations.record(turn)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
@@ -148,7 +150,7 @@ class _Asked:
 
 
 class ChatAnswer:
-    """The answer to a chat. Close it as an `Answer`, which is ``answer``."""
+    """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well."""
 
     def __init__(
         self,
@@ -161,6 +163,7 @@ class ChatAnswer:
         record: Callable[[Turn], None],
     ) -> None:
         self.answer = answer
+        self.turns: list[Turn] = []
         self._call = call
         self._asked = asked
         self._token_bytes = token_bytes
@@ -182,7 +185,8 @@ class ChatAnswer:
         if not self._call.choice.parallel:
             pieces = first_call_only(pieces)
         if output.finish is not None and output.finish.type != "abort":
-            self._record(self._turn(output, sample))
+            self.turns.append(self._turn(output, sample))
+            self._record(self.turns[-1])
         return ChatUpdate(output, pieces)
 
     def _turn(self, output: Output, sample: _Sample) -> Turn:

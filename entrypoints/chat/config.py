@@ -22,3 +22,7 @@ class ChatConfig:
     conversation_ttl: float = flag(
         60.0, "seconds for which a chat's KV stays leased for its next turn; 0: it is cached like any other"
     )
+    response_ttl: float = flag(
+        60.0, "the same of a stored response (/v1/responses), which previous_response_id goes on from"
+    )
+    max_stored_responses: int = flag(1024, "responses that can be read and gone on from by id; the oldest go")

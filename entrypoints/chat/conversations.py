@@ -69,12 +69,18 @@ class Conversations:
     """The recorded turns."""
 
     def __init__(
-        self, renderer: Renderer, says_the_same: Callable[[str, str], bool], special_texts: Iterable[str]
+        self,
+        renderer: Renderer,
+        says_the_same: Callable[[str, str], bool],
+        special_texts: Iterable[str],
+        *,
+        keeps: bool = True,
     ) -> None:
         """says_the_same: do a template's words for an answer say what the model said? special_texts: of the tokenizer's
-        special tokens."""
+        special tokens. keeps: False to record none."""
         self._renderer = renderer
         self._says_the_same = says_the_same
+        self._keeps = keeps
         self._special_texts = tuple(text for text in special_texts if text)
         self._turns: OrderedDict[tuple[str, int], tuple[Key, Turn]] = OrderedDict()
         """By rid and index, the latest last."""
@@ -87,6 +93,8 @@ class Conversations:
         return len(self._turns)
 
     def record(self, turn: Turn) -> None:
+        if not self._keeps:
+            return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
         key = turn.namespace, hashlib.blake2b(prompt, digest_size=16).digest()
         self._forget(turn.rid, turn.index)
@@ -109,6 +117,12 @@ class Conversations:
                 self._turns.move_to_end((found.turn.rid, found.turn.index))
                 return found
         return None
+
+    def after(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
+        """``text``, the conversation's prompt, as what goes on from this turn, recorded or not; None if it does not."""
+        if not text.startswith(turn.text[: turn.prompt_chars]):
+            return None
+        return self._word_for_word([turn], text) or self._in_other_words([turn], conversation, text)
 
     def _begun_by(self, text: str, namespace: str) -> Iterator[list[Turn]]:
         """The turns of each prompt that ``text`` begins with; the longest prompt, and the latest turn, first."""
@@ -139,7 +153,7 @@ class Conversations:
         """A turn that said what the template writes for the answer, in its own way. All have the same prompt."""
         answer, start = turns[0].num_messages, turns[0].prompt_chars
         answered = conversation.first(answer + 1)
-        if len(answered.messages) != answer + 1 or answered.messages[-1].get("role") != "assistant":
+        if len(answered.messages) <= answer:
             return None
         written = self._renderer.render(answered)
         end = self._renderer.after_content(answered)

@@ -53,7 +53,7 @@ class Renderer:
     def _up_to_the_last_content(self, conversation: Conversation) -> str:
         *before, last = conversation.messages
         marked = {**last, "content": (last.get("content") or "") + _MARK}
-        text, mark, _ = self._rendered(conversation, [*before, marked], answer=False).rpartition(_MARK)
+        text, mark, _ = self._rendered(conversation, [*before, marked]).rpartition(_MARK)
         if not mark:
             raise RequestRefused(
                 "the chat template does not write the content of the last message as it is, so the model cannot go on "
@@ -63,7 +63,7 @@ class Renderer:
             )
         return text
 
-    def _rendered(self, conversation: Conversation, messages: list[Message], *, answer: bool = True) -> str:
+    def _rendered(self, conversation: Conversation, messages: list[Message]) -> str:
         if self._template is None:
             raise RequestRefused(
                 "the model's folder has no chat template; start the server with --chat-template FILE, or use "
@@ -71,10 +71,12 @@ class Renderer:
                 code="no_chat_template",
                 param="messages",
             )
+        if "developer" not in self.source:  # OpenAI's newer name for the system's role
+            messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         try:
             return self._template.render(
                 messages,
-                add_generation_prompt=conversation.add_generation_prompt and answer,
+                add_generation_prompt=conversation.add_generation_prompt,
                 tools=conversation.tools,
                 documents=conversation.documents,
                 **conversation.variables,

@@ -45,12 +45,11 @@ class ChatSetup:
         )
 
     def chats(self, manager: TokenizerManager) -> Chats:
-        conversations = None
-        if not self._config.no_auto_continue:
-            tokenizer = manager.tokenizer
-            special_texts = map(tokenizer.token_text, tokenizer.special_ids)
-            conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts)
-        return Chats(manager, self.renderer, self.parsers, conversations, self._config.conversation_ttl)
+        tokenizer, auto = manager.tokenizer, not self._config.no_auto_continue
+        special_texts = map(tokenizer.token_text, tokenizer.special_ids)
+        conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts, keeps=auto)
+        retain_ttl = self._config.conversation_ttl if auto else None
+        return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl)
 
 
 def _template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -19,12 +19,12 @@ _EITHER_PROMPT = "text or input_ids"
 class FieldNames:
     """The field names of an API whose sampling parameters stand beside the other fields, not in an object."""
 
-    def __init__(self, *, prompt: str, renamed: Mapping[str, str]) -> None:
+    def __init__(self, *, prompt: str, renamed: Mapping[str, str], params: Mapping[str, str] | None = None) -> None:
         """prompt: the API's field for SGLang's ``text`` and ``input_ids``. renamed: SGLang's name -> the API's; only
-        names that are not everyday words."""
+        names that are not everyday words. params: others that are, and change only in an error's ``param``."""
         # `text` is an everyday word: it is a field only if the error's ``param`` says so.
         self._in_messages = {_SAMPLING: "", _EITHER_PROMPT: prompt, "input_ids": prompt, **renamed}
-        self._params = {"text": prompt, "input_ids": prompt, **renamed}
+        self._params = {"text": prompt, "input_ids": prompt, **renamed, **(params or {})}
         words = "|".join(map(re.escape, ("input_ids", *renamed)))
         self._pattern = re.compile(rf"{re.escape(_SAMPLING)}|{_EITHER_PROMPT}|\b(?:{words})\b")
 

@@ -6,6 +6,7 @@ Every API uses these readers. All of them raise RequestRefused (400), naming the
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -27,8 +28,12 @@ _SHOWN_CHARS = 60
 MAX_NAME_CHARS = 128
 """Of an unknown field, as far as it is looked at."""
 
-RESPONSE_ID_PREFIX = "cmpl-"
-"""An OpenAI response id is this prefix and a rid; both name the same request."""
+_RESPONSE_ID_PREFIX = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)+")
+"""The id of a response, OpenAI's or Anthropic's, is one of these and a rid; both name the same request. All that a name
+begins with are dropped: a name that has been read once means the same when it is read again."""
+
+STORED_RESPONSE_PREFIX = "resp_"
+"""Of OpenAI's Responses."""
 
 
 def refuse_unserved(
@@ -147,8 +152,10 @@ def check_model(name: Any, served: str) -> None:
 
 
 def read_rid(given: Any, name: str) -> str:
-    """A request's name. The prefix of an OpenAI response id is dropped, so that both forms mean the same request."""
-    rid = given.removeprefix(RESPONSE_ID_PREFIX) if isinstance(given, str) else given
+    """A request's name. The prefix of a response's id is dropped, so that both forms mean the same request."""
+    rid = given
+    if isinstance(given, str) and (prefix := _RESPONSE_ID_PREFIX.match(given)):
+        rid = given[prefix.end() :]
     if not isinstance(rid, str) or not 1 <= len(rid) <= MAX_RID_CHARS:
         raise RequestRefused(
             f"{name} is {shown(given)}; it takes a string of 1 to {MAX_RID_CHARS} characters", param=name

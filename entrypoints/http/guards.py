@@ -16,16 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...scheduler.outcome import RequestRefused
 from ..server_args import ServerConfig
-from .keys import Keys
+from .keys import Keys, presented_key
 from .route import ANY_MEDIA, PROBE, Route, RouteTable
-from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error
+from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error, error_body
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Guards:
     """ASGI middleware: refuses what the checks refuse. ``request.state.is_admin`` says whether the caller may do
-    everything."""
+    everything, ``request.state.error_body`` which shape the errors of its route have."""
 
     def __init__(self, app: ASGIApp, routes: RouteTable, server: ServerConfig, keys: Keys) -> None:
         self._app = app
@@ -38,25 +38,27 @@ class Guards:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        route = self._routes.find(scope["path"], scope["method"])
+        body = error_body if route is None else route.error_body
+        scope.setdefault("state", {})["error_body"] = body
         try:
-            self._check(scope)
+            self._check(scope, route)
         except RequestRefused as refused:
             headers = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "POST"}}.get(refused.status)
-            await answer_error(refused, headers)(scope, receive, send)
+            await answer_error(refused, headers, body=body)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, route: Route | None) -> None:
         """Raises RequestRefused."""
         method, headers = scope["method"], dict(scope["headers"])
-        route = self._routes.find(scope["path"], method)
         host = _host(scope)
         # A page that knows the key may use the server, whatever its name.
         if not self._keys.api and host is not None:
             self._hosts.check(host)
         if method not in (*PROBE, "OPTIONS") or (route is not None and route.changes_state(method)):
             check_origin(headers.get(b"origin"), host, self._friend)
-        authorization = headers.get(b"authorization", b"")
+        key = presented_key(headers)
         access = "serving" if route is None else route.access
         by_old_client = route is not None and method == "GET" and route.changes_state(method)
         if by_old_client and not self._keys.is_asked_for(access):
@@ -65,8 +67,8 @@ class Guards:
                 status=405,
                 code="method_not_allowed",
             )
-        self._keys.check(access, authorization)
-        scope.setdefault("state", {})["is_admin"] = self._keys.is_admin(authorization)
+        self._keys.check(access, key)
+        scope["state"]["is_admin"] = self._keys.is_admin(key)
         if route is not None:
             check_content_type(route, headers)
 

@@ -10,7 +10,7 @@ both         | either key             | the admin key
 from __future__ import annotations
 
 import hmac
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,23 +30,34 @@ class Keys:
         """Whether a route of this access needs a key at all."""
         return bool(self.api or self.admin) if access == "admin" else access == "serving" and bool(self.api)
 
-    def is_admin(self, authorization: bytes) -> bool:
-        """Whether the bearer of this ``Authorization`` header may do everything."""
+    def is_admin(self, presented: bytes) -> bool:
+        """Whether the bearer of this key may do everything."""
         if not self.admin:
-            return not self.api or _equal(authorization, self.api)
-        return _equal(authorization, self.admin)
+            return not self.api or _equal(presented, self.api)
+        return _equal(presented, self.admin)
 
-    def check(self, access: Access, authorization: bytes) -> None:
-        """Raises RequestRefused: 401 without a key that is known, 403 where it is the wrong one of two."""
-        if not self.is_asked_for(access) or self.is_admin(authorization):
+    def check(self, access: Access, presented: bytes) -> None:
+        """presented: as of `presented_key`. Raises RequestRefused: 401 without a key that is known, 403 where it is the
+        wrong one of two."""
+        if not self.is_asked_for(access) or self.is_admin(presented):
             return
-        if self.api and _equal(authorization, self.api):
+        if self.api and _equal(presented, self.api):
             if access == "serving":
                 return
             raise admin_key_required()
         raise RequestRefused(
-            "the API key is missing or wrong; send Authorization: Bearer KEY", status=401, code="invalid_api_key"
+            "the API key is missing or wrong; send Authorization: Bearer KEY, or x-api-key: KEY",
+            status=401,
+            code="invalid_api_key",
         )
+
+
+def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key that a request brings, or b"": of ``Authorization: Bearer KEY``, else of ``x-api-key``, which Anthropic's
+    clients send."""
+    if authorization := headers.get(b"authorization", b""):
+        return authorization.removeprefix(b"Bearer ") if authorization.startswith(b"Bearer ") else b""
+    return headers.get(b"x-api-key", b"")
 
 
 def admin_key_required() -> RequestRefused:
@@ -86,6 +97,6 @@ def _read(flag: str, given: str, file: str, from_environment: str) -> str:
     return key
 
 
-def _equal(authorization: bytes, key: str) -> bool:
+def _equal(presented: bytes, key: str) -> bool:
     """In constant time."""
-    return hmac.compare_digest(authorization, b"Bearer " + key.encode())
+    return hmac.compare_digest(presented, key.encode())

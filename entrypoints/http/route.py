@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from .wire.transport import ErrorBody, error_body
+
 GET = ("GET",)
 POST = ("POST",)
 GET_OR_POST = ("GET", "POST")
@@ -26,13 +28,15 @@ ANY_MEDIA = "*/*"
 
 class Route(NamedTuple):
     """handler: gets ``request: Request`` if it declares it, and the path's parameters by name. media: the content type
-    of its body, if it takes one. GET of a route that takes POST as well is for old clients, and needs a key."""
+    of its body, if it takes one. error_body: the shape of its errors. GET of a route that takes POST as well is for old
+    clients, and needs a key."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]
     methods: tuple[str, ...]
     access: Access = "serving"
     media: str = JSON
+    error_body: ErrorBody = error_body
 
     def changes_state(self, method: str) -> bool:
         return method not in PROBE or "POST" in self.methods

@@ -1,4 +1,4 @@
-"""The HTTP API: puts the routes together. `native`, `openai` and `runtime` decide what a request means.
+"""The HTTP API: puts the routes together. `native`, `openai`, `anthropic` and `runtime` decide what a request means.
 
 Bodies are read as bytes and decoded by msgspec, not by FastAPI's models, so that all errors have one shape and name
 one field.
@@ -20,7 +20,9 @@ from ..server_args import ServerArgs
 from ..version import baton_version
 from .apis.chat_routes import ChatRoutes
 from .apis.generation_routes import GenerationRoutes
+from .apis.messages_routes import MessagesRoutes
 from .apis.openai_routes import OpenAIRoutes
+from .apis.responses_routes import ResponsesRoutes
 from .cache_routes import CacheRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
@@ -34,7 +36,7 @@ from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes
 from .unserved_routes import UnservedRoutes
 from .wire.bodies import Bodies, ClientLeft
-from .wire.transport import answer_error, client_gone
+from .wire.transport import ErrorBody, answer_error, client_gone, error_body
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ def build_app(
         GenerationRoutes(manager, args, bodies),
         OpenAIRoutes(manager, args, bodies),
         ChatRoutes(manager, chats, args, bodies),
+        ResponsesRoutes(manager, chats, args, bodies),
+        MessagesRoutes(manager, chats, args, bodies),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, args),
         TokenizerRoutes(manager, chats, args, bodies),
@@ -78,9 +82,9 @@ def build_app(
     return app
 
 
-async def _on_refused(_: Request, error: Exception) -> Response:
+async def _on_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRefused)
-    return answer_error(error)
+    return answer_error(error, body=_error_body(request))
 
 
 async def _on_client_left(request: Request, _: Exception) -> Response:
@@ -97,10 +101,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if allowed := (error.headers or {}).get("Allow"):
         message += f"; use {allowed}"
     refused = RequestRefused(message, status=error.status_code, code=codes.get(error.status_code, "http_error"))
-    return answer_error(refused, headers=dict(error.headers or {}))
+    return answer_error(refused, headers=dict(error.headers or {}), body=_error_body(request))
 
 
-async def _on_bug(_: Request, error: Exception) -> Response:
+async def _on_bug(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback; the client sees only the kind of error, not our internals.
     message = f"internal error ({type(error).__name__}); the server's log has the details"
-    return answer_error(RequestRefused(message, status=500, code="internal_error"))
+    return answer_error(RequestRefused(message, status=500, code="internal_error"), body=_error_body(request))
+
+
+def _error_body(request: Request) -> ErrorBody:
+    """The shape of this route's errors."""
+    return getattr(request.state, "error_body", error_body)

@@ -32,6 +32,15 @@ class RoleTexts:
         other._roles, other._after, other.is_open = list(self._roles), self._after, self.is_open
         return other
 
+    @property
+    def num_messages(self) -> int:
+        return len(self._roles)
+
+    def extend(self, other: RoleTexts, since: int) -> None:
+        """Go on with the messages of ``other`` from position ``since`` on, which have ended."""
+        self._roles += other._roles[since:]
+        self._after = other._after
+
     def begin(self, role: str) -> str:
         """The text before the content of a new message. Raises ChatTemplateError if the template refuses the message,
         or does not keep each content in one piece."""

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...runtime.text.chat_template import ChatTemplateError
-from .chain import Chain
 from .chat import RoleTexts
 from .errors import BackendError, ProgramError
-from .ir import Beam, Gen, RoleBegin, RoleEnd, Select, Step
+from .ir import Beam, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Step
 from .options import RunOptions
+from .requests.chain import Chain
 from .text_stream import TextStream
+from .thoughts import ThoughtSplitter
 from .variable import Variable
 
 _ABORT_AGAIN_S = 0.2
@@ -32,7 +34,7 @@ _ABORT_AGAIN_S = 0.2
 class _Task:
     label: str
     action: Callable[[], None]
-    variable: Variable | None = None
+    variables: tuple[Variable, ...] = ()
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -49,6 +51,13 @@ class Interpreter:
         self._roles: RoleTexts | None = None
         self._open_role: str | None = None
         """The open role after the last step submitted."""
+        self._role_text = 0
+        """Where the text of the last message begins, with what the template writes before it."""
+        self._scopes: dict[str, int] = {}
+        """Where the text of each open scope begins."""
+        self._fork_text = 0
+        self._fork_messages = 0
+        """How much text and how many messages there were when this state was forked."""
         self._thread: threading.Thread | None = None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
@@ -67,13 +76,18 @@ class Interpreter:
                 self._put(_Task("text", lambda: self._write(step)))
             case Gen():
                 variable = self._declare(step.name)
-                self._put(_Task(f"gen({step.name!r})", lambda: self._generate(step, variable), variable))
+                if step.reasoning is None:
+                    self._put(_Task(f"gen({step.name!r})", lambda: self._generate(step, variable), (variable,)))
+                    return
+                thought = self._declare(f"{step.name}_reasoning_content")
+                action = lambda: self._reason(step, variable, thought)  # noqa: E731
+                self._put(_Task(f"gen({step.name!r})", action, (variable, thought)))
             case Beam():
                 variable = self._declare(step.name)
-                self._put(_Task(f"beam({step.name!r})", lambda: self._search(step, variable), variable))
+                self._put(_Task(f"beam({step.name!r})", lambda: self._search(step, variable), (variable,)))
             case Select():
                 variable = self._declare(step.name)
-                self._put(_Task(f"select({step.name!r})", lambda: self._select(step, variable), variable))
+                self._put(_Task(f"select({step.name!r})", lambda: self._select(step, variable), (variable,)))
             case RoleBegin(role):
                 if self._open_role is not None:
                     raise ValueError(f"a {role} message begins inside a {self._open_role} message; end that one first")
@@ -84,6 +98,11 @@ class Interpreter:
                     raise ValueError(f"a {role} message ends, but the open one is: {self._open_role or 'none'}")
                 self._open_role = None
                 self._put(_Task(f"{role} message", self._end_role))
+            case ScopeBegin(name):
+                self._put(_Task(f"var_scope({name!r})", lambda: self._begin_scope(name)))
+            case ScopeEnd(name):
+                variable = self._declare(name)
+                self._put(_Task(f"var_scope({name!r})", lambda: self._end_scope(name, variable), (variable,)))
 
     def fork(self, count: int) -> list[Interpreter]:
         """``count`` states that go on from here, once all steps so far are done. Raises ProgramError."""
@@ -92,6 +111,12 @@ class Interpreter:
         if self.error is not None:
             raise self.error
         return forks
+
+    def concatenate(self, forks: list[Interpreter]) -> None:
+        """Append what each of these forks of this state has added. Raises ProgramError."""
+        self._put(_Task("join", lambda: self._concatenate(forks))).wait()
+        if self.error is not None:
+            raise self.error
 
     def sync(self) -> None:
         """Wait until all steps so far are done or skipped."""
@@ -166,8 +191,9 @@ class Interpreter:
             if self.error is None:
                 self._attempt(task)
             self._idle.set()
-            if self.error is not None and task.variable is not None:
-                task.variable.fail(self.error)
+            if self.error is not None:
+                for variable in task.variables:
+                    variable.fail(self.error)
             task.done.set()
 
     def _attempt(self, task: _Task) -> None:
@@ -196,6 +222,7 @@ class Interpreter:
     def _begin_role(self, role: str) -> None:
         if self._roles is None:
             self._roles = RoleTexts(self.options.backend.chat_template())
+        self._role_text = len(self.text.text)
         self._write(self._roles.begin(role), from_template=True)
         self.messages.append({"role": role, "content": ""})
 
@@ -204,37 +231,80 @@ class Interpreter:
         self._write(self._roles.end(), from_template=True)
 
     def _generate(self, step: Gen, variable: Variable) -> None:
-        sampling = {**self.options.sampling, **step.sampling}
         shown = ""
         answers: list[dict] = []
-        for answers in self._chain.generate(sampling, step.options, stream=self.options.stream):
+        for answers in self._answers(step):
             text = answers[0]["text"]
-            variable.stream.append(text[len(shown) :])
-            self._show(text[len(shown) :])
+            self._tell(variable, text[len(shown) :], answers[0]["meta_info"])
             shown = text
-        texts, metas = [answer["text"] for answer in answers], [answer["meta_info"] for answer in answers]
-        is_list = sampling.get("n", 1) > 1
-        variable.finish(texts if is_list else shown, metas if is_list else metas[0])
+        self._finish(variable, answers, [answer["text"] for answer in answers])
+
+    def _reason(self, step: Gen, variable: Variable, thought: Variable) -> None:
+        """`_generate`, with the thoughts taken out of the text. The chain goes on from the answer alone."""
+        assert step.reasoning is not None
+        splitter = ThoughtSplitter(step.reasoning, self.text.text[self._role_text :])
+        answers: list[dict] = []
+        for answers in self._answers(step, keeps_special_tokens=splitter.keeps_special_tokens):
+            self._tell_apart(splitter.push(answers[0]["text"]), variable, thought, answers[0]["meta_info"])
+        self._tell_apart(splitter.finish(), variable, thought, answers[0]["meta_info"])
+        first = (variable.stream.text, thought.stream.text)
+        if first[0] != answers[0]["text"]:
+            self._chain.replace_last(first[0])
+        apart = [first, *(splitter.split(answer["text"]) for answer in answers[1:])]
+        self._finish(variable, answers, [said for said, _ in apart])
+        self._finish(thought, answers, [thoughts for _, thoughts in apart])
+
+    def _answers(self, step: Gen, *, keeps_special_tokens: bool = False) -> Iterator[list[dict]]:
+        sampling = {**self.options.sampling, **step.sampling}
+        if keeps_special_tokens:
+            sampling["skip_special_tokens"] = False
+        return self._chain.generate(sampling, {**self.options.details, **step.options}, stream=self.options.stream)
+
+    def _tell(self, variable: Variable, piece: str, meta: Any = None) -> None:
+        variable.stream.append(piece, meta)
+        self._show(piece)
+
+    def _tell_apart(self, new: tuple[str, str], variable: Variable, thought: Variable, meta: Any) -> None:
+        answer, thoughts = new
+        if thoughts:
+            thought.stream.append(thoughts, meta)
+        self._tell(variable, answer, meta)
+
+    @staticmethod
+    def _finish(variable: Variable, answers: list[dict], texts: list[str]) -> None:
+        metas = [answer["meta_info"] for answer in answers]
+        if len(texts) > 1:
+            variable.finish(texts, metas)
+        else:
+            variable.finish(texts[0], metas[0])
 
     def _search(self, step: Beam, variable: Variable) -> None:
         sampling = {**self.options.search, **step.sampling}
         (answers,) = self._chain.generate(sampling, step.options, stream=False)
         texts = [answer["text"] for answer in answers]
-        variable.stream.append(texts[0])
-        self._show(texts[0])
+        self._tell(variable, texts[0])
         variable.finish(texts, [answer["meta_info"] for answer in answers])
 
     def _select(self, step: Select, variable: Variable) -> None:
-        choice = self._chain.choose(step.choices)
-        variable.stream.append(choice.text)
-        self._show(choice.text)
+        choice = self._chain.choose(step.choices, step.method)
         meta = {
-            **choice.answers[choice.index]["meta_info"],
+            **choice.answer["meta_info"],
             "choices": list(step.choices),
             "normalized_prompt_logprobs": choice.scores,
-            "input_token_logprobs": [answer["meta_info"]["input_token_logprobs"] for answer in choice.answers],
+            "input_token_logprobs": choice.rows,
+            "output_token_logprobs": [[] for _ in step.choices],
+            **choice.details,
         }
+        self._tell(variable, choice.text, meta)
         variable.finish(choice.text, meta)
+
+    def _begin_scope(self, name: str) -> None:
+        self._scopes[name] = len(self.text.text)
+
+    def _end_scope(self, name: str, variable: Variable) -> None:
+        text = self.text.text[self._scopes.pop(name) :]
+        variable.stream.append(text)
+        variable.finish(text, None)
 
     def _fork(self) -> Interpreter:
         other = Interpreter(self.options)
@@ -244,4 +314,26 @@ class Interpreter:
         other.variables = dict(self.variables)
         other._roles = None if self._roles is None else self._roles.copy()
         other._open_role = self._open_role
+        other._role_text = self._role_text
+        other._scopes = dict(self._scopes)
+        other._fork_text, other._fork_messages = len(self.text.text), len(self.messages)
         return other
+
+    def _concatenate(self, forks: list[Interpreter]) -> None:
+        for fork in forks:
+            is_open = fork._open_role is not None
+            if is_open and (self._open_role is None or len(fork.messages) > fork._fork_messages):
+                raise ProgramError(
+                    f"a fork ends inside a {fork._open_role} message; end it before the forks are joined"
+                )
+            if self._open_role is not None and not is_open:
+                raise ProgramError(f"a fork has ended the {self._open_role} message, which is open here; fork after it")
+        for fork in forks:
+            self._show(fork.text.text[fork._fork_text :])
+            self.messages += [dict(message) for message in fork.messages[fork._fork_messages :]]
+            if fork._roles is not None:
+                if self._roles is None:
+                    self._roles = fork._roles.copy()
+                else:
+                    self._roles.extend(fork._roles, fork._fork_messages)
+        self._chain.concatenate([fork._chain for fork in forks])

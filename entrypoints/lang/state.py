@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from . import ir
 from .errors import ProgramError
+from .expressions import role_message
 from .interpreter import Interpreter
 from .ir import Expr, steps_of
 from .text_stream import TextStream
@@ -52,7 +53,7 @@ class ProgramState:
         """Append a message of any role that the chat template knows."""
         if expr is None:
             return self._message(role)
-        self += ir.role_message(role, expr)
+        self += role_message(role, expr)
         return None
 
     @contextlib.contextmanager
@@ -62,6 +63,20 @@ class ProgramState:
         self._interpreter.submit(ir.RoleEnd(role))
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """``with s.var_scope("x"): s += …`` makes all that text, roles included, the variable ``x``."""
+        self._interpreter.submit(ir.ScopeBegin(name))
+        yield
+        self._interpreter.submit(ir.ScopeEnd(name))
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable to any value; nothing is appended. ``s[name] = value`` is the same."""
+        self._interpreter.set_variable(name, value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
 
     def __getitem__(self, name: str) -> Any:
         """The text of the step ``name``, once it is done; a list for n > 1, a `beam`, or after `join`.
@@ -98,22 +113,29 @@ class ProgramState:
         self.sync()
         return [dict(message) for message in self._interpreter.messages]
 
-    def text_iter(self, name: str | None = None) -> Iterator[str]:
-        """The text, or the step ``name``'s, in pieces as they arrive; token by token with ``run(…, stream=True)``.
+    def __str__(self) -> str:
+        return f"ProgramState({self.text()})"
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text, or the step ``var_name``'s, in pieces as they arrive; token by token with ``run(…, stream=True)``.
         Raises ProgramError after the last piece if a step failed."""
         with self._reading():
-            yield from self._stream(name).follow()
+            yield from self._stream(var_name).follow()
 
-    async def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
-        """`text_iter` for asyncio."""
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for asyncio. With ``return_meta_data`` it yields (piece, the step's meta so far); the last piece
+        may be empty, and has the whole meta."""
+        if return_meta_data and var_name is None:
+            raise ValueError("text_async_iter: return_meta_data needs var_name; the whole text has no meta")
         with self._reading():
             # The name may be declared later, so wait for it in a thread, not on the loop.
-            stream = self._interpreter.text if name is None else await asyncio.to_thread(self._stream, name)
-            async for piece in stream.follow_async():
-                yield piece
+            stream = self._interpreter.text if var_name is None else await asyncio.to_thread(self._stream, var_name)
+            async for item in stream.follow_with_meta() if return_meta_data else stream.follow_async():
+                yield item
 
     def error(self) -> ProgramError | None:
-        """The error of the step that failed, if one has so far."""
+        """The error of the step that failed, once the steps so far are done; None if none failed."""
+        self._wait()
         if self._interpreter.error is not None:
             self._error_was_read = True
         return self._interpreter.error
@@ -121,23 +143,28 @@ class ProgramState:
     def sync(self) -> None:
         """Wait until all steps so far are done; from outside a running program, until the program ends. Raises
         ProgramError if one failed."""
-        if self._is_outside():
-            for _ in self._interpreter.text.follow():
-                pass
-        self._interpreter.sync()
         if (error := self.error()) is not None:
             raise error
 
     # -- forks ---------------------------------------------------------------------------------------------------------
 
-    def fork(self, size: int = 1) -> ForkedStates:
+    def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkedStates:
         """``size`` states that go on from here, with copies of the variables. Text that this state has not sent yet is
         computed once for all of them. Raises ProgramError if an earlier step failed."""
+        if position_ids_offset is not None:
+            raise ValueError("fork: position_ids_offset is not supported; forks go on at the next position")
         if size < 1:
             raise ValueError(f"fork: size is {size}; use 1 or more")
         with self._reading():
             forks = self._interpreter.fork(size)
         return ForkedStates(self, [ProgramState(fork, parent=self) for fork in forks])
+
+    @contextlib.contextmanager
+    def copy(self, position_ids_offset: None = None) -> Iterator[ProgramState]:
+        """``with s.copy() as other: other += …`` is a fork of one, joined at the end: each of its new variables is a
+        list of one value in ``s``."""
+        with self.fork(1, position_ids_offset) as forks:
+            yield forks[0]
 
     # -- the program's life, for program.py ----------------------------------------------------------------------------
 
@@ -177,6 +204,14 @@ class ProgramState:
             state._interpreter.stop()
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Wait for the steps so far."""
+        if self._is_outside():
+            with contextlib.suppress(ProgramError):
+                for _ in self._interpreter.text.follow():
+                    pass
+        self._interpreter.sync()
 
     def _is_outside(self) -> bool:
         # Readers of a streaming program may ask for a name before its step is queued. Inside the program, waiting for
@@ -240,13 +275,26 @@ class ForkedStates:
         if kind is None:
             self.join()
 
-    def join(self) -> None:
+    def join(self, mode: Literal["gather_variable", "concate_and_append"] = "gather_variable") -> None:
         """Wait for all forks and end them. Each variable that is new in them becomes a list in the source state, with
-        one value per fork that has it. Raises ProgramError if a step of a fork failed."""
+        one value per fork that has it. Raises ProgramError if a step of a fork failed.
+
+        mode: "concate_and_append" appends the text of all forks to the source state instead, one after the other. If
+        nothing was appended there since the fork, it goes on from the first fork, which is not computed again.
+        """
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise ValueError(f"join: mode is {mode!r}; use 'gather_variable' or 'concate_and_append'")
         for state in self.states:
             state.sync()
+        if mode == "concate_and_append":
+            with self._source._reading():
+                self._source._interpreter.concatenate([state._interpreter for state in self.states])
         for state in self.states:
             state._interpreter.close()
+        if mode == "gather_variable":
+            self._gather()
+
+    def _gather(self) -> None:
         names = dict.fromkeys(name for state in self.states for name in state._interpreter.variables)
         for name in names:
             if name not in self._known:

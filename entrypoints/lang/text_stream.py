@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 
 class TextStream:
@@ -13,6 +14,7 @@ class TextStream:
 
     def __init__(self, text: str = "") -> None:
         self._text = text
+        self._meta: Any = None
         self._closed = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -27,9 +29,11 @@ class TextStream:
     def is_closed(self) -> bool:
         return self._closed
 
-    def append(self, piece: str) -> None:
+    def append(self, piece: str, meta: Any = None) -> None:
+        """``meta``: what is known of the whole text with this piece."""
         with self._changed:
             self._text += piece
+            self._meta = meta
             self._notify()
 
     def close(self, error: Exception | None = None) -> None:
@@ -56,6 +60,13 @@ class TextStream:
 
     async def follow_async(self) -> AsyncIterator[str]:
         """`follow` for asyncio; does not block the loop."""
+        async for piece, _ in self.follow_with_meta():
+            if piece:
+                yield piece
+
+    async def follow_with_meta(self) -> AsyncIterator[tuple[str, Any]]:
+        """`follow_async`, each piece with the meta of the text up to its end. The last piece may be empty, with the
+        last meta."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -65,14 +76,14 @@ class TextStream:
         with self._changed:
             self._listeners.append(wake)
         try:
-            position = 0
+            position, told = 0, None
             while True:
                 changed.clear()
                 with self._changed:
-                    piece, closed = self._text[position:], self._closed
-                if piece:
-                    position += len(piece)
-                    yield piece
+                    piece, meta, closed = self._text[position:], self._meta, self._closed
+                if piece or (closed and meta is not told):
+                    position, told = position + len(piece), meta
+                    yield piece, meta
                 elif closed:
                     break
                 else:

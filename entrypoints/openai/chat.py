@@ -16,7 +16,15 @@ from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, VLLM_NAMES, check_temperature, read_request_rid, with_vllm_names
+from .common import (
+    OPENAI_SAMPLING,
+    OTHER_SAMPLING,
+    VLLM_NAMES,
+    check_temperature,
+    read_request_rid,
+    template_variables,
+    with_vllm_names,
+)
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -157,16 +165,9 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
             "add_generation_prompt",
             param="continue_final_message",
         )
-    variables = fields.get("chat_template_kwargs", {})
-    if not isinstance(variables, dict):
-        raise RequestRefused("chat_template_kwargs takes an object", param="chat_template_kwargs")
-    if taken := [name for name in variables if name in _OF_THE_TEMPLATE]:
-        raise RequestRefused(
-            f"chat_template_kwargs.{taken[0]} is given by the request itself; use its own field",
-            param="chat_template_kwargs",
-        )
-    if "reasoning_effort" in fields:
-        variables = {"reasoning_effort": typed(fields["reasoning_effort"], str, "reasoning_effort")} | variables
+    effort = fields.get("reasoning_effort")
+    if effort is not None:
+        typed(effort, str, "reasoning_effort")
     documents = fields.get("documents")
     if documents is not None and not (isinstance(documents, list) and all(isinstance(d, dict) for d in documents)):
         raise RequestRefused("documents takes a list of objects", param="documents")
@@ -174,13 +175,10 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
         messages=messages,
         tools=None if choice.kind == "none" or not tools else tools,
         documents=documents,
-        variables=variables,
+        variables=template_variables(fields, effort),
         goes_on=goes_on,
         add_generation_prompt=answers,
     )
-
-
-_OF_THE_TEMPLATE = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
 def _message(given: Any, where: str) -> Message:

@@ -50,3 +50,20 @@ def read_request_rid(fields: dict[str, Any]) -> Any:
     if rid is not None and request_id is not None and rid != request_id:
         raise RequestRefused("rid and request_id are both given; they mean the same", param="request_id")
     return read_rid(request_id, "request_id") if rid is None and request_id is not None else rid
+
+
+def template_variables(fields: dict[str, Any], effort: str | None) -> dict[str, Any]:
+    """Variables of the chat template, from ``chat_template_kwargs``. effort: how much the model is to think; templates
+    call it reasoning_effort."""
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise RequestRefused("chat_template_kwargs takes an object", param="chat_template_kwargs")
+    if taken := [name for name in variables if name in _OF_THE_TEMPLATE]:
+        raise RequestRefused(
+            f"chat_template_kwargs.{taken[0]} is given by the request itself; use its own field",
+            param="chat_template_kwargs",
+        )
+    return variables if effort is None else {"reasoning_effort": effort} | variables
+
+
+_OF_THE_TEMPLATE = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")

@@ -11,7 +11,7 @@ from typing import Any
 from ...scheduler.outcome import RequestRefused
 from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
-from ..fields.reading import RESPONSE_ID_PREFIX, refuse_unserved, shown, typed
+from ..fields.reading import refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
 from .common import OPENAI_SAMPLING, OTHER_SAMPLING, VLLM_NAMES, check_temperature, read_request_rid, with_vllm_names
 
@@ -54,7 +54,7 @@ class CompletionRequest:
 
     @property
     def response_id(self) -> str:
-        return f"{RESPONSE_ID_PREFIX}{self.batch.rid}"
+        return f"cmpl-{self.batch.rid}"
 
 
 def parse_completion(

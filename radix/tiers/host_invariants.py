@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..invariants import InvariantError
-from ..node import TreeNode
 from ..tree import RadixTree
 from .block_tier import BlockTier
 from .host_order import HostOrder
@@ -29,16 +28,18 @@ def check_host(tier: HostTier, tree: RadixTree) -> None:
             f"host: {allocator.free_tokens} free + {allocator.quarantined_tokens} quarantined + {held} held + {read} "
             f"being read are not {allocator.total_tokens}"
         )
-    pages = [allocator.free_pages(), allocator.quarantined_pages(), *(_pages(node, page) for node in nodes)]
-    pages = np.concatenate([*pages, *(slots[::page] // page for slots in coming)])
+    copies = [node.host for node in nodes if node.host is not None]
+    in_use = np.concatenate([np.empty(0, dtype=np.int32), *copies, *coming])[::page] // page  # whole pages each
+    pages = np.concatenate([allocator.free_pages(), allocator.quarantined_pages(), in_use])
     if len(np.unique(pages)) != len(pages):
         raise InvariantError("a page of the host has two owners")
     for node in nodes:
         if HostOrder.is_leaf(node) and not tier.order.has(node):
             raise InvariantError(f"{node} could be evicted from the host, but has no entry")
-        for fence in (node.storing, node.loading):
-            if fence and fence not in tier.under_way:
-                raise InvariantError(f"{node} waits for copy {fence}, which is not under way")
+        if node.storing or node.loading:
+            for fence in (node.storing, node.loading):
+                if fence and fence not in tier.under_way:
+                    raise InvariantError(f"{node} waits for copy {fence}, which is not under way")
 
 
 def check_blocks(disk: BlockTier, host: HostTier, tree: RadixTree) -> None:
@@ -51,8 +52,3 @@ def check_blocks(disk: BlockTier, host: HostTier, tree: RadixTree) -> None:
             first = (node.prefix_len - len(node)) // disk.block_tokens
             if len(node.block_keys) != node.prefix_len // disk.block_tokens - first:
                 raise InvariantError(f"{node} has {len(node.block_keys)} block keys")
-
-
-def _pages(node: TreeNode, page: int) -> np.ndarray:
-    assert node.host is not None
-    return node.host[::page] // page

@@ -1,4 +1,7 @@
-"""Run code that compiles Triton kernels (see triton_compile) in a process of its own: this one may interpret them."""
+"""Run code that compiles Triton kernels (see triton_compile) in a process of its own: this one may interpret them.
+
+One process for all generations of cards: to import torch and Triton takes longer than most kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ import pytest
 DOUBLES = Path(__file__).parent
 
 
-def compile_apart(code: str, capability: int, cache: Path) -> str:
-    """What ``code`` prints; it finds the capability in sys.argv[1]. cache: a folder for what is compiled."""
+CAPABILITIES = (80, 90, 100)
+
+
+def compile_apart(code: str, cache: Path) -> dict[int, str]:
+    """Capability -> what ``code`` prints when it finds it in ``capability``. cache: a folder for what is compiled."""
     pytest.importorskip("triton")
     paths = [str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", code, str(capability)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    each = "".join(f"capability = {capability}\n{code}\nprint(end='\\0')\n" for capability in CAPABILITIES)
+    done = subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return dict(zip(CAPABILITIES, map(str.strip, done.stdout.split("\0")[:-1]), strict=True))

@@ -29,7 +29,8 @@ class FakeBackend:
 
     script: Script = lambda prompt, sampling: f"[{len(prompt)}]"
     template: str = CHAT
-    score: Callable[[str, str], float] = lambda prompt, choice: -1.0
+    score: Callable[[str, str], float | list[float]] = lambda prompt, choice: -1.0
+    """(text before, text) -> the logprob of each of its tokens, or of all of them."""
     hold: threading.Event | None = None
     ticks: threading.Semaphore | None = None
     found: int = 1000
@@ -49,8 +50,8 @@ class FakeBackend:
         rids = fields["rid"]
         if isinstance(rids, str):
             return self._one(fields)
-        suffixes = fields["continuation_suffix"]
-        return [self._one({**fields, "rid": r, "continuation_suffix": suffix}) for r, suffix in zip(rids, suffixes)]
+        each = "continuation_suffix" if "continuation_of" in fields else "input_ids"
+        return [self._one({**fields, "rid": r, each: one}) for r, one in zip(rids, fields[each], strict=True)]
 
     def stream(self, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         answer = self._one(fields)
@@ -115,9 +116,14 @@ class FakeBackend:
                 answer["meta_info"] |= {"sequence_score": -rank, "cumulative_logprob": -2 * rank}
             answer["meta_info"]["retained"] = {"tokens": 1, "ttl": 1.0} if fields.get("retain_ttl") else None
             if fields.get("return_logprob"):
-                choice = prompt[fields["logprob_start_len"] :]
-                scored = self.score(prompt[: fields["logprob_start_len"]], choice)
-                answer["meta_info"]["input_token_logprobs"] = [[scored, ord(char), None] for char in choice]
+                start = fields.get("logprob_start_len", -1) % (len(prompt) + 1)
+                choice = prompt[start:]
+                scored = self.score(prompt[:start], choice)
+                values = scored if isinstance(scored, list) else [scored] * len(choice)
+                rows = [[value, ord(char), char] for value, char in zip(values, choice, strict=True)]
+                if start == 0:
+                    rows[0][0] = None  # nothing stands before it
+                answer["meta_info"]["input_token_logprobs"] = rows
         return answers[0] if n == 1 else answers
 
     def _prompt(self, fields: dict[str, Any]) -> str:
@@ -131,7 +137,7 @@ class FakeBackend:
                 raise BackendError(f"{parent} is no longer on record", status=410, code="parent_forgotten")
             if not fields.get("keep_parent"):
                 self.leases.discard(parent)
-            suffix = fields.get("continuation_suffix", "")
+            suffix = fields.get("continuation_suffix", "") or "".join(map(chr, fields.get("continuation_ids", [])))
             self.computed.append(suffix)
             return self.records[parent][fields.get("continuation_index", 0)] + suffix
 

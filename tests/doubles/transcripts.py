@@ -1,4 +1,5 @@
-"""What users and tools say to an agent, five turns each; and a client that sends all of it with every call."""
+"""What users and tools say to an agent, five turns each; a client that sends all of it with every call, and what
+it should hear."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from server_under_test import ServerUnderTest
+
+from baton.runtime.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 
@@ -78,3 +81,23 @@ def play(server: ServerUnderTest, transcript: list[list[Message]], **fields: Any
         )
         messages.append({"role": "assistant", "content": turns[-1].text})
     return turns
+
+
+def said_by_ids(server: ServerUnderTest, transcript: list[list[Message]], tokenizer: Tokenizer) -> list[str]:
+    """The answers where each prompt is the ids of the turn before and those of what is new; nothing is inherited."""
+    messages: list[Message] = []
+    ids: list[int] = []
+    text, answers = "", []
+    for said in transcript:
+        messages += said
+        whole = tokenizer.apply_chat_template(messages)
+        assert whole.startswith(text)
+        ids += tokenizer.encode_continuation(whole[len(text) :])
+        params = {"temperature": 0, "max_new_tokens": 24}
+        output = server.generate(input_ids=ids, sampling_params=params).json()
+        stopped = output["meta_info"]["finish_reason"]["type"] == "stop"
+        ids += output["output_ids"][:-1] if stopped else output["output_ids"]
+        text = whole + output["text"]
+        answers.append(output["text"])
+        messages.append({"role": "assistant", "content": output["text"]})
+    return answers

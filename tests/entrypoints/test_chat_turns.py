@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from server_under_test import ServerUnderTest
-from transcripts import TRANSCRIPTS, Message, play, tool, user
+from transcripts import TRANSCRIPTS, play, said_by_ids, tool, user
 
 from baton.runtime.text.tokenizer import Tokenizer
 
@@ -44,38 +44,18 @@ def test_every_turn_after_the_first_is_a_handoff(
     assert all(turn.recomputed <= 1 for turn in others)
     for before, turn in zip(turns, others):
         assert turn.cached >= before.prompt
-    assert [turn.text for turn in turns] == said_by_ids(forgetful, TRANSCRIPTS[name])
+    assert [turn.text for turn in turns] == said_by_ids(forgetful, TRANSCRIPTS[name], Tokenizer.load(TOY_MODEL))
     assert [turn.path for turn in play(forgetful, TRANSCRIPTS[name])] == [None] * 5
-
-
-def said_by_ids(server: ServerUnderTest, transcript: list[list[Message]]) -> list[str]:
-    """The answers where each prompt is the ids of the turn before and those of what is new; nothing is inherited."""
-    tokenizer = Tokenizer.load(TOY_MODEL)
-    messages: list[Message] = []
-    ids: list[int] = []
-    text, answers = "", []
-    for said in transcript:
-        messages += said
-        whole = tokenizer.apply_chat_template(messages)
-        assert whole.startswith(text)
-        ids += tokenizer.encode_continuation(whole[len(text) :])
-        params = {"temperature": 0, "max_new_tokens": 24}
-        output = server.generate(input_ids=ids, sampling_params=params).json()
-        stopped = output["meta_info"]["finish_reason"]["type"] == "stop"
-        ids += output["output_ids"][:-1] if stopped else output["output_ids"]
-        text = whole + output["text"]
-        answers.append(output["text"])
-        messages.append({"role": "assistant", "content": output["text"]})
-    return answers
 
 
 def test_a_flood_between_the_turns_takes_nothing(server: ServerUnderTest) -> None:
     """Others compute more than the pool holds; the lease stays."""
     transcript = TRANSCRIPTS["files"]
     messages = list(transcript[0])
+    asked = {"temperature": 0, "max_tokens": 24}
     for said in transcript[1:3]:
-        asked = {"messages": messages, "temperature": 0, "max_tokens": 24}
-        text = server.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+        asks = asked | {"messages": messages}
+        text = server.client.post("/v1/chat/completions", json=asks).json()["choices"][0]["message"]["content"]
         for number in range(8):
             other = {"input_ids": [5 + number] * 700, "sampling_params": {"max_new_tokens": 1}}
             assert server.client.post("/generate", json=other).status_code == 200

@@ -36,6 +36,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    """For tests that leave it as it is: a start takes seconds."""
+    with ServerUnderTest(model, tmp_path_factory.mktemp("running"), behaviour=SLOW) as server:
+        yield server.wait_ready()
+
+
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Iterator[Any]:
     servers: list[ServerUnderTest] = []
@@ -144,13 +151,13 @@ def test_a_launcher_killed_at_any_time_leaves_no_folder(start: Any, seed: int) -
 def test_a_signal_to_everybody_lets_open_requests_finish(start: Any) -> None:
     """As service managers and terminals send it."""
     server = start().wait_ready()
-    plain = Caller(server, text="abc", sampling_params={"max_new_tokens": 60})
+    plain = Caller(server, text="abc", sampling_params={"max_new_tokens": 120})
     server.wait_until(lambda: server.running() == 1, "the request runs")
     for child in server.children().values():
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGINT)
     server.process.send_signal(signal.SIGTERM)
-    assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
+    assert plain.answer().json()["meta_info"]["completion_tokens"] == 120
     assert server.process.wait(10) == 0
 
 
@@ -162,12 +169,11 @@ def test_children_have_process_groups_of_their_own(start: Any) -> None:
     assert len(groups) == 2 and os.getpgid(server.process.pid) not in groups
 
 
-def test_stacks_of_every_process_can_be_had(start: Any) -> None:
-    server = start().wait_ready()
-    for number, pid in enumerate((server.process.pid, *(child.pid for child in server.children().values())), 1):
+def test_stacks_of_every_process_can_be_had(running: ServerUnderTest) -> None:
+    for number, pid in enumerate((running.process.pid, *(child.pid for child in running.children().values())), 1):
         os.kill(pid, signal.SIGUSR1)
-        server.wait_until(lambda count=number: server.log.count("Current thread") == count, "the stacks are written")
-    assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+        running.wait_until(lambda count=number: running.log.count("Current thread") == count, "the stacks are written")
+    assert running.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
 def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
@@ -197,16 +203,20 @@ def test_a_hung_worker_is_dumped_and_ends_the_server(start: Any) -> None:
     assert server.log.splitlines()[-1].startswith("baton: the worker has been silent for 3 s")
 
 
-def test_loading_is_told_from_serving(start: Any) -> None:
-    server = start("--ready-timeout", "4", behaviour={"start_hang": True})
+def first_answer(server: ServerUnderTest) -> httpx.Response:
     deadline = time.monotonic() + 20
-    seen = None
-    while seen is None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         try:
-            seen = server.client.get("/health")
+            return server.client.get("/health")
         except httpx.TransportError:
             time.sleep(0.05)
-    assert seen is not None and seen.status_code == 503
+    raise AssertionError(f"no answer within 20 s:\n{server.log}")
+
+
+def test_loading_is_told_from_serving(start: Any) -> None:
+    server = start("--ready-timeout", "4", behaviour={"start_hang": True})
+    seen = first_answer(server)
+    assert seen.status_code == 503
     assert seen.headers["retry-after"] == "1"
     refused = server.generate(text="a")
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_ready"
@@ -216,7 +226,7 @@ def test_loading_is_told_from_serving(start: Any) -> None:
 
 def test_sigterm_lets_open_requests_finish(start: Any) -> None:
     server = start().wait_ready()
-    fields = {"text": "abc", "sampling_params": {"max_new_tokens": 60}}
+    fields = {"text": "abc", "sampling_params": {"max_new_tokens": 200}}  # 4 s, for all the calls below
     plain, streamed = Caller(server, **fields), Caller(server, stream=True, **fields)
     server.wait_until(lambda: server.running() == 2, "both requests run")
     server.process.send_signal(signal.SIGTERM)
@@ -226,7 +236,7 @@ def test_sigterm_lets_open_requests_finish(start: Any) -> None:
         assert httpx.get(f"{server.url}{path}").status_code == 503
     refused = httpx.post(f"{server.url}/generate", json={"text": "a"})
     assert refused.json()["error"]["code"] == "shutting_down"
-    assert plain.answer().json()["meta_info"]["completion_tokens"] == 60
+    assert plain.answer().json()["meta_info"]["completion_tokens"] == 200
     assert streamed.answer().text.endswith("data: [DONE]\n\n")
     assert server.process.wait(10) == 0
     assert_all_gone(server, [])
@@ -293,28 +303,25 @@ def test_a_second_signal_ends_draining(start: Any) -> None:
 
 def test_sigterm_while_loading_ends_at_once(start: Any) -> None:
     server = start(behaviour={"start_hang": True})
-    server.wait_until(lambda: len(server.children()) == 2, "children run", 20)
-    time.sleep(0.5)
+    assert first_answer(server).status_code == 503
     children = list(server.children().values())
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(5) == 0
     assert_all_gone(server, children)
 
 
-def test_two_servers_on_one_port(start: Any) -> None:
-    first = start().wait_ready()
-    second = start(port=first.port)
+def test_two_servers_on_one_port(start: Any, running: ServerUnderTest) -> None:
+    second = start(port=running.port)
     assert second.process.wait(20) == 1
     assert second.log == (
-        f"baton: cannot listen on 127.0.0.1:{first.port}: Address already in use; use another --port or --host\n"
+        f"baton: cannot listen on 127.0.0.1:{running.port}: Address already in use; use another --port or --host\n"
     )
-    assert first.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
+    assert running.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
-def test_each_start_draws_its_seed_and_says_so(start: Any) -> None:
+def test_each_start_draws_its_seed_and_says_so(start: Any, running: ServerUnderTest) -> None:
     seeds = []
-    for flags in ([], [], ["--random-seed", "5"]):
-        server = start(*flags).wait_ready()
+    for server in (running, start().wait_ready(), start("--random-seed", "5").wait_ready()):
         seeds.append(server.client.get("/server_info").json()["random_seed"])
         assert f"random seed: {seeds[-1]}; --random-seed repeats it" in server.log
     assert len(set(seeds)) == 3 and seeds[2] == 5
@@ -355,11 +362,10 @@ def test_light_processes_do_not_import_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_processes_have_titles(start: Any) -> None:
-    server = start().wait_ready()
-    titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(server.process.pid).children()}
+def test_processes_have_titles(running: ServerUnderTest) -> None:
+    titles = {" ".join(child.cmdline()).strip() for child in psutil.Process(running.process.pid).children()}
     assert titles == {"baton::worker", "baton::detokenizer"}
-    assert " ".join(psutil.Process(server.process.pid).cmdline()).strip() == "baton::http"
+    assert " ".join(psutil.Process(running.process.pid).cmdline()).strip() == "baton::http"
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

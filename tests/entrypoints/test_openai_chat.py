@@ -136,6 +136,10 @@ def test_calls_at_the_same_time(client: openai.OpenAI) -> None:
     first, second = calls_of(choice.message)
     assert first["id"] != second["id"] and choice.message.content is None
     assert [json.loads(call["arguments"])["city"] for call in (first, second)] == ["Bern", "Rome"]
+    (cut,) = client.chat.completions.create(
+        model="x", messages=[user("Both?")], tools=[WEATHER], max_tokens=110
+    ).choices
+    assert cut.finish_reason == "length" and len(calls_of(cut.message)) == 1
     only = client.chat.completions.create(
         model="x", messages=[user("Both?")], tools=[WEATHER], parallel_tool_calls=False
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scheduler_harness import Harness
@@ -14,7 +16,7 @@ from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request
-from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, RequestSpec
+from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, Predecessor, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
 TRIE = ItemTrie.build(np.array([[10, 11, -1, -1], [12, 13, 14, 15]], dtype=np.int32))
@@ -123,17 +125,19 @@ def test_beams_within_both_limits(widest: int, rows: int) -> None:
     assert (refusal.value.status, refusal.value.param) == (400, "beam_width")
 
 
-def spec(n: int = 1, continues: bool = False) -> RequestSpec:
-    continuation = ContinuationSpec("parent") if continues else None
-    return make_spec("r", [1], SamplingParams(n=n), continuation=continuation)
+def spec(n: int = 1, **parent: Any) -> RequestSpec:
+    return make_spec("r", [1], SamplingParams(n=n), **parent)
 
 
-@pytest.mark.parametrize(("continues", "holds"), [(False, 10), (True, 13)])
-def test_the_queue_has_room_beyond_its_limit_for_who_comes_back(continues: bool, holds: int) -> None:
+@pytest.mark.parametrize(
+    ("parent", "holds"),
+    [({}, 10), ({"continuation": ContinuationSpec("parent")}, 13), ({"predecessor": Predecessor("turn")}, 13)],
+)
+def test_the_queue_has_room_beyond_its_limit_for_who_comes_back(parent: dict[str, Any], holds: int) -> None:
     config = SchedulerConfig(max_queued_requests=10, max_leased_requests=3)
-    limits.check_queue(spec(2, continues), holds - 2, config)
+    limits.check_queue(spec(2, **parent), holds - 2, config)
     with pytest.raises(RequestRefused, match=f"^{holds - 1} requests wait already, and the queue holds 10 ") as refusal:
-        limits.check_queue(spec(2, continues), holds - 1, config)
+        limits.check_queue(spec(2, **parent), holds - 1, config)
     assert (refusal.value.status, refusal.value.code, refusal.value.param) == (429, "queue_full", None)
 
 

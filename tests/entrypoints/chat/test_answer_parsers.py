@@ -54,6 +54,8 @@ def test_thoughts_are_told_from_words() -> None:
     assert parse(parsers, thought, separate_reasoning=False) == [Text(thought)]
     assert parse(parsers, "Hm.\n</think>\n\nYes", "<think>\n") == [Reasoning("Hm."), Text("Yes")]
     assert parse(parsers, "Yes", "<think>\n\n</think>\n\n") == [Text("Yes")]
+    usually = AnswerParsers("none", "deepseek-r1", "")
+    assert parse(usually, "Hm.</think>Yes") == [Reasoning("Hm."), Text("Yes")], "R1 begins inside of a thought"
 
 
 def test_ids_of_calls() -> None:

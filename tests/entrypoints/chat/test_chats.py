@@ -59,7 +59,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 class Scene:
     def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
         self.manager = Manager(tokenizer)
-        settings = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
+        settings: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
         self.chats: Chats = ChatSetup(ChatConfig(**settings), tokenizer).chats(cast(Any, self.manager))
 
     def chat(self, *messages: dict, says: str = "Ho", stream: bool = False, **fields: Any) -> list[ChatUpdate]:
@@ -149,6 +149,10 @@ def test_a_message_that_is_gone_on_with(scene: Scene) -> None:
     scene.chat(HI, said("Ho ho"), HI)
     assert scene.sent.spec.predecessor == Predecessor("one")
 
+    scene.chat(HI, said("Ha"), says=" ha ", rid="stripped", continue_final_message=True)
+    scene.chat(HI, said("Ha ha "), HI)
+    assert scene.sent.spec.predecessor == Predecessor("stripped")
+
 
 def test_own_wishes_come_first(scene: Scene) -> None:
     scene.chat(HI, retain_ttl=0)
@@ -178,9 +182,29 @@ def test_a_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: 
     assert scene.sent.spec.predecessor == Predecessor("one")
 
 
+def test_a_forced_call_that_the_template_writes_otherwise(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "tight.jinja"
+    file.write_text(CHAT_TEMPLATE.replace('{"name": "', '{"name":"'))
+    scene = Scene(tokenizer, chat_template=str(file))
+    scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice={"function": {"name": "ls"}}, rid="one")
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    scene.chat(HI, {"role": "assistant", "tool_calls": [call]}, HI, tools=[LS])
+    assert scene.sent.spec.predecessor == Predecessor("one")
+
+
+def test_what_might_have_become_a_call_is_told_at_the_end(scene: Scene) -> None:
+    (update,) = scene.chat(HI, says="a <tool_", tools=[LS])
+    assert "".join(piece.text for piece in update.pieces if isinstance(piece, Text)) == "a <tool_"
+
+
+def test_a_user_who_speaks_of_thoughts_opens_none(scene: Scene) -> None:
+    (update,) = scene.chat({"role": "user", "content": "What is <think>?"}, says="A tag.")
+    assert update.pieces == [Text("A tag.")]
+
+
 def test_a_forced_call_ends_a_thought_that_the_prompt_opened(scene: Scene) -> None:
     named = {"type": "function", "function": {"name": "ls"}}
-    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     (update,) = scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice=named, **thinks)
     assert scene.text.endswith('[assistant]<think>\n\n</think>\n\n<tool_call>\n{"name": "ls", "arguments":')
     assert CallBegins(0, "ls") in update.pieces

@@ -178,20 +178,31 @@ def test_thoughts_that_the_prompt_opened():
 
 
 def test_the_template_is_not_asked_for_every_turn():
-    """A long chat whose thoughts the client has dropped goes on from none of its turns; each of them is a candidate."""
+    """A long chat begins with the prompts of many turns that said something else; only their texts are compared."""
     recorder = Recorder()
-    asked = conversation("0")
+    words = [word for number in range(20) for word in (f"ask {number}", "b")]
+    first = recorder.answer(conversation(words[0]), "b", "first")
     for number in range(1, 20):
-        recorder.answer(asked, "<think>Hm.</think>b", f"turn {number}")
-        asked = then(asked, message("b", reasoning_content="Hm."), asks(str(number)))
-    dropped = conversation(*(word for number in range(20) for word in (str(number), "b")), "end")
+        recorder.answer(conversation(*words[: 2 * number + 1]), "other", f"turn {number}")
+    asked = conversation(*words, "end")
     renders: list[int] = []
     render = recorder.renderer.render
     recorder.renderer.render = lambda each: renders.append(1) or render(each)  # type: ignore[method-assign]
-    assert recorder.conversations.find(dropped, render(dropped), "") is None
-    assert len(renders) <= conversations.MAX_TEMPLATES_ASKED
     found = recorder.conversations.find(asked, render(asked), "")
-    assert found is not None and found.turn.rid == "turn 19"
+    assert found is not None and found.turn is first
+    assert len(renders) == conversations.MAX_TEMPLATES_ASKED
+
+
+def test_a_template_that_ends_otherwise_than_it_goes_on():
+    """What it writes behind the last answer is not what it writes behind the answer once there is more."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}"
+        "{% if loop.last and m.role == 'assistant' %}(last){% endif %}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    recorder = Recorder(template)
+    recorder.answer(conversation("a"), " b")
+    assert recorder.find(conversation("a", " b", "c")) is None
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

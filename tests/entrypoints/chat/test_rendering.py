@@ -50,6 +50,13 @@ def test_variables_tools_and_documents_reach_the_template() -> None:
     assert renderer.render(asked.first(0)) == "1 2 False"
 
 
+def test_developers_are_the_system_where_the_template_does_not_know_them() -> None:
+    asked = Conversation(messages=[{"role": "developer", "content": "Be"}, {"role": "user", "content": "Hi"}])
+    assert make_renderer(PLAIN).render(asked) == "<system>Be</><user>Hi</><a>"
+    knows = make_renderer(PLAIN + "{# developer #}")
+    assert knows.render(asked) == "<developer>Be</><user>Hi</><a>"
+
+
 @pytest.mark.parametrize(
     ("renderer", "code", "says"),
     [

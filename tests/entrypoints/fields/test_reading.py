@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.entrypoints.fields.reading import read_rid
 from baton.entrypoints.native.generate import parse_generate
 from baton.scheduler.outcome import RequestRefused
 
@@ -29,3 +30,15 @@ def test_numbers_that_fit_no_message_are_refused(name: str, fields: dict[str, An
     with pytest.raises(RequestRefused, match=f"{name} is .*; use a number of less than 64 bits") as refusal:
         parse_generate(fields)
     assert refusal.value.status == 400 and refusal.value.param == name
+
+
+@pytest.mark.parametrize("given", ["x", "cmpl-x", "chatcmpl-x", "msg_x", "resp_x", "resp_msg_x"])
+def test_the_id_of_a_response_names_its_request(given: str) -> None:
+    assert read_rid(given, "rid") == "x"
+    assert read_rid(f"x{given}", "rid") == f"x{given}", "only what it begins with"
+
+
+@pytest.mark.parametrize("given", ["", "msg_", "x" * 513, 1, None])
+def test_names_that_are_none(given: Any) -> None:
+    with pytest.raises(RequestRefused, match=r"continuation_of is .*; it takes a string of 1 to 512 characters"):
+        read_rid(given, "continuation_of")

@@ -10,7 +10,7 @@ import pytest
 from http_calls import error_of
 from server_under_test import ServerUnderTest
 
-from baton.entrypoints.http.keys import Keys, read_keys
+from baton.entrypoints.http.keys import Keys, presented_key, read_keys
 from baton.entrypoints.server_args import ServerConfig, UsageError
 from baton.scheduler.outcome import RequestRefused
 
@@ -41,11 +41,26 @@ SERVING, ADMIN = "serving-s3cret", "admin-s3cret"
 )
 def test_what_a_key_opens(keys: Keys, access: str, given: str, status: int | None) -> None:
     try:
-        keys.check(access, f"Bearer {given}".encode() if given else b"")  # type: ignore[arg-type]
+        keys.check(access, given.encode())  # type: ignore[arg-type]
     except RequestRefused as refused:
         assert refused.status == status
     else:
         assert status is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({}, b""),
+        ({b"authorization": b"Bearer k"}, b"k"),
+        ({b"x-api-key": b"k"}, b"k"),
+        ({b"authorization": b"Bearer k", b"x-api-key": b"other"}, b"k"),
+        ({b"authorization": b"k"}, b""),
+        ({b"authorization": b"Basic k", b"x-api-key": b"k"}, b""),
+    ],
+)
+def test_where_a_request_has_its_key(headers: dict[bytes, bytes], key: bytes) -> None:
+    assert presented_key(headers) == key
 
 
 def test_a_key_stands_in_a_flag_a_file_or_the_environment(tmp_path: Path) -> None:

@@ -6,7 +6,23 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.lang import assistant, beam, gen, role_message, select, user
+from baton.entrypoints.lang import (
+    Anthropic,
+    LiteLLM,
+    OpenAI,
+    assistant,
+    beam,
+    gen,
+    gen_int,
+    gen_string,
+    greedy_token_selection,
+    image,
+    role_message,
+    select,
+    separate_reasoning,
+    user,
+    video,
+)
 from baton.entrypoints.lang.ir import Beam, Gen, RoleBegin, RoleEnd, Select, steps_of
 
 
@@ -81,6 +97,26 @@ def test_beam_takes_what_a_search_takes() -> None:
 
 def test_choices() -> None:
     assert select("x", choices=["a", "b"]) == Select("x", ("a", "b")) == gen("x", choices=["a", "b"], temperature=0)
+    greedy = Select("x", ("a", "b"), greedy_token_selection)
+    assert select("x", ["a", "b"], 0.0, greedy_token_selection) == greedy
+    assert gen("x", choices=("a", "b"), choices_method="greedy_token_selection") == greedy
+
+
+def test_the_order_of_parameters_is_sglangs() -> None:
+    expr = gen("x", 3, 1, 2, "a", [5], None, 0.5, 0.9, 4, 0.1, 0.2, 0.3, True, True, 7, 2, True)
+    assert isinstance(expr, Gen) and expr.options == {
+        "return_logprob": True,
+        "logprob_start_len": 7,
+        "top_logprobs_num": 2,
+        "return_text_in_logprobs": True,
+    }
+    assert list(expr.sampling.values()) == [3, 1, 2, "a", [5], 0.5, 0.9, 4, 0.1, 0.2, 0.3, True]
+    assert list(expr.sampling)[-3:] == ["frequency_penalty", "presence_penalty", "ignore_eos"]
+
+
+def test_thoughts_are_taken_out_of_gens_alone() -> None:
+    expr = separate_reasoning("a" + gen("x", max_tokens=3) + select("y", ["b"]), model_type="qwen3")
+    assert list(steps_of(expr)) == ["a", Gen("x", {"max_new_tokens": 3}, {}, "qwen3"), Select("y", ("b",))]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +125,18 @@ def test_choices() -> None:
         (lambda: gen("x", regex="[0-9]"), ValueError, "regex is not supported: constrained"),
         (lambda: gen("x", json_schema="{}"), ValueError, "json_schema is not supported"),
         (lambda: gen("x", dtype=int), ValueError, "dtype is not supported"),
-        (lambda: gen("x", max_token=3), TypeError, "no parameter 'max_token'"),
+        (lambda: gen("x", stop_regex="a+"), ValueError, "stop_regex is not supported: use stop"),
+        (lambda: gen("x", choices_method="greedy_token_selection"), ValueError, "choices_method .* give choices too"),
+        (lambda: gen("x", choices=[]), ValueError, "at least one non-empty string"),
+        (
+            lambda: gen("x", max_token=3),
+            TypeError,
+            r"gen\(\) has no parameter 'max_token'; did you mean 'max_tokens'\?",
+        ),
+        (lambda: gen("x", max_new_tokens=3), TypeError, "did you mean 'max_tokens'"),
+        (lambda: gen("x", zzz=3), TypeError, r"no parameter 'zzz'$"),
+        (lambda: select("x", choice=["a"]), TypeError, r"select\(\) has no parameter 'choice'; did you mean 'choices'"),
+        (lambda: beam("x", 2, lenght_penalty=0.5), TypeError, "did you mean 'length_penalty'"),
         (lambda: gen(""), ValueError, "name of a variable is ''"),
         (lambda: beam("", 2), ValueError, "name of a variable is ''"),
         (lambda: beam("x", 2, temperature=0.5), TypeError, "temperature"),  # type: ignore[call-arg]
@@ -98,7 +145,22 @@ def test_choices() -> None:
         (lambda: select("x", choices="ab"), ValueError, "choices is 'ab'"),
         (lambda: select("x", choices=["a", ""]), ValueError, "non-empty"),
         (lambda: select("x", ["a"], temperature=1.0), ValueError, "temperature is 1.0"),
-        (lambda: select("x", ["a"], choices_method="greedy_token_selection"), ValueError, "choices_method is 'greedy"),
+        (
+            lambda: select("x", ["a"], choices_method="greedy"),
+            ValueError,
+            "choices_method is 'greedy'; use one of token_",
+        ),
+        (lambda: select("x", ["a"], choices_method=7), ValueError, "choices_method is 7"),  # type: ignore[arg-type]
+        (lambda: separate_reasoning(gen("x")), ValueError, "model_type is None"),
+        (lambda: separate_reasoning(gen("x"), "quen3"), ValueError, "no reasoning parser 'quen3'"),
+        (lambda: separate_reasoning(gen(), "qwen3"), ValueError, "a gen has no name"),
+        (lambda: gen_int("x"), NotImplementedError, "gen_int is not supported: constrained decoding"),
+        (lambda: gen_string("x"), NotImplementedError, "gen_string is not supported"),
+        (lambda: image("cat.jpeg"), NotImplementedError, "image is not supported: the server has no models that see"),
+        (lambda: video("cat.mp4", 8), NotImplementedError, "video is not supported"),
+        (lambda: OpenAI("gpt-4o"), NotImplementedError, "OpenAI is not supported: programs run on Baton's own server"),
+        (lambda: Anthropic("claude"), NotImplementedError, "Anthropic is not supported"),
+        (lambda: LiteLLM("x"), NotImplementedError, "LiteLLM is not supported"),
     ],
 )
 def test_what_cannot_be_served(call: Any, error: type[Exception], message: str) -> None:

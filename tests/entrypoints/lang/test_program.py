@@ -97,7 +97,7 @@ def test_default_backend() -> None:
         assert two_stages.run("q")["thought"] == "[2]"
     finally:
         set_default_backend(None)
-    with pytest.raises(TypeError, match="backend is 7; give an Engine, the URL"):
+    with pytest.raises(TypeError, match="backend is 7; give an Engine, a Runtime, the URL"):
         two_stages.run("q", backend=7)
 
 
@@ -287,16 +287,15 @@ def test_functions_that_cannot_be_programs() -> None:
 
     def nothing() -> None: ...
 
-    def shadows(s: ProgramState, temperature: float) -> None: ...
-
     with pytest.raises(TypeError, match="later is async"):
         function(later)
     with pytest.raises(TypeError, match="takes no state"):
         function(nothing)
-    with pytest.raises(TypeError, match=r"has the parameter temperature, which is an option of run\(\)"):
-        function(shadows)
-    with pytest.raises(TypeError, match="elsewhere use run"):
-        two_stages("question")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_api_spec_tokens is not supported"):
+        function(num_api_spec_tokens=64)  # type: ignore[arg-type]
+    for method in (two_stages.trace, two_stages.cache):
+        with pytest.raises(NotImplementedError, match=f"{method.__name__} is not supported"):
+            method(backend=FakeBackend())
 
 
 def test_programs_call_programs() -> None:

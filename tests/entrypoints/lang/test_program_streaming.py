@@ -141,9 +141,12 @@ def test_state_is_read_by_waiting() -> None:
     @function
     def waits(s: ProgramState) -> None:
         s += "a" + gen("x")
-        assert s.error() is None
         threading.Timer(0.02, backend.hold.set).start()  # type: ignore[union-attr]
         assert s["x"] == "[2]"
+        backend.hold.clear()  # type: ignore[union-attr]
+        s += gen("y")
+        threading.Timer(0.02, backend.hold.set).start()  # type: ignore[union-attr]
+        assert s.error() is None and s.text() == "a[2][5]"
 
     waits.run(backend=backend)
 

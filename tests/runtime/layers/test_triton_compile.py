@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+
 from compile_apart import compile_apart
 
 COMPILE = """
-import sys
 import torch
 from triton_compile import compiling_for
 from baton.runtime.layers import triton_ops
@@ -17,8 +17,8 @@ SHAPES = [
     OpShape(1024, 3072, num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True, eps=1e-6),  # Qwen3, 0.6B
     OpShape(896, 4864, num_heads=14, num_kv_heads=2, head_dim=64, qk_norm=False, eps=1e-6),  # Qwen2.5, 0.5B
 ]
-with compiling_for(int(sys.argv[1])) as compiled:
-    for shape in SHAPES:
+with compiling_for(capability) as compiled:
+    for shape in SHAPES if capability == 90 else SHAPES[:1]:  # the language is the same for all of them
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for name in ("rms_norm", "add_rms_norm", "silu_and_mul", "rotate_and_store", "copy_kv"):
                 Trial(shape, 2, dtype).found(name, getattr(triton_ops, name), torch.device("cpu"))
@@ -26,8 +26,6 @@ print(sorted(set(compiled)), len(compiled))
 """
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_kernels_compile(tmp_path, capability):
-    printed = compile_apart(COMPILE, capability, tmp_path)
+def test_kernels_compile(tmp_path: Path) -> None:
     names = ["_copy_kv_kernel", "_rms_norm_kernel", "_rotate_and_store_kernel", "_silu_and_mul_kernel"]
-    assert printed == f"{names} 45"
+    assert compile_apart(COMPILE, tmp_path) == {80: f"{names} 15", 90: f"{names} 45", 100: f"{names} 15"}

@@ -172,13 +172,12 @@ def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
 
 
 COMPILE = """
-import sys
 from draw_cases import random_case
 from triton_compile import compiling_for
 from baton.runtime.sampling import triton_ops, triton_ranking
 
-with compiling_for(int(sys.argv[1])) as compiled:
-    for vocab_size in (32000, 151936):
+with compiling_for(capability) as compiled:
+    for vocab_size in (32000, 151936) if capability == 90 else (151936,):  # the language is the same for all of them
         case = random_case(0, 2, vocab_size)
         for width in (50, 256, 4096):
             triton_ops.draw_top_k(case.logits, width, case.filters, case.keys)
@@ -190,7 +189,6 @@ print([compiled.count(name) for name in names])
 """
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_kernels_compile(tmp_path, capability):
-    printed = compile_apart(COMPILE, capability, tmp_path)
-    assert printed == "[4, 4, 2, 4, 2, 2]"
+def test_kernels_compile(tmp_path):
+    few = "[2, 2, 1, 2, 1, 1]"
+    assert compile_apart(COMPILE, tmp_path) == {80: few, 90: "[4, 4, 2, 4, 2, 2]", 100: few}

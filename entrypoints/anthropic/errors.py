@@ -1,0 +1,25 @@
+"""Errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...scheduler.outcome import RequestRefused
+
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def error_body(error: RequestRefused) -> dict[str, Any]:
+    """``details``: the code where Anthropic's client looks for one, and the field to change."""
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    return {
+        "type": "error",
+        "error": {
+            "type": _TYPES.get(error.status, kind),
+            "message": error.message,
+            "details": {"error_code": error.code, "param": error.param},
+        },
+    }

@@ -1,0 +1,237 @@
+"""Reads the fields of ``POST /v1/messages`` and of ``/v1/messages/count_tokens``. No HTTP, no model, no template.
+
+The shared readers check sampling and everything that completions have too; their refusals are translated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ...scheduler.outcome import RequestRefused
+from ..chat.call import ChatCall
+from ..chat.tools import Choice, read_tools
+from ..fields.continuation import CONTINUATION_FIELDS
+from ..fields.field_names import FieldNames
+from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
+from ..fields.reading import one_of, refuse_unserved, shown, typed
+from .conversation import read_conversation
+
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED)
+
+_SAMPLING = (
+    "temperature", "top_p", "top_k",
+    # Not Anthropic's; named as in SGLang and vLLM.
+    "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids",
+    "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+)  # fmt: skip
+
+_NO_CONTINUATION = tuple(name for name in CONTINUATION_FIELDS if not name.startswith("retain"))
+"""A chat goes on from its own messages, and finds what it goes on from by itself."""
+
+FIELDS = (
+    "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "metadata", "tools", "tool_choice",
+    "thinking", "output_config", "rid", "min_tokens", *_SAMPLING,
+    *(name for name in SHARED_FIELDS if name not in _NO_CONTINUATION),
+)  # fmt: skip
+
+UNSUPPORTED: dict[str, tuple] = {
+    # Field -> the values, besides null, that ask for nothing.
+    "container": (), "context_management": ({}, {"edits": []}), "mcp_servers": ([],), "speed": ("standard",),
+    "diagnostics": (), "output_format": (), "stop": ([],), "n": (1,), "keep_parent": (False,),
+    **{name: () for name in _NO_CONTINUATION if name != "keep_parent"},
+}  # fmt: skip
+
+_INSTEAD = {"stop": "stop_sequences"}
+
+WITHOUT_EFFECT = (
+    "cache_control", "service_tier", "inference_geo", "user_profile_id", "workspace_id", "routing_key",
+    "conversation_id", "no_logs",
+)  # fmt: skip
+"""Labels, accepted and ignored. Every prefix is cached, marked or not."""
+
+_TOOL_NAME = re.compile(r"[\w-]{1,128}", re.ASCII)
+_TOOL_OFF: dict[str, tuple] = {
+    "strict": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], []), "input_examples": ([],),
+}  # fmt: skip
+_TOOL_WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(slots=True, frozen=True)
+class MessagesRequest:
+    """A parsed request. ``thinking``: enabled, adaptive or disabled, or None where the request does not say.
+    ``unenforced``: fields that had to be there and bound nothing; the answer names them."""
+
+    call: ChatCall
+    model: str
+    thinking: str | None
+    unenforced: tuple[str, ...] = ()
+
+    @property
+    def message_id(self) -> str:
+        return f"msg_{self.call.rid}"
+
+
+def parse_messages(fields: dict[str, Any], *, rid: str | None = None, counts_only: bool = False) -> MessagesRequest:
+    """Fields of the request body -> a call. ``rid`` is used if the body has none. counts_only: nothing is generated,
+    and max_tokens may be missing. Raises RequestRefused."""
+    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    model = typed(_needed(fields, "model", "a string"), str, "model")
+    if not counts_only and (most := typed(_needed(fields, "max_tokens", "a whole number"), int, "max_tokens")) < 1:
+        raise RequestRefused(f"max_tokens is {most}; use 1 or more", param="max_tokens")
+    tools, choice = _tools(fields)
+    thinking, budget = _thinking(fields.get("thinking"))
+    variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking != "disabled"}
+    variables |= _effort(fields.get("output_config"))
+    conversation = read_conversation(
+        _needed(fields, "messages", "a list"),
+        fields.get("system"),
+        tools=None if choice.kind == "none" or not tools else tools,
+        variables=variables,
+    )
+    fields |= _user(fields)
+    with MESSAGE_NAMES.translated():
+        alone = PromptTokens(1, is_batch=False)
+        batch = read_prompts(fields, alone, _sampling(fields), [LogprobFields()], rid=fields.get("rid", rid))
+    call = ChatCall(prompt=batch.prompts[0], stream=batch.stream, conversation=conversation, tools=tools, choice=choice)
+    return MessagesRequest(call, model, thinking, () if budget is None else ("thinking.budget_tokens",))
+
+
+def check_thinking(asked: MessagesRequest, template: str, *, thoughts_are_known: bool) -> None:
+    """Refuse a wish that this model cannot be told of. template: the source of its chat template. thoughts_are_known:
+    the server can tell its thoughts from its words. Raises RequestRefused."""
+    if "enable_thinking" in template:
+        return
+    if asked.thinking == "enabled" and not thoughts_are_known:
+        raise RequestRefused(
+            "thinking.type is enabled, and this model does not think as far as the server knows; leave thinking out, "
+            "use adaptive, or have the operator set --reasoning-parser",
+            code="unsupported_field",
+            param="thinking",
+        )
+    if asked.thinking == "disabled" and thoughts_are_known:
+        raise RequestRefused(
+            "thinking.type is disabled, and the chat template of this model has no switch for it (enable_thinking); "
+            "leave thinking out",
+            code="unsupported_field",
+            param="thinking",
+        )
+
+
+def _needed(fields: dict[str, Any], name: str, kind: str) -> Any:
+    if name not in fields:
+        raise RequestRefused(f"{name} is missing; it takes {kind}", param=name)
+    return fields[name]
+
+
+def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters in SGLang's names."""
+    if not 0.0 <= typed(fields.get("temperature", 1.0), float, "temperature") <= 1.0:
+        raise RequestRefused(f"temperature is {shown(fields['temperature'])}; use 0 to 1", param="temperature")
+    stops = fields.get("stop_sequences", [])
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise RequestRefused(f"stop_sequences is {shown(stops)}; it takes a list of strings", param="stop_sequences")
+    sampling = {name: fields[name] for name in _SAMPLING if name in fields}
+    sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
+    return sampling | {"stop": stops}
+
+
+def _user(fields: dict[str, Any]) -> dict[str, Any]:
+    """Whose request it is, which Anthropic calls metadata.user_id."""
+    metadata = fields.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise RequestRefused(f"metadata is {shown(metadata)}; it takes an object", param="metadata")
+    refuse_unserved(metadata, ("user_id",), {}, (), where="metadata.")
+    user = metadata.get("user_id")
+    if user is None:
+        return {}
+    if fields.get("user", user) != user:
+        raise RequestRefused("user and metadata.user_id differ; they mean the same", param="metadata.user_id")
+    return {"user": typed(user, str, "metadata.user_id")}
+
+
+def _thinking(given: Any) -> tuple[str | None, int | None]:
+    """(type, budget)."""
+    if given is None:
+        return None, None
+    if not isinstance(given, dict):
+        raise RequestRefused(f"thinking is {shown(given)}; it takes an object with a type", param="thinking")
+    kind = one_of(given.get("type"), ("enabled", "adaptive", "disabled"), "thinking.type")
+    served = ("type", "budget_tokens") if kind == "enabled" else ("type",)
+    refuse_unserved(given, served, {"display": ("summarized",)}, (), where="thinking.")
+    budget = given.get("budget_tokens")
+    if budget is not None and typed(budget, int, "thinking.budget_tokens") < 1:
+        raise RequestRefused(f"thinking.budget_tokens is {budget}; use 1 or more", param="thinking.budget_tokens")
+    return kind, budget
+
+
+def _effort(given: Any) -> dict[str, Any]:
+    """The template's variable for how much the model should think."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise RequestRefused(f"output_config is {shown(given)}; it takes an object", param="output_config")
+    refuse_unserved(given, ("effort",), {"format": ()}, (), where="output_config.")
+    effort = given.get("effort")
+    return {} if effort is None else {"reasoning_effort": one_of(effort, EFFORTS, "output_config.effort")}
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def _tools(fields: dict[str, Any]) -> tuple[list[dict], Choice]:
+    given, choice = fields.get("tools", []), fields.get("tool_choice")
+    if not isinstance(given, list):
+        raise RequestRefused(f"tools is {shown(given)}; it takes a list", param="tools")
+    tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(given)]
+    if choice is None:
+        return read_tools(tools, None, None)
+    if not isinstance(choice, dict):
+        raise RequestRefused(f"tool_choice is {shown(choice)}; it takes an object with a type", param="tool_choice")
+    kind = one_of(choice.get("type"), ("auto", "any", "tool", "none"), "tool_choice.type")
+    named = {"tool": ("name",)}.get(kind, ())
+    served = ("type", *named, *(() if kind == "none" else ("disable_parallel_tool_use",)))
+    refuse_unserved(choice, served, {}, (), where="tool_choice.")
+    if kind in ("any", "tool") and not tools:
+        raise RequestRefused(f"tool_choice.type is {kind} and there are no tools", param="tool_choice")
+    one_only = choice.get("disable_parallel_tool_use")
+    parallel = not typed(False if one_only is None else one_only, bool, "tool_choice.disable_parallel_tool_use")
+    if kind == "tool":
+        name = typed(choice.get("name"), str, "tool_choice.name")
+        return read_tools(tools, {"type": "function", "function": {"name": name}}, parallel)
+    return read_tools(tools, {"any": "required"}.get(kind, kind), parallel)
+
+
+def _tool(given: Any, where: str) -> dict:
+    """In OpenAI's shape, which templates expect."""
+    if not isinstance(given, dict):
+        raise RequestRefused(f"{where} takes an object with name, description and input_schema", param=where)
+    if given.get("type") not in (None, "custom"):
+        raise RequestRefused(
+            f"{where} is of type {shown(given['type'])}, which this server has not; it takes tools that you define: "
+            "name, description and input_schema",
+            code="unsupported_tool",
+            param=where,
+        )
+    refuse_unserved(
+        given, ("type", "name", "description", "input_schema"), _TOOL_OFF, _TOOL_WITHOUT_EFFECT, where=f"{where}."
+    )
+    name, schema = given.get("name"), given.get("input_schema")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise RequestRefused(
+            f"{where}.name is {shown(name)}; it takes up to 128 letters, digits and _ -", param=f"{where}.name"
+        )
+    if not isinstance(schema, dict):
+        raise RequestRefused(
+            f"{where}.input_schema is {shown(schema)}; it takes a JSON schema", param=f"{where}.input_schema"
+        )
+    function: dict[str, Any] = {"name": name}
+    if given.get("description") is not None:
+        function["description"] = typed(given["description"], str, f"{where}.description")
+    return {"type": "function", "function": function | {"parameters": schema}}

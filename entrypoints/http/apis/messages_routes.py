@@ -1,0 +1,84 @@
+"""Anthropic's endpoints, ``/v1/messages`` and ``/v1/messages/count_tokens``. The versions and betas that their headers
+name are not looked at."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ....runtime.tokenizer_manager import TokenizerManager
+from ...anthropic.errors import error_body
+from ...anthropic.message_response import whole_message
+from ...anthropic.message_stream import message_events
+from ...anthropic.messages import MESSAGE_NAMES, MessagesRequest, check_thinking, parse_messages
+from ...chat.chats import Chats
+from ...fields.reading import check_model
+from ...server_args import ServerArgs
+from ..route import POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.large_json import json_answer, size_of
+from ..wire.transport import (
+    EventFormat,
+    EventStream,
+    JSONAnswer,
+    client_gone,
+    named_event,
+    request_id,
+    until_disconnect,
+)
+
+_EVENTS = EventFormat(named_event, error_body, b"")
+
+
+class MessagesRoutes:
+    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+        self._manager = manager
+        self._chats = chats
+        self._args = args
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/messages", self.messages, POST, error_body=error_body),
+            Route("/v1/messages/count_tokens", self.count_tokens, POST, error_body=error_body),
+        ]
+
+    async def messages(self, request: Request) -> Response:
+        async with self._bodies.json_object(request) as fields:
+            rid = request.headers.get("x-request-id")
+            asked = await parsed(request, lambda: parse_messages(fields, rid=rid))
+            self._check(asked)
+            with MESSAGE_NAMES.translated():
+                answer = await self._chats.open(asked.call)
+        headers = _headers(asked.call.rid)
+        model, new_call_id = self._args.served_model_name, self._chats.parsers.new_call_id
+        if asked.call.stream:
+            events = message_events(asked, model, answer, new_call_id)
+            return EventStream(answer.answer, events, headers, self._manager.metrics.call_refused, _EVENTS)
+        with MESSAGE_NAMES.translated(), answer.answer:
+            updates = await until_disconnect(request.receive, answer.outputs())
+        if updates is None:
+            return client_gone()
+        (update,) = updates
+        size = size_of([update.output])
+        return await json_answer(lambda: whole_message(asked, model, update, new_call_id), size, headers)
+
+    async def count_tokens(self, request: Request) -> Response:
+        async with self._bodies.json_object(request) as fields:
+            asked = await parsed(request, lambda: parse_messages(fields, counts_only=True))
+            self._check(asked)
+            with MESSAGE_NAMES.translated():
+                ids = await self._chats.render(asked.call)
+        return JSONAnswer({"input_tokens": len(ids)})
+
+    def _check(self, asked: MessagesRequest) -> None:
+        """Raises RequestRefused for what this server, or this model, does not have."""
+        check_model(asked.model, self._args.server.served_model_name)
+        thoughts_are_known = self._chats.parsers.reasoning_name is not None
+        check_thinking(asked, self._chats.renderer.source, thoughts_are_known=thoughts_are_known)
+
+
+def _headers(rid: str) -> dict[str, str]:
+    """``request-id`` is where Anthropic's client looks for the name."""
+    headers = request_id(rid)
+    return headers | {"request-id": rid} if headers else {}

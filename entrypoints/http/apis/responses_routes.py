@@ -1,0 +1,116 @@
+"""OpenAI's Responses, ``/v1/responses``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ....runtime.tokenizer_manager import TokenizerManager
+from ....scheduler.outcome import RequestRefused
+from ...chat.chats import Chats
+from ...fields.namespaces import read_namespaces
+from ...fields.reading import PerPrompt, check_model, one_of, refuse_unserved
+from ...openai.responses.fields import parse_response
+from ...openai.responses.responses import Responses
+from ...server_args import ServerArgs
+from ..route import DELETE, GET, POST, Route
+from ..wire.bodies import Bodies, parsed
+from ..wire.transport import (
+    EventFormat,
+    EventStream,
+    JSONAnswer,
+    client_gone,
+    error_body,
+    named_event,
+    request_id,
+    until_disconnect,
+)
+
+_EVENTS = EventFormat(named_event, error_body, b"")
+
+_WHOSE = ("cache_salt", "extra_key")
+_INCLUDE = ("include", "include[]")
+"""What may be included is in the response if it was asked for when that was made."""
+
+_NO_STREAM: dict[str, tuple] = {"stream": ("false",), "starting_after": (), "include_obfuscation": ("false",)}
+_MAX_ITEMS = 100
+
+
+class ResponsesRoutes:
+    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+        self._manager = manager
+        self._args = args
+        self._bodies = bodies
+        self._responses = Responses(manager, chats, args.served_model_name, args.chat)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/responses", self.create, POST),
+            Route("/v1/responses/{response_id}", self.get, GET),
+            Route("/v1/responses/{response_id}", self.delete, DELETE),
+            Route("/v1/responses/{response_id}/cancel", self.cancel, POST),
+            Route("/v1/responses/{response_id}/input_items", self.input_items, GET),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        async with self._bodies.json_object(request) as fields:
+            rid = request.headers.get("x-request-id")
+            asked = await parsed(request, lambda: parse_response(fields, rid=rid))
+            check_model(asked.model, self._args.server.served_model_name)
+            running = await self._responses.open(asked)
+        headers = request_id(asked.call.rid)
+        if asked.background:
+            return _json(self._responses.in_background(running), headers)
+        if asked.stream:
+            count = self._manager.metrics.call_refused
+            return EventStream(running, running.events(), headers, count, _EVENTS)
+        with running:
+            body = await until_disconnect(request.receive, running.whole())
+        return client_gone() if body is None else _json(body, headers)
+
+    async def get(self, request: Request, response_id: str) -> Response:
+        namespace, _ = _query(request, _INCLUDE, _NO_STREAM)
+        return _json(self._responses.get(namespace, response_id))
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        namespace, _ = _query(request)
+        await self._responses.delete(namespace, response_id)
+        return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request, response_id: str) -> Response:
+        namespace, _ = _query(request)
+        return _json(await self._responses.cancel(namespace, response_id))
+
+    async def input_items(self, request: Request, response_id: str) -> Response:
+        namespace, given = _query(request, (*_INCLUDE, "after", "limit", "order"))
+        items = self._responses.input_items(namespace, response_id)
+        if one_of(given.get("order", "desc"), ("asc", "desc"), "order") == "desc":
+            items = items[::-1]
+        limit = given.get("limit", "20")
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_ITEMS:
+            raise RequestRefused(f"limit is {limit[:20]!r}; use 1 to {_MAX_ITEMS}", param="limit")
+        if (after := given.get("after")) is not None:
+            at = next((number for number, item in enumerate(items) if item["id"] == after), None)
+            if at is None:
+                raise RequestRefused(f"after is {after[:100]!r}, and no item has that id", param="after")
+            items = items[at + 1 :]
+        shown = items[: int(limit)]
+        ids = [item["id"] for item in shown] or [None]
+        more = len(items) > len(shown)
+        return JSONAnswer({"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[-1], "has_more": more})
+
+
+def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _query(
+    request: Request, served: tuple[str, ...] = (), unsupported: dict[str, tuple] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """(the namespace that ``cache_salt`` and ``extra_key`` name, all parameters). Raises RequestRefused."""
+    given: dict[str, Any] = dict(request.query_params)
+    refuse_unserved(given, (*_WHOSE, *served), unsupported or {}, (), where="")
+    whose = {name: given[name] for name in _WHOSE if name in given}
+    return read_namespaces(PerPrompt(whose, 1, is_batch=False))[0], given

@@ -1,0 +1,10 @@
+"""Where programs run: an Engine in this process, or a server over HTTP."""
+
+from .as_backend import as_backend
+from .backend import Backend
+from .endpoint import RuntimeEndpoint
+from .engine_backend import EngineBackend
+from .http_backend import HttpBackend
+from .runtime import Runtime
+
+__all__ = ["Backend", "EngineBackend", "HttpBackend", "Runtime", "RuntimeEndpoint", "as_backend"]

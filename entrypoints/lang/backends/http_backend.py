@@ -1,0 +1,137 @@
+"""Programs on a server, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+
+from ....runtime.text.chat_template import ChatTemplate, ChatTemplateError
+from ..errors import BackendError
+from .backend import NO_TEMPLATE, whole_outputs
+
+
+class HttpBackend:
+    """A server at ``url``. timeout_s: how long it may be silent; without streaming that includes all generation.
+    ca_file: certificates (PEM) to trust instead of the system's, for https."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0, ca_file: str | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        self._tls = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._lock = threading.Lock()
+        self._incremental: bool | None = None
+        self._template: ChatTemplate | None = None
+
+    def generate(self, fields: dict[str, Any]) -> Any:
+        return self._call("/generate", fields)
+
+    def stream(self, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with self._lock:
+            if self._incremental is None:
+                self._incremental = bool(self.get_server_info()["incremental_streaming_output"])
+        events = self._events("/generate", {**fields, "stream": True})
+        return whole_outputs(events) if self._incremental else events
+
+    def abort(self, rid: str) -> None:
+        self._call("/abort_request", {"rid": rid}, but=404)
+
+    def release(self, rid: str) -> None:
+        self._call("/release", {"rid": rid})
+
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._call("/tokenize", {"prompt": text, "add_special_tokens": add_special_tokens})["tokens"]
+
+    def chat_template(self) -> ChatTemplate:
+        with self._lock:
+            if self._template is None:
+                info = self.get_model_info()
+                source = info.get("chat_template")
+                if source is None:
+                    raise ChatTemplateError(NO_TEMPLATE)
+                self._template = ChatTemplate(source, info["special_tokens"])
+            return self._template
+
+    def get_model_info(self) -> dict[str, Any]:
+        """The server's model: model_path, context_length, chat_template, …"""
+        return self._call("/model_info")
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The server's settings, and the worker's current report."""
+        return self._call("/server_info")
+
+    def flush_cache(self) -> None:
+        """Forget all cached prefixes. The server refuses it while requests run."""
+        self._call("/flush_cache", {})
+
+    def start_profile(self) -> None:
+        """Record where steps spend their time, until `stop_profile`."""
+        self._call("/start_profile", {})
+
+    def stop_profile(self) -> dict[str, Any]:
+        """Describe the steps since `start_profile`."""
+        return self._call("/stop_profile", {})
+
+    def _call(self, path: str, body: dict[str, Any] | None = None, *, but: int | None = None) -> Any:
+        """The JSON answer of a path; None for an error of status ``but``."""
+        try:
+            with self._open(path, body) as response:
+                return json.load(response)
+        except BackendError as error:
+            if error.status != but:
+                raise
+            return None
+        except (OSError, HTTPException, ValueError) as error:
+            raise self._broken(path, error) from error
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Server-sent events. Leaving the iteration closes the connection, which aborts the request."""
+        with self._open(path, body) as response:
+            try:
+                for line in response:
+                    data = line.strip().removeprefix(b"data: ")
+                    if data == b"[DONE]":
+                        return
+                    if not data:
+                        continue
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise _server_error(0, event)
+                    yield event
+            except (OSError, HTTPException, ValueError) as error:
+                raise self._broken(path, error) from error
+        raise BackendError(f"{self.url}{path}: the stream ended before the answer did")
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=self._headers)
+        try:
+            return urllib.request.urlopen(request, timeout=self.timeout_s, context=self._tls)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _server_error(error.code, error.read()) from None
+        except (OSError, HTTPException) as error:
+            raise self._broken(path, error) from error
+
+    def _broken(self, path: str, error: Exception) -> BackendError:
+        reason = getattr(error, "reason", None) or error
+        return BackendError(f"{self.url}{path} did not answer: {type(error).__name__}: {reason}")
+
+
+def _server_error(status: int, body: bytes | dict[str, Any]) -> BackendError:
+    """The BackendError for an error answer, with the server's own message if it can be read."""
+    try:
+        error = (json.loads(body) if isinstance(body, bytes) else body)["error"]
+        return BackendError(str(error["message"]), status=status, code=error.get("code") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return BackendError(f"status {status}: {body!r:.500}", status=status)

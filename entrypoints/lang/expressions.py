@@ -1,0 +1,270 @@
+"""What programs call to make expressions. What cannot be served is refused here, where it is written.
+
+The names, and the order of the parameters, are those of SGLang's frontend language.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from ..reasoning_parsers.registry import reasoning_parser
+from .choices import CHOICES_METHODS, ChoicesSamplingMethod, token_length_normalized
+from .ir import Beam, Expr, Gen, Joined, RoleBegin, RoleEnd, Select, steps_of
+
+_NO_CONSTRAINTS = "constrained decoding is not there yet"
+_NOT_SUPPORTED = {
+    "regex": _NO_CONSTRAINTS,
+    "json_schema": _NO_CONSTRAINTS,
+    "dtype": f"{_NO_CONSTRAINTS}; generate text and convert it",
+    "stop_regex": "use stop with plain strings",
+    "choices_method": "it says how one of choices is taken: give choices too",
+}
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | None = None,
+    *,
+    repetition_penalty: float | None = None,
+    logit_bias: dict[int, float] | None = None,
+    seed: int | None = None,
+    no_stop_trim: bool | None = None,
+    skip_special_tokens: bool | None = None,
+    item_trie: str | None = None,
+    **unknown: Any,
+) -> Expr:
+    """Generate text and store it as ``name``. Settings left None take their values from `run`, else from the server.
+
+    n: samples; the variable is then a list, and the state goes on with the first. choices: the same as `select`.
+    The other names mean what they mean in ``POST /generate``; max_tokens is max_new_tokens there, min_tokens
+    min_new_tokens. Raises ValueError for SGLang's constraints (regex, json_schema, dtype, stop_regex), which are not
+    supported.
+    """
+    _check_name(name)
+    refuse_unknown("gen", gen, unknown)
+    if choices is not None:
+        return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
+    _refuse_constraints(choices_method=choices_method, regex=regex, json_schema=json_schema, dtype=dtype)
+    _refuse_constraints(stop_regex=stop_regex or None)
+    sampling = {
+        "max_new_tokens": max_tokens, "min_new_tokens": min_tokens, "n": n, "stop": _strings(stop),
+        "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty, "logit_bias": _biases(logit_bias), "seed": seed,
+        "ignore_eos": ignore_eos, "no_stop_trim": no_stop_trim, "skip_special_tokens": skip_special_tokens,
+        "item_trie": item_trie,
+    }  # fmt: skip
+    options = _logprobs(return_logprob, top_logprobs_num, return_text_in_logprobs)
+    return Gen(name, _given(sampling), options | _given({"logprob_start_len": logprob_start_len}))
+
+
+def beam(
+    name: str | None,
+    width: int,
+    max_tokens: int | None = None,
+    item_trie: str | None = None,
+    n: int | None = None,
+    length_penalty: float | None = None,
+    early_stopping: bool | Literal["never"] | None = None,
+    stop: str | Sequence[str] | None = None,
+    min_tokens: int | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    logit_bias: dict[int, float] | None = None,
+    ignore_eos: bool | None = None,
+    no_stop_trim: bool | None = None,
+    skip_special_tokens: bool | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    **unknown: Any,
+) -> Expr:
+    """Search for the likeliest sequences, ``width`` at a time, and store their texts as ``name``: always a list, best
+    first, of ``n`` texts (by default ``width``), or fewer if there are no more. The state goes on with the best.
+
+    item_trie: the trie on the server whose items are the only sequences. The other names mean what they mean in
+    ``sampling_params`` of POST /generate; max_tokens is max_new_tokens there. Scores are in the step's meta.
+    """
+    _check_name(name)
+    refuse_unknown("beam", beam, unknown)
+    sampling = {
+        "beam_width": width,
+        "n": width if n is None else n,
+        "max_new_tokens": max_tokens,
+        "item_trie": item_trie,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "stop": _strings(stop),
+        "min_new_tokens": min_tokens,
+        "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
+        "logit_bias": _biases(logit_bias),
+        "ignore_eos": ignore_eos,
+        "no_stop_trim": no_stop_trim,
+        "skip_special_tokens": skip_special_tokens,
+    }
+    return Beam(name, _given(sampling), _logprobs(return_logprob, top_logprobs_num, return_text_in_logprobs))
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] = (),
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
+    **unknown: Any,
+) -> Expr:
+    """Append one of ``choices`` and store it as ``name``: by default the one with the highest mean log-probability per
+    token. choices_method: another way to take one, from `choices`, by its name, or your own.
+
+    Each choice is scored as a continuation of the state, tokenised by itself. Raises ValueError for no choices, an
+    empty one, a temperature (the best choice is taken, not drawn), or an unknown method.
+    """
+    _check_name(name)
+    refuse_unknown("select", select, unknown)
+    if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ValueError(f"select: choices is {choices!r}; give a list of at least one non-empty string")
+    if temperature > 1e-5:
+        raise ValueError(f"select: temperature is {temperature}; the best choice is taken, none is drawn: use 0")
+    return Select(name, tuple(choices), _method(choices_method))
+
+
+def separate_reasoning(expr: Expr | str | None = None, model_type: str | None = None) -> Expr:
+    """Take the thoughts out of what the gens in ``expr`` generate: the text goes on with the answers alone, a variable
+    ``NAME`` has the answer, and ``NAME_reasoning_content`` the thought.
+
+    model_type: how the model writes thoughts, a name that ``--reasoning-parser`` takes. Raises ValueError for an
+    unknown one, and for a gen without a name.
+    """
+    if model_type is None:
+        raise ValueError("separate_reasoning: model_type is None; say how the model writes thoughts, such as 'qwen3'")
+    reasoning_parser(model_type)
+    parts = []
+    for step in () if expr is None else steps_of(expr):
+        if isinstance(step, Gen):
+            if step.name is None:
+                raise ValueError("separate_reasoning: a gen has no name, and so its thought would have none: name it")
+            step = replace(step, reasoning=model_type)
+        parts.append(step)
+    return Joined(tuple(parts))
+
+
+def system(expr: Expr | str | None = None) -> Expr:
+    """A system message, written as the model's chat template writes it."""
+    return role_message("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> Expr:
+    """A user message."""
+    return role_message("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> Expr:
+    """An assistant message; usually ``assistant(gen("answer"))``."""
+    return role_message("assistant", expr)
+
+
+def role_message(role: str, expr: Expr | str | None = None) -> Expr:
+    """A message of any role the chat template knows; None for an empty one."""
+    return Joined((RoleBegin(role), "" if expr is None else expr, RoleEnd(role)))
+
+
+def system_begin() -> Expr:
+    return RoleBegin("system")
+
+
+def system_end() -> Expr:
+    return RoleEnd("system")
+
+
+def user_begin() -> Expr:
+    return RoleBegin("user")
+
+
+def user_end() -> Expr:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Expr:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Expr:
+    return RoleEnd("assistant")
+
+
+def refuse_unknown(where: str, function: Callable[..., Any], unknown: Iterable[str]) -> None:
+    """Raise TypeError for the first of these keywords, which ``function`` does not name among its parameters."""
+    for name in unknown:
+        known = [each.name for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
+        raise TypeError(f"{where}() has no parameter {name!r}{did_you_mean(name, known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about a name that is not known."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _refuse_constraints(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"gen: {name} is not supported: {_NOT_SUPPORTED[name]}")
+
+
+def _method(given: ChoicesSamplingMethod | str) -> ChoicesSamplingMethod:
+    if isinstance(given, str) and given in CHOICES_METHODS:
+        return CHOICES_METHODS[given]
+    if isinstance(given, str) or not callable(given):
+        known = ", ".join(CHOICES_METHODS)
+        raise ValueError(f"select: choices_method is {given!r}; use one of {known}, or a ChoicesSamplingMethod")
+    return given
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str | None) or name == "":
+        raise ValueError(f"the name of a variable is {name!r}; use a non-empty string, or None for none")
+
+
+def _strings(stop: str | Sequence[str] | None) -> str | list[str] | None:
+    return stop if stop is None or isinstance(stop, str) else list(stop)
+
+
+def _biases(given: dict[int, float] | None) -> dict[str, float] | None:
+    return None if given is None else {str(token_id): bias for token_id, bias in given.items()}
+
+
+def _logprobs(return_logprob: bool | None, top_logprobs_num: int | None, with_text: bool | None) -> dict[str, Any]:
+    options = {
+        "return_logprob": return_logprob,
+        "top_logprobs_num": top_logprobs_num,
+        "return_text_in_logprobs": with_text,
+    }
+    return _given(options)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

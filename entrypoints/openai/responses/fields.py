@@ -1,0 +1,316 @@
+"""Reads the fields of ``POST /v1/responses``. No HTTP, no model, no template, no earlier response.
+
+The shared readers check sampling and everything that completions have too; their refusals are translated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ....scheduler.outcome import RequestRefused
+from ...chat.call import ChatCall
+from ...chat.messages import Conversation, Message
+from ...chat.tools import Choice, read_tools
+from ...fields.field_names import FieldNames
+from ...fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
+from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
+from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, read_request_rid, template_variables
+from .items import read_input
+
+_RENAMED = {"max_new_tokens": "max_output_tokens", "min_new_tokens": "min_tokens"}
+
+RESPONSE_NAMES = FieldNames(prompt="input", renamed=_RENAMED, params={"messages": "input"})
+
+_SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING)
+
+FIELDS = (
+    "model", "input", "instructions", "previous_response_id", "store", "background", "metadata", "tools", "tool_choice",
+    "parallel_tool_calls", "reasoning", "text", "include", "top_logprobs", "stream", "stream_options",
+    "chat_template_kwargs", "separate_reasoning", "rid", "request_id", *_RENAMED.values(), *_SAMPLING, *SHARED_FIELDS,
+)  # fmt: skip
+
+UNSUPPORTED: dict[str, tuple] = {
+    # Field -> the values, besides null, that ask for nothing.
+    "conversation": (), "prompt": (), "max_tool_calls": (), "truncation": ("disabled",), "n": (1,),
+    "context_management": ([],), "moderation": (), "background_options": (), "prompt_cache_options": (), "image": (),
+    "access_programs": (), "messages": (), "max_tokens": (), "max_completion_tokens": (), "response_format": (),
+}  # fmt: skip
+
+_INSTEAD = {
+    "conversation": "previous_response_id", "messages": "input", "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
+}  # fmt: skip
+
+WITHOUT_EFFECT = (
+    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "routing_key", "no_logs",
+    "conversation_id",
+)  # fmt: skip
+"""Labels, accepted and ignored."""
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (
+    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)  # fmt: skip
+"""Only the first adds anything: thoughts come as they are, and the others belong to tools that are refused."""
+
+MAX_TOP_LOGPROBS = 20
+_MAX_METADATA = (16, 64, 512)
+"""Keys, and characters of a key and of a value; OpenAI's limits."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ResponseRequest:
+    """A parsed request. ``call``: its conversation is without what comes before, and without the instructions.
+
+    previous: rid of the response that it goes on from. input_items: as they are listed later. input_bytes: about what
+    they take. echo: the request's settings, as the response repeats them.
+    """
+
+    call: ChatCall
+    model: str | None
+    instructions: str | None
+    previous: str | None
+    stream: bool
+    store: bool
+    background: bool
+    input_items: list[dict]
+    input_bytes: int
+    metadata: dict[str, str]
+    echo: dict[str, Any] = field(repr=False)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.call.prompt.spec.logprobs is not None
+
+    @property
+    def messages_before(self) -> list[Message]:
+        """What stands before the conversation; it is not inherited."""
+        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+
+
+def parse_response(fields: dict[str, Any], *, rid: str | None = None) -> ResponseRequest:
+    """Fields of the request body -> a request. ``rid`` is used if the body has none. Raises RequestRefused."""
+    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    stream = _flag(fields, "stream", default=False)
+    _check_stream_options(fields.get("stream_options"), stream)
+    _check_text(fields.get("text"))
+    store, background = _flag(fields, "store", default=True), _flag(fields, "background", default=False)
+    _check_background(background, store, stream)
+    if "continuation_of" in fields:
+        raise RequestRefused(
+            "a response goes on from another one by previous_response_id; leave continuation_of out, or use "
+            "/v1/completions",
+            param="continuation_of",
+        )
+    effort = _effort(fields.get("reasoning"))
+    tools, choice = _tools(fields)
+    given_rid = read_request_rid(fields)
+    if (most := typed(fields.get("max_output_tokens", 1), int, "max_output_tokens")) < 1:
+        raise RequestRefused(f"max_output_tokens is {most}; use 1 or more", param="max_output_tokens")
+    with RESPONSE_NAMES.translated():
+        alone = PromptTokens(1, is_batch=False)
+        named = rid if given_rid is None else given_rid
+        (prompt,) = read_prompts(fields, alone, _sampling(fields), [_logprobs(fields)], rid=named).prompts
+    messages, items = read_input(fields.get("input"), prompt.rid)
+    conversation = Conversation(
+        messages=messages,
+        tools=None if choice.kind == "none" or not tools else tools,
+        variables=template_variables(fields, effort),
+    )
+    call = ChatCall(
+        prompt=prompt,
+        stream=stream or background,
+        conversation=conversation,
+        tools=tools,
+        choice=choice,
+        separate_reasoning=_flag(fields, "separate_reasoning", default=True),
+    )
+    instructions = fields.get("instructions")
+    return ResponseRequest(
+        call=call,
+        model=fields.get("model"),
+        instructions=None if instructions is None else typed(instructions, str, "instructions"),
+        previous=_previous(fields.get("previous_response_id")),
+        stream=stream,
+        store=store,
+        background=background,
+        input_items=items,
+        input_bytes=len(msgspec.json.encode(items)),
+        metadata=_metadata(fields.get("metadata", {})),
+        echo=_echo(fields, call, effort),
+    )
+
+
+def _echo(fields: dict[str, Any], call: ChatCall, effort: str | None) -> dict[str, Any]:
+    sampling = call.prompt.sampling
+    return {
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": sampling.max_new_tokens,
+        "max_tool_calls": None,
+        "parallel_tool_calls": call.choice.parallel,
+        "previous_response_id": fields.get("previous_response_id"),
+        "prompt_cache_key": fields.get("prompt_cache_key"),
+        "reasoning": {"effort": effort, "summary": None},
+        "safety_identifier": fields.get("safety_identifier"),
+        "store": fields.get("store", True),
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": fields.get("tool_choice", "auto"),
+        # Arguments are not held to the schema, whatever was asked for.
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in call.tools],
+        "top_logprobs": fields.get("top_logprobs", 0),
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": fields.get("user"),
+    }
+
+
+# -- single fields -----------------------------------------------------------------------------------------------------
+
+
+def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+    return typed(fields.get(name, default), bool, name)
+
+
+def _previous(given: Any) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given.startswith(STORED_RESPONSE_PREFIX):
+        raise RequestRefused(
+            f"previous_response_id is {shown(given)}; it takes the id of a response ({STORED_RESPONSE_PREFIX}...)",
+            param="previous_response_id",
+        )
+    return read_rid(given, "previous_response_id")
+
+
+def _check_background(background: bool, store: bool, stream: bool) -> None:
+    if background and not store:
+        raise RequestRefused(
+            "a response in the background is read by its id, so it must be stored; leave store out", param="store"
+        )
+    if background and stream:
+        raise RequestRefused(
+            "a response in the background cannot be streamed here; leave stream or background out",
+            code="unsupported_field",
+            param="background",
+        )
+
+
+def _check_stream_options(options: Any, stream: bool) -> None:
+    if options is None:
+        return
+    if not isinstance(options, dict):
+        raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
+    if not stream:
+        raise RequestRefused("stream_options is set without stream; add stream: true", param="stream_options")
+    refuse_unserved(options, (), {"include_obfuscation": (False,)}, (), where="stream_options.")
+
+
+def _check_text(text: Any) -> None:
+    """How much the model is to write (verbosity) is a wish, and ignored."""
+    if text is None:
+        return
+    if not isinstance(text, dict):
+        raise RequestRefused(f"text is {shown(text)}; it takes an object", param="text")
+    refuse_unserved(text, ("format",), {}, ("verbosity",), where="text.")
+    form = text.get("format")
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind in ("json_object", "json_schema"):
+        raise RequestRefused(
+            f"text.format {kind} is not supported: this server does not constrain text yet; ask for JSON in the "
+            "prompt, or leave it out",
+            code="unsupported_field",
+            param="text.format",
+        )
+    if form is not None and form != {"type": "text"}:
+        raise RequestRefused(f'text.format is {shown(form)}; it takes {{"type": "text"}}', param="text.format")
+
+
+def _effort(reasoning: Any) -> str | None:
+    """Summaries are never written, whether they are asked for or not: the thoughts come as they are."""
+    if reasoning is None:
+        return None
+    if not isinstance(reasoning, dict):
+        raise RequestRefused(f"reasoning is {shown(reasoning)}; it takes an object", param="reasoning")
+    refuse_unserved(reasoning, ("effort",), {}, ("summary", "generate_summary"), where="reasoning.")
+    effort = reasoning.get("effort")
+    return None if effort is None else typed(effort, str, "reasoning.effort")
+
+
+def _metadata(given: Any) -> dict[str, str]:
+    most, key_chars, value_chars = _MAX_METADATA
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise RequestRefused("metadata takes an object whose values are strings", param="metadata")
+    if len(given) > most or any(len(key) > key_chars or len(value) > value_chars for key, value in given.items()):
+        raise RequestRefused(
+            f"metadata takes up to {most} keys of {key_chars} characters, with values of {value_chars}",
+            param="metadata",
+        )
+    return given
+
+
+def _logprobs(fields: dict[str, Any]) -> LogprobFields:
+    include = fields.get("include", [])
+    if not isinstance(include, list) or not all(name in INCLUDABLE for name in include):
+        raise RequestRefused(f"include takes a list of {', '.join(INCLUDABLE)}", param="include")
+    top = typed(fields.get("top_logprobs", 0), int, "top_logprobs")
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise RequestRefused(f"top_logprobs is {top}; use 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs")
+    if LOGPROBS in include:
+        return LogprobFields(wanted=True, top=top, with_text=True)
+    if top:
+        raise RequestRefused(f'top_logprobs needs include: ["{LOGPROBS}"]; add that', param="top_logprobs")
+    return LogprobFields()
+
+
+def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters in SGLang's names. Without a limit an answer may fill the context."""
+    sampling: dict[str, Any] = {"max_new_tokens": None}
+    sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
+    return sampling | {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+_TOOL_OFF: dict[str, tuple] = {"allowed_callers": (), "async": (False,), "defer_loading": (False,), "output_schema": ()}
+
+
+def _tools(fields: dict[str, Any]) -> tuple[list[dict], Choice]:
+    """Tools are flat here: their name stands beside their type."""
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if isinstance(tools, list):
+        tools = [_nested(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            raise RequestRefused(
+                f"tool_choice of type {shown(choice.get('type'))} is not supported; it takes none, auto, required or "
+                '{"type": "function", "name": "..."}',
+                code="unsupported_field",
+                param="tool_choice",
+            )
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    try:
+        return read_tools(tools, choice, fields.get("parallel_tool_calls"))
+    except RequestRefused as refused:
+        message, param = refused.message.replace(".function.", "."), (refused.param or "").replace(".function", "")
+        raise RequestRefused(message, status=refused.status, code=refused.code, param=param) from None
+
+
+def _nested(tool: Any, where: str) -> Any:
+    """A function as chats take it; whether the client asked for it to be strict is nothing to tell the model."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        kind = tool.get("type") if isinstance(tool, dict) else tool
+        raise RequestRefused(
+            f"{where} is of type {shown(kind)}, which is not supported; this server knows functions only, which the "
+            "client runs",
+            code="unsupported_tool",
+            param=where,
+        )
+    refuse_unserved(tool, ("type", "name", "description", "parameters"), _TOOL_OFF, ("strict",), where=f"{where}.")
+    return {"type": "function", "function": {name: tool.get(name) for name in ("name", "description", "parameters")}}

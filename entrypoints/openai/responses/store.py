@@ -1,0 +1,71 @@
+"""The responses that can be read and gone on from by their id: the last ones, by number and by size."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from ...chat.conversations import Turn
+from ...chat.messages import Message
+
+MAX_BYTES = 2**27
+"""Of all stored responses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredResponse:
+    """A response that has ended. ``body``: its JSON.
+
+    items: of its input, and of all that it goes on from. output: its own, as they are listed for those that go on
+    from it. item_bytes: about what both take. messages: the conversation, its answer included and the instructions left
+    out. turn: what a chat goes on from; None if it was cancelled or failed.
+    """
+
+    rid: str
+    namespace: str
+    status: str
+    background: bool
+    body: bytes
+    items: list[dict]
+    output: list[dict]
+    item_bytes: int
+    messages: list[Message]
+    turn: Turn | None
+
+    @property
+    def size(self) -> int:
+        """In bytes, roughly and not too little: what it shares with other responses counts for each of them."""
+        turn = 0 if self.turn is None else sys.getsizeof(self.turn.text) + self.turn.ids.nbytes
+        return len(self.body) + turn + 2 * self.item_bytes
+
+
+class ResponseStore:
+    """By namespace and rid: nobody reads the responses of another namespace, or replaces one."""
+
+    def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, response: StoredResponse) -> None:
+        """Store it, in place of one of the same rid; the oldest go. The last one stays, however large it is."""
+        self.take(response.namespace, response.rid)
+        self._stored[response.namespace, response.rid] = response
+        self._bytes += response.size
+        while len(self._stored) > self._max_responses or (self._bytes > self._max_bytes and len(self._stored) > 1):
+            self.take(*next(iter(self._stored)))
+
+    def get(self, namespace: str, rid: str) -> StoredResponse | None:
+        return self._stored.get((namespace, rid))
+
+    def take(self, namespace: str, rid: str) -> StoredResponse | None:
+        """The response, which is forgotten now."""
+        response = self._stored.pop((namespace, rid), None)
+        if response is not None:
+            self._bytes -= response.size
+        return response

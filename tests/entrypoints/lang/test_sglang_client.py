@@ -1,0 +1,107 @@
+"""The requests of SGLang's own client, field for field, and what it reads in the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_under_test import ServerUnderTest
+
+from baton.entrypoints.engine import Engine
+
+TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
+PROMPT = "<|im_start|>user\nHow many lines are in poem.txt?<|im_end|>\n<|im_start|>assistant\n"
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """With its headers. It sends the key with every request, also with those that have no body."""
+    flags = ["--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu", "--api-key", "secret"]
+    with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as server:
+        server.client.headers["Authorization"] = "Bearer secret"
+        server.wait_ready()
+        yield server.client
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    response = client.post(
+        path,
+        content=None if body is None else json.dumps(body),
+        headers={"Content-Type": "application/json; charset=utf-8"},
+    )
+    assert response.status_code == 200, response.text
+    return response
+
+
+def sampling(**given: Any) -> dict[str, Any]:
+    """What it sends for a gen: all settings, the defaults too."""
+    return {
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "max_new_tokens": 128,
+        "min_new_tokens": 0,
+        "n": 1,
+        "stop": [],
+        "stop_token_ids": [],
+        "stop_regex": [],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "ignore_eos": False,
+        "regex": None,
+        "json_schema": None,
+        **given,
+    }
+
+
+def test_a_client_says_hello(client: httpx.Client) -> None:
+    assert client.get("/get_model_info").json()["model_path"] == str(TOY_MODEL)
+    assert "max_total_tokens" in client.get("/server_info").json()
+
+
+def test_it_flushes_without_a_body(client: httpx.Client) -> None:
+    text = {"text": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+    post(client, "/generate", text)
+    assert post(client, "/generate", text).json()["meta_info"]["cached_tokens"] > 0
+    post(client, "/flush_cache")
+    assert post(client, "/generate", text).json()["meta_info"]["cached_tokens"] == 0
+
+
+def test_gen(client: httpx.Client, toy_engine: Engine) -> None:
+    answer = post(
+        client, "/generate", {"text": PROMPT, "sampling_params": sampling(temperature=0, stop=["\n```"])}
+    ).json()
+    plain = toy_engine.generate(PROMPT, {"temperature": 0, "stop": "\n```"})
+    assert answer["text"] == plain["text"] == "```bash\nwc -l poem.txt"
+    assert answer["meta_info"]["completion_tokens"] == plain["meta_info"]["completion_tokens"]
+    logprobs = {"return_logprob": True, "logprob_start_len": 3, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    meta = post(client, "/generate", {"text": PROMPT, "sampling_params": sampling(), **logprobs}).json()["meta_info"]
+    assert "".join(row[2] for row in meta["input_token_logprobs"]).startswith("How many lines")
+    assert all(len(row) == 2 for row in meta["output_top_logprobs"])
+
+
+def test_streams(client: httpx.Client) -> None:
+    """It cuts off what it has of the text so far, and stops at [DONE]."""
+    body = {"text": PROMPT, "sampling_params": sampling(temperature=0), "stream": True}
+    lines = [line for line in post(client, "/generate", body).text.splitlines() if line]
+    assert lines.pop() == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
+    text = ""
+    for event in (json.loads(line[5:]) for line in lines):
+        assert event["text"].startswith(text) and "meta_info" in event
+        text = event["text"]
+    assert text == "```bash\nwc -l poem.txt\n```"
+
+
+def test_errors(client: httpx.Client) -> None:
+    """It shows the JSON of any answer but 200."""
+    response = client.post("/generate", json={"text": "a", "sampling_params": sampling(regex="[0-9]+")})
+    assert response.status_code == 400 and "regex is not supported" in response.json()["error"]["message"]

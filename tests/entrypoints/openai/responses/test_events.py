@@ -1,0 +1,339 @@
+"""The events of a response and the response itself, from updates made by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from baton.entrypoints.chat.answer_parsers import AnswerParsers
+from baton.entrypoints.chat.chats import ChatUpdate
+from baton.entrypoints.openai.responses.fields import LOGPROBS, parse_response
+from baton.entrypoints.openai.responses.response_object import ResponseObject
+from baton.entrypoints.openai.responses.running import RunningResponse
+from baton.entrypoints.openai.responses.store import StoredResponse
+from baton.runtime.answer import Logprobs, Output
+from baton.runtime.messages import ContinuationOutput, LogprobChunk
+from baton.runtime.text.tokenizer import Tokenizer
+from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
+from baton.scheduler.token_buffer import pack_ids
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+LS = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "/"}}\n</tool_call>'
+STOP, LENGTH, ABORT = FinishReason("stop", matched=256), FinishReason("length"), FinishReason("abort", message="gone")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("bytes")))
+
+
+class Closable:
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Said:
+    """An answer that says these texts, an update each, and ends; or fails, if that is an error."""
+
+    def __init__(self, request: Any, texts: Iterable[str], end: FinishReason | RequestRefused) -> None:
+        self.answer = Closable()
+        self.turns: list = []
+        self._call, self._texts, self._end = request.call, list(texts), end
+        self._parser = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE).make(self._call, "")
+        self.continuation: ContinuationOutput | None = None
+
+    async def updates(self) -> AsyncIterator[ChatUpdate]:
+        count = 0
+        for number, text in enumerate(self._texts):
+            last = number == len(self._texts) - 1
+            finish = self._end if last and isinstance(self._end, FinishReason) else None
+            ids = list(text.encode())
+            count += len(ids)
+            output = Output(self._call.prompt, 0, 0, text, ids, 7, count, FoundTokens(device=5), finish=finish)
+            if finish is not None:
+                output.continuation = self.continuation
+            if self._call.prompt.spec.logprobs is not None:
+                values = (np.array(ids, dtype="<f4") / -1000).tobytes()
+                chunk = LogprobChunk(ids=pack_ids(ids), values=values, top_ids=pack_ids(ids), top_values=values)
+                output.output_logprobs = Logprobs([chunk], lambda token_id: chr(token_id))
+            pieces = self._parser.push(text)
+            yield ChatUpdate(output, pieces + self._parser.finish() if finish is not None else pieces)
+        if isinstance(self._end, RequestRefused):
+            raise self._end
+
+
+class Scene:
+    """One response. ``stored``: what it gave to the store, once it has ended."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, texts: Iterable[str], end: FinishReason | RequestRefused = STOP, **fields: Any
+    ) -> None:
+        request = parse_response({"input": "Hi", "rid": "r", **fields})
+        self.said = Said(request, texts, end)
+        self.stored: list[StoredResponse | None] = []
+        parsers = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE)
+        response = ResponseObject(request, "served")
+        self.running = RunningResponse(
+            request, None, self.said, response, parsers, tokenizer.token_bytes,  # pyright: ignore[reportArgumentType]
+            lambda running, stored: self.stored.append(stored),
+        )  # fmt: skip
+
+    def events(self) -> list[dict]:
+        async def read() -> list[dict]:
+            with self.running:
+                return [msgspec.json.decode(msgspec.json.encode(event)) async for event in self.running.events()]
+
+        events = asyncio.run(read())
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        for event in events:
+            EVENT.validate_python(event)
+        assert self.said.answer.closed and len(self.stored) == 1
+        return events
+
+    def body(self) -> dict:
+        body = json.loads(self.running.body)
+        Response.model_validate(body)
+        return body
+
+
+def types(events: list[dict]) -> list[str]:
+    """Without the prefix, equal neighbours once."""
+    names = [event["type"].removeprefix("response.") for event in events]
+    return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+
+
+MESSAGE = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+           "output_item.done"]  # fmt: skip
+THOUGHT = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done",
+           "content_part.done", "output_item.done"]  # fmt: skip
+CALLED = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+
+
+def test_words(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, ["Good ", "day."])
+    events = scene.events()
+    assert types(events) == ["created", "in_progress", *MESSAGE, "completed"]
+    assert [event["delta"] for event in events if "delta" in event] == ["Good ", "day."]
+    assert events[0]["response"]["status"] == "in_progress" and events[0]["response"]["output"] == []
+    done = events[-1]["response"]
+    (item,) = done["output"]
+    assert item == {
+        "id": "msg_r_0", "type": "message", "status": "completed", "role": "assistant",
+        "content": [{"type": "output_text", "text": "Good day.", "annotations": [], "logprobs": []}],
+    }  # fmt: skip
+    assert events[2]["item"] == {"id": "msg_r_0", "type": "message", "status": "in_progress", "role": "assistant",
+                                 "content": []}  # fmt: skip
+    assert events[-2]["item"] == item and done == scene.body()
+    assert done["status"] == "completed" and done["completed_at"] >= done["created_at"] and done["model"] == "served"
+    assert done["usage"] == {
+        "input_tokens": 7, "output_tokens": 9, "total_tokens": 16, "output_tokens_details": {"reasoning_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": 5, "cache_write_tokens": 0,
+            "cached_tokens_details": {"device": 5, "host": 0, "disk": 0, "remote": 0},
+        },
+    }  # fmt: skip
+
+
+def test_thoughts_words_and_calls(tokenizer: Tokenizer) -> None:
+    text = f"<think>\nHm, é?\n</think>\n\nLet me see.\n{CALL}\n{CALL}"
+    scene = Scene(tokenizer, [text[i : i + 3] for i in range(0, len(text), 3)], tools=[LS])
+    events = scene.events()
+    assert types(events) == ["created", "in_progress", *THOUGHT, *MESSAGE, *CALLED, *CALLED, "completed"]
+    output = events[-1]["response"]["output"]
+    assert [item["id"] for item in output] == ["rs_r_0", "msg_r_1", "fc_r_2", "fc_r_3"]
+    assert output[0]["content"] == [{"type": "reasoning_text", "text": "Hm, é?"}] and output[0]["summary"] == []
+    assert output[1]["content"][0]["text"] == "Let me see."
+    assert [(item["name"], json.loads(item["arguments"])) for item in output[2:]] == [("ls", {"path": "/"})] * 2
+    assert output[2]["call_id"] != output[3]["call_id"]
+    assert all(item["status"] == "completed" for item in output)
+    places = [event["output_index"] for event in events if "output_index" in event]
+    assert places == sorted(places) and set(places) == {0, 1, 2, 3}
+    ids = {event["output_index"]: event["item_id"] for event in events if "item_id" in event}
+    assert ids == {index: item["id"] for index, item in enumerate(output)}
+    arguments = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
+    assert "".join(arguments) == output[2]["arguments"] * 2
+    (stored,) = scene.stored
+    assert stored is not None
+    answer = stored.messages[-1]
+    assert (answer["content"], answer["reasoning_content"]) == ("Let me see.", "Hm, é?")
+    assert [call["id"] for call in answer["tool_calls"]] == [item["call_id"] for item in output[2:]]
+    assert answer["tool_calls"][0]["function"] == {"name": "ls", "arguments": {"path": "/"}}
+    assert stored.output == [output[0], {**output[1], "content": [_bare(output[1]["content"][0])]}, *output[2:]]
+
+
+def _bare(part: dict) -> dict:
+    return {name: value for name, value in part.items() if name != "logprobs"}
+
+
+def test_words_around_a_call_are_items_of_their_own_and_one_message(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, [f"One.\n{CALL}\nTwo."], tools=[LS])
+    events = scene.events()
+    assert types(events) == ["created", "in_progress", *MESSAGE, *CALLED, *MESSAGE, "completed"]
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert all(item["status"] == "in_progress" for item in added) and added[1]["arguments"] == ""
+    (stored,) = scene.stored
+    assert stored is not None and stored.messages[-1]["content"] == "One.\nTwo."
+
+
+def test_whole_and_streamed_are_the_same(tokenizer: Tokenizer) -> None:
+    text = "<think>\nHm.\n</think>\n\nGood day."
+    whole = Scene(tokenizer, [text])
+    assert json.loads(asyncio.run(whole.running.whole())) == whole.body()
+    streamed = Scene(tokenizer, list(text))
+    streamed.events()
+    times = ("created_at", "completed_at")
+    assert {**whole.body(), **dict.fromkeys(times)} == {**streamed.body(), **dict.fromkeys(times)}
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_thoughts_are_counted_without_their_marks(tokenizer: Tokenizer, size: int) -> None:
+    text = "<think>\nHm, é?\n</think>\n\nHm, é?"
+    scene = Scene(tokenizer, [text[i : i + size] for i in range(0, len(text), size)])
+    scene.events()
+    assert scene.body()["usage"]["output_tokens_details"] == {"reasoning_tokens": len("Hm, é?".encode())}
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_logprobs_are_those_of_the_words(tokenizer: Tokenizer, size: int) -> None:
+    text = f"<think>\nHm.\n</think>\n\nDay.\n{CALL}"
+    fields = {"include": [LOGPROBS], "top_logprobs": 1, "tools": [LS]}
+    scene = Scene(tokenizer, [text[i : i + size] for i in range(0, len(text), size)], **fields)
+    events = scene.events()
+    part = scene.body()["output"][1]["content"][0]
+    assert part["text"] == "Day." and [row["token"] for row in part["logprobs"]] == list("Day.")
+    row = part["logprobs"][0]
+    assert row["bytes"] == [ord("D")] and abs(row["logprob"] + ord("D") / 1000) < 1e-6
+    assert row["top_logprobs"] == [{name: row[name] for name in ("token", "logprob", "bytes")}]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [row for event in deltas for row in event["logprobs"]] == part["logprobs"]
+    for event in deltas:
+        assert "".join(row["token"] for row in event["logprobs"]) == event["delta"]
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+    (stored,) = scene.stored
+    assert stored is not None and "logprobs" not in stored.output[1]["content"][0]
+
+
+def test_an_answer_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, ["<think>\nHm.\n</think>\n\n", "Good"], LENGTH)
+    events = scene.events()
+    assert events[-1]["type"] == "response.incomplete"
+    body = scene.body()
+    assert body["status"] == "incomplete" and body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in body["output"]] == ["completed", "incomplete"] and body["completed_at"] is None
+    (stored,) = scene.stored
+    assert stored is not None and stored.status == "incomplete"
+
+
+def test_a_call_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, [CALL[:50]], LENGTH, tools=[LS])
+    assert types(scene.events()) == ["created", "in_progress", *CALLED, "incomplete"]
+    (item,) = scene.body()["output"]
+    assert item["status"] == "incomplete" and item["arguments"].startswith('{"path"')
+    assert scene.stored[0] is not None
+
+
+def test_an_answer_without_words_is_an_empty_message(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, [""])
+    assert types(scene.events()) == ["created", "in_progress", *[n for n in MESSAGE if "delta" not in n], "completed"]
+    assert scene.body()["output"][0]["content"][0]["text"] == ""
+
+
+def test_a_cancelled_one_says_so_itself(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, ["Go", ""], ABORT)
+    assert scene.events()[-1]["type"] == "response.incomplete"
+    body = scene.body()
+    assert body["status"] == "cancelled" and body["incomplete_details"] is None
+    assert body["output"][0]["status"] == "incomplete" and body["output"][0]["content"][0]["text"] == "Go"
+    (stored,) = scene.stored
+    assert stored is not None and stored.turn is None
+    assert Scene(tokenizer, [""], ABORT).events()[-1]["response"]["output"] == []
+
+
+REFUSAL = RequestRefused("max_new_tokens is too large", param="max_new_tokens")
+
+
+def test_what_is_refused_before_the_first_event_is_raised_in_these_names(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, [], REFUSAL)
+    with pytest.raises(RequestRefused, match="max_output_tokens is too large") as caught:
+        scene.events()
+    assert caught.value.param == "max_output_tokens" and scene.stored == [None]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(500, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")]
+)
+def test_what_fails_later_is_an_event(tokenizer: Tokenizer, status: int, code: str) -> None:
+    scene = Scene(tokenizer, ["Go"], RequestRefused("the worker is gone", status=status))
+    events = scene.events()
+    assert types(events)[-1] == "failed"
+    assert events[-1]["response"]["error"] == {"code": code, "message": "the worker is gone"}
+    assert scene.body()["status"] == "failed" and scene.stored == [None]
+
+
+def test_in_the_background_what_failed_can_be_read(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, [], REFUSAL, background=True)
+    assert scene.body()["status"] == "queued"
+    with pytest.raises(RequestRefused):
+        scene.events()
+    (stored,) = scene.stored
+    assert stored is not None and stored.status == "failed" and json.loads(stored.body)["status"] == "failed"
+
+
+def test_what_is_not_to_be_stored_is_not(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, ["Go"], store=False)
+    scene.events()
+    assert scene.stored == [None] and scene.body()["store"] is False
+
+
+def test_one_that_is_left_is_not_stored(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, ["Go", "on"])
+
+    async def leave() -> None:
+        with scene.running:
+            async for event in scene.running.events():
+                if event["type"].endswith("delta"):
+                    break
+
+    asyncio.run(leave())
+    assert scene.stored == [None] and scene.said.answer.closed and scene.running.ended.is_set()
+    assert json.loads(scene.running.body)["status"] == "in_progress"
+
+
+def test_metadata_says_what_became_of_the_continuation(tokenizer: Tokenizer) -> None:
+    mine = {"mine": "x", "baton_path": "handoff"}
+    scene = Scene(tokenizer, ["Go"], metadata=mine, previous_response_id="resp_p")
+    scene.said.continuation = ContinuationOutput("match", 12, 3, 1)
+    first = scene.events()[0]
+    assert first["response"]["metadata"] == {"mine": "x"}, "a client's own are of the response before"
+    body = scene.body()
+    assert body["metadata"] == {
+        "mine": "x", "baton_path": "match", "baton_inherited_tokens": "12", "baton_recomputed_tokens": "3",
+    }  # fmt: skip
+    assert body["baton"]["continuation"]["inherited_tokens"] == 12 and body["baton"]["rid"] == "r"
+    alone = Scene(tokenizer, ["Go"], previous_response_id="resp_p")
+    alone.events()
+    assert alone.body()["metadata"]["baton_path"] == "fallback" == alone.body()["baton"]["continuation"]["path"]
+    first = Scene(tokenizer, ["Go"], metadata=mine)
+    first.events()
+    assert first.body()["metadata"] == {"mine": "x"} and "continuation" not in first.body()["baton"]
+
+
+def test_large_updates_are_dressed_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    words = "word " * 6000
+    scene = Scene(tokenizer, [words])
+    scene.events()
+    assert scene.body()["output"][0]["content"][0]["text"] == words

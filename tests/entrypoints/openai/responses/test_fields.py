@@ -1,0 +1,154 @@
+"""The fields of a response: what is served, refused by name, and ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.chat.tools import Choice
+from baton.entrypoints.openai.responses.fields import (
+    FIELDS,
+    INCLUDABLE,
+    LOGPROBS,
+    UNSUPPORTED,
+    WITHOUT_EFFECT,
+    ResponseRequest,
+    parse_response,
+)
+from baton.scheduler.outcome import RequestRefused
+
+LS = {"type": "function", "name": "ls", "description": "lists", "parameters": {"type": "object"}, "strict": True}
+
+
+def parse(**fields: Any) -> ResponseRequest:
+    return parse_response({"input": "Hi"} | fields)
+
+
+def refused(**fields: Any) -> RequestRefused:
+    with pytest.raises(RequestRefused) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_the_defaults() -> None:
+    asked = parse(rid="r")
+    call = asked.call
+    assert call.conversation.messages == [{"role": "user", "content": "Hi"}] and asked.messages_before == []
+    assert asked.store and not (asked.stream or asked.background or asked.wants_logprobs or call.stream)
+    assert asked.previous is None and asked.metadata == {} and call.after is None
+    assert call.prompt.sampling.max_new_tokens is None and call.prompt.sampling.temperature == 1.0
+    assert (call.rid, call.tools, call.conversation.tools, call.choice) == ("r", [], None, Choice("none"))
+    assert asked.echo["tool_choice"] == "auto" and asked.echo["text"] == {"format": {"type": "text"}}
+    assert asked.echo["store"] is True and asked.echo["tools"] == [] and asked.echo["max_output_tokens"] is None
+
+
+def test_null_is_the_default() -> None:
+    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    asked = parse_response({**nulls, "input": "Hi", "rid": "r"})
+    assert asked.call.prompt.sampling == parse(rid="r").call.prompt.sampling and asked.store
+
+
+def test_sampling_goes_by_openais_names_and_batons() -> None:
+    asked = parse(
+        max_output_tokens=9, temperature=0.5, top_p=0.9, stop=["a", "b"], seed=7, presence_penalty=1, min_tokens=2,
+        frequency_penalty=-1, logit_bias={"5": -100}, top_k=3, min_p=0.1, user="me", cache_salt="s", retain_ttl=3,
+    )  # fmt: skip
+    sampling, spec = asked.call.prompt.sampling, asked.call.prompt.spec
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.n) == (9, 0.5, 0.9, 1)
+    assert (sampling.stop, sampling.seed, sampling.top_k, sampling.min_new_tokens) == (("a", "b"), 7, 3, 2)
+    assert spec.client and spec.namespace and spec.retain_ttl == 3
+    echo = asked.echo
+    assert (echo["max_output_tokens"], echo["temperature"], echo["top_p"], echo["user"]) == (9, 0.5, 0.9, "me")
+    assert parse_response({"input": "Hi"}, rid="header").call.rid == "header"
+    assert parse(rid="resp_r").call.rid == "r", "both forms are the same name"
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_what_is_not_served_is_refused_by_name(name: str) -> None:
+    error = refused(**{name: {"something": 1}})
+    assert name in error.message and error.code == "unsupported_field" and error.param == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"truncation": "auto"}, "truncation", "not supported"),
+        ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
+        ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
+        ({"n": 2}, "n", "not supported"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format", "json_schema"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "json_object"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format", "grammar"),
+        ({"text": {"style": 1}}, "text.style", "unknown"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort", "a string"),
+        ({"reasoning": "high"}, "reasoning", "an object"),
+        ({"include": ["everything"]}, "include", LOGPROBS),
+        ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
+        ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs", "0 to 20"),
+        ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage", "unknown"),
+        ({"stream_options": {}}, "stream_options", "stream: true"),
+        ({"background": True, "store": False}, "store", "must be stored"),
+        ({"background": True, "stream": True}, "background", "cannot be streamed"),
+        ({"previous_response_id": "chatcmpl-1"}, "previous_response_id", "resp_"),
+        ({"previous_response_id": "resp_"}, "previous_response_id", "1 to 512"),
+        ({"metadata": {"a": 1}}, "metadata", "strings"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16 keys"),
+        ({"metadata": {"a": "b" * 513}}, "metadata", "512"),
+        ({"metadata": {"a" * 65: ""}}, "metadata", "64"),
+        ({"continuation_of": "r"}, "continuation_of", "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens"),
+        ({"temperature": -1}, "temperature", "temperature"),
+        ({"instructions": ["a"]}, "instructions", "a string"),
+        ({"store": 1}, "store", "true or false"),
+        ({"beam_width": 2}, "beam_width", "unknown field"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "its own field"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
+        ({"tools": [LS, {"type": "mcp", "server_label": "x"}]}, "tools[1]", "mcp"),
+        ({"tools": [{"type": "function", "function": {"name": "ls"}}]}, "tools[0].function", "unknown field"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0]", "tools[0].name"),
+        ({"tools": [LS, LS]}, "tools", "twice"),
+        ({"tools": [LS], "tool_choice": {"type": "function", "name": "rm"}}, "tool_choice", "rm"),
+        ({"tools": [LS], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field_and_the_fix(fields: dict, param: str, words: str) -> None:
+    error = refused(**fields)
+    assert error.param == param and words in error.message, error.message
+
+
+def test_tools_are_flat_here_and_never_strict() -> None:
+    asked = parse(tools=[LS], tool_choice={"type": "function", "name": "ls"}, parallel_tool_calls=False)
+    nested = {"type": "function", "function": {k: LS[k] for k in ("name", "description", "parameters")}}
+    assert asked.call.tools == [nested] == asked.call.conversation.tools
+    assert asked.call.choice == Choice("named", "ls", parallel=False)
+    assert asked.echo["tools"] == [LS | {"strict": False}] and asked.echo["parallel_tool_calls"] is False
+    assert asked.echo["tool_choice"] == {"type": "function", "name": "ls"}
+    assert parse(tools=[LS], tool_choice="none").call.conversation.tools is None
+    assert parse(tools=[LS], tool_choice="required").call.choice.kind == "any"
+
+
+def test_logprobs_are_asked_for_by_include() -> None:
+    spec = parse(include=[LOGPROBS], top_logprobs=4).call.prompt.spec
+    assert spec.logprobs is not None and (spec.logprobs.start_len, spec.logprobs.top_k) == (-1, 4)
+    asked = parse(include=[name for name in INCLUDABLE if name != LOGPROBS])
+    assert not asked.wants_logprobs
+
+
+def test_wishes_and_labels() -> None:
+    asked = parse(
+        reasoning={"effort": "low", "summary": "auto"}, text={"format": {"type": "text"}, "verbosity": "low"},
+        chat_template_kwargs={"enable_thinking": False}, service_tier="auto", prompt_cache_key="k", instructions="Be.",
+        metadata={"a": "b"}, previous_response_id="resp_before", truncation="disabled",
+    )  # fmt: skip
+    assert asked.call.conversation.variables == {"reasoning_effort": "low", "enable_thinking": False}
+    assert asked.echo["reasoning"] == {"effort": "low", "summary": None} and asked.echo["prompt_cache_key"] == "k"
+    assert asked.previous == "before" and asked.echo["previous_response_id"] == "resp_before"
+    assert asked.messages_before == [{"role": "system", "content": "Be."}] and asked.metadata == {"a": "b"}
+
+
+def test_one_in_the_background_is_read_as_it_grows() -> None:
+    asked = parse(background=True)
+    assert asked.background and asked.call.stream and not asked.stream

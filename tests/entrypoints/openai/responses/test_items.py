@@ -1,0 +1,113 @@
+"""The items of an input, and the messages that they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.openai.responses.items import read_input
+from baton.scheduler.outcome import RequestRefused
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "ls", "arguments": '{"path": "/"}'}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}
+
+
+def messages(*items: Any) -> list[dict]:
+    return read_input(list(items), "r")[0]
+
+
+def says(role: str, content: Any, **more: Any) -> dict:
+    return {"role": role, "content": content, **more}
+
+
+def test_a_string_is_a_users_message() -> None:
+    read, listed = read_input("Hi", "r")
+    assert read == [says("user", "Hi")]
+    (item,) = listed
+    assert item["content"] == [{"type": "input_text", "text": "Hi"}] and item["id"] == "msg_r_in0"
+
+
+def test_contents_are_strings_or_parts() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    said = [{"type": "output_text", "text": "c", "annotations": []}]
+    read = messages(says("system", "s"), says("developer", "d"), says("user", parts), says("assistant", said))
+    assert read == [says("system", "s"), says("developer", "d"), says("user", "a\nb"), says("assistant", "c")]
+
+
+def test_the_items_of_one_answer_are_one_message() -> None:
+    other = CALL | {"call_id": "c2"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a.txt"}]}
+    read = messages(says("user", "Hi"), THOUGHT, says("assistant", "Let me see."), CALL, other, output, THOUGHT)
+    assert read == [
+        says("user", "Hi"),
+        says("assistant", "Let me see.", reasoning_content="Hm.", tool_calls=[CALLED, CALLED | {"id": "c2"}]),
+        says("tool", "a.txt", tool_call_id="c1"),
+        says("assistant", "", reasoning_content="Hm."),
+    ]
+
+
+def test_answers_one_after_the_other_stay_apart() -> None:
+    assert messages(says("assistant", "a"), says("assistant", "b")) == [says("assistant", "a"), says("assistant", "b")]
+    read = messages(says("assistant", "a"), THOUGHT, says("assistant", "b"))
+    assert read == [says("assistant", "a"), says("assistant", "b", reasoning_content="Hm.")]
+    read = messages(CALL, THOUGHT, says("assistant", "b"))
+    assert read == [says("assistant", "", tool_calls=[CALLED]), says("assistant", "b", reasoning_content="Hm.")]
+
+
+def test_an_answer_ends_where_others_speak() -> None:
+    output = {"type": "function_call_output", "call_id": "c1", "output": "a.txt"}
+    answer, result = says("assistant", "", tool_calls=[CALLED]), says("tool", "a.txt", tool_call_id="c1")
+    assert messages(CALL, output, CALL) == [answer, result, answer]
+
+
+def test_thoughts_that_nobody_can_read_are_none() -> None:
+    hidden = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…", "content": None}
+    assert messages(hidden, says("assistant", "a")) == [says("assistant", "a")]
+    summary = hidden | {"summary": [{"type": "summary_text", "text": "In short."}]}
+    assert messages(summary) == [says("assistant", "", reasoning_content="In short.")]
+
+
+def test_items_are_listed_as_they_were_understood() -> None:
+    output = {"type": "function_call_output", "call_id": "c1", "output": "a.txt", "status": "completed"}
+    _, listed = read_input([says("user", "Hi"), THOUGHT, CALL | {"id": "fc_mine"}, output], "r")
+    assert [(item["id"], item["type"]) for item in listed] == [
+        ("msg_r_in0", "message"), ("rs_1", "reasoning"), ("fc_mine", "function_call"),
+        ("fco_r_in3", "function_call_output"),
+    ]  # fmt: skip
+    assert listed[2]["arguments"] == CALL["arguments"] and listed[3]["output"] == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("item", "param", "words"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "input[1]", "item_reference"),
+        ({"id": "msg_1"}, "input[1]", "item_reference"),
+        ({"type": "web_search_call", "id": "ws_1"}, "input[1]", "web_search_call"),
+        ({"type": ["message"]}, "input[1]", "not supported"),
+        ({}, "input[1]", "not supported"),
+        ("Hi", "input[1]", "object"),
+        (says("tool", "x"), "input[1].role", "assistant"),
+        (says("user", None), "input[1].content", "a string or a list"),
+        (says("user", [{"type": "input_image", "image_url": "data:"}]), "input[1].content[0]", "input_image"),
+        (says("user", [{"type": "input_file", "file_id": "f"}]), "input[1].content[0]", "input_file"),
+        (says("user", [{"type": "input_audio"}]), "input[1].content[0]", "input_audio"),
+        (says("user", "a", tool_calls=[]), "input[1].tool_calls", "unknown field"),
+        (CALL | {"arguments": {}}, "input[1].arguments", "a string"),
+        (CALL | {"call_id": None}, "input[1].call_id", "a string"),
+        ({"type": "function_call_output", "output": "x"}, "input[1].call_id", "a string"),
+        (THOUGHT | {"content": [{"type": "reasoning_text"}]}, "input[1].content", "reasoning_text"),
+        (THOUGHT | {"content": "Hm."}, "input[1].content", "reasoning_text"),
+    ],
+)
+def test_refusals_name_the_item(item: Any, param: str, words: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        messages(says("user", "Hi"), item)
+    assert caught.value.param == param and words in caught.value.message, caught.value.message
+
+
+@pytest.mark.parametrize("given", [None, [], {}, 3])
+def test_there_must_be_an_input(given: Any) -> None:
+    with pytest.raises(RequestRefused, match="input takes a string"):
+        read_input(given, "r")

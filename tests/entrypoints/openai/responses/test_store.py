@@ -1,0 +1,71 @@
+"""Stored responses are found by those who may, and bounded by number and by size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from baton.entrypoints.chat.conversations import Turn
+from baton.entrypoints.openai.responses.store import ResponseStore, StoredResponse
+
+
+def response(rid: str, namespace: str = "", body: bytes = b"{}", **more: Any) -> StoredResponse:
+    nothing: dict[str, Any] = {"items": [], "output": [], "item_bytes": 0, "messages": [], "turn": None}
+    return StoredResponse(
+        rid=rid, namespace=namespace, status="completed", background=False, body=body, **nothing | more
+    )
+
+
+def turn(text: str, tokens: int) -> Turn:
+    ids = np.zeros(tokens, dtype=np.int32)
+    return Turn(rid="t", index=0, namespace="", num_messages=1, prompt_chars=0, text=text, ids=ids)
+
+
+def test_nobody_finds_or_replaces_what_is_another_namespaces() -> None:
+    store = ResponseStore(8)
+    mine, theirs = response("r", "mine"), response("r", "theirs")
+    store.put(mine)
+    assert store.get("theirs", "r") is None and store.take("theirs", "r") is None
+    store.put(theirs)
+    assert store.get("mine", "r") is mine and store.get("theirs", "r") is theirs
+    assert store.take("mine", "r") is mine and store.get("mine", "r") is None
+
+
+def test_the_oldest_go_by_number() -> None:
+    store = ResponseStore(2)
+    for rid in "abc":
+        store.put(response(rid))
+    assert [store.get("", rid) is not None for rid in "abc"] == [False, True, True] and len(store) == 2
+    store.put(response("b"))
+    store.put(response("d"))
+    assert [store.get("", rid) is not None for rid in "bcd"] == [True, False, True], "b was stored anew"
+
+
+def test_a_store_of_none_keeps_none() -> None:
+    store = ResponseStore(0)
+    store.put(response("a"))
+    assert len(store) == 0
+
+
+def test_the_oldest_go_by_size_and_the_last_stays() -> None:
+    store = ResponseStore(8, max_bytes=1000)
+    for rid in "abc":
+        store.put(response(rid, body=b"x" * 400))
+    assert len(store) == 2 and store.get("", "a") is None
+    store.put(response("b", body=b"x" * 10))
+    store.put(response("d", body=b"x" * 500))
+    assert len(store) == 3, "what was replaced or taken no longer counts"
+    store.take("", "d")
+    store.put(response("e", body=b"x" * 500))
+    assert len(store) == 3
+    store.put(response("large", body=b"x" * 5000))
+    assert len(store) == 1 and store.get("", "large") is not None
+
+
+def test_a_size_counts_all_that_is_kept() -> None:
+    assert response("r", body=b"x" * 10).size == 10
+    assert response("r", item_bytes=100).size - response("r").size == 200, "as items and as messages"
+    grown = response("r", turn=turn("x" * 100, 50)).size - response("r", turn=turn("", 0)).size
+    assert grown == 100 + 4 * 50
+    assert response("r", turn=turn("漢" * 100, 0)).size >= response("r", turn=turn("x" * 100, 0)).size + 100
