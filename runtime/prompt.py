@@ -125,7 +125,7 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
             f"beam_width is {sampling.beam_width}; the vocabulary has {vocab} tokens: use {vocab} or less",
             param="beam_width",
         )
-    for name in ("stop_token_ids", "logit_bias"):
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:
             raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
     logprobs = prompt.spec.logprobs

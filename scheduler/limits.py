@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..memory_pool.allocator import Allocator
 from ..radix.lease_budget import LeaseBudget
 from .config import SchedulerConfig
@@ -35,7 +37,8 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
                 f"{constraint.min_tokens} tokens",
                 param="max_new_tokens",
             )
-        wanted = constraint.max_tokens if wanted is None else min(wanted, constraint.max_tokens)
+        if (longest := constraint.max_tokens) is not None:
+            wanted = longest if wanted is None else min(wanted, longest)
     if wanted is not None and prompt_len + wanted > context:
         raise RequestRefused(
             f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) = {prompt_len + wanted} exceeds the context "
@@ -99,6 +102,17 @@ def check_logprob_limit(options: LogprobOptions | None, max_logprobs: int) -> No
             f"top_logprobs_num is {options.top_k}; this server gives at most {max_logprobs}. Use less, or raise "
             "--max-logprobs",
             param="top_logprobs_num",
+        )
+
+
+def check_allowed_ids(request: Request, end_ids: Collection[int]) -> None:
+    """Raises RequestRefused where only ids are allowed that end the request, and none may end it yet. end_ids: eos and
+    stop ids of the request."""
+    allowed, least = request.sampling.allowed_token_ids, request.sampling.min_new_tokens
+    if allowed and least and all(token_id in end_ids for token_id in allowed):
+        raise RequestRefused(
+            f"min_new_tokens is {least}, but each of allowed_token_ids ends the output; allow others too",
+            param="min_new_tokens",
         )
 
 

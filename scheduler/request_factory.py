@@ -9,7 +9,7 @@ from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .endings import Endings
-from .limits import check_beam_limits, check_lengths, check_logprob_limit, check_logprob_start
+from .limits import check_allowed_ids, check_beam_limits, check_lengths, check_logprob_limit, check_logprob_start
 from .request import Request
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
@@ -58,6 +58,7 @@ class RequestFactory:
         """Give sequences of one request their prompt. Raises RequestRefused if they can never fit."""
         first = requests[0]
         max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._allocator)
+        check_allowed_ids(first, self._endings.end_ids(first))
         if first.logprobs is not None:
             check_logprob_start(first.logprobs, len(prompt))
         first.begin(prompt, max_new_tokens)

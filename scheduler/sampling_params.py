@@ -25,6 +25,9 @@ MAX_STOPS, MAX_STOP_CHARS = 128, 16_384
 MAX_LOGIT_BIAS = 1024
 """Entries. They are gathered whenever the sequences that sample together change, a beam search's in each step."""
 
+MAX_ALLOWED_TOKEN_IDS = 16_384
+"""Each step of the request uploads them."""
+
 _MAX_NAME_CHARS = 128
 """Of an item trie; none has a longer one."""
 
@@ -44,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length_penalty: a finished sequence scores cumulative log-probability / (generated tokens ** length_penalty).
     early_stopping: True ends the search when beam_width sequences have finished, False when the best running one is not
     expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.
+    allowed_token_ids: the only ids that may be sampled, eos among them or not; empty for all.
     item_trie: name of the trie whose items are the only outputs; the end of an item ends the output, eos does not.
     """
 
@@ -69,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     item_trie: str | None = None
+    allowed_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # Plain tests: a request is checked in two processes, and most are fine.
@@ -113,6 +118,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 self._refuse("item_trie", "name a loaded trie, or leave it out")
             if self.min_new_tokens > 0:
                 self._refuse("min_new_tokens", "an item of item_trie ends where it ends; leave it out")
+        if self.allowed_token_ids:
+            self._check_allowed_ids()
         if self.beam_width is not None:
             self._check_search(self.beam_width)
         elif self.length_penalty != 1.0:
@@ -139,6 +146,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, off in (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0)):
             if getattr(self, name) != off:
                 self._refuse(name, "a beam search compares log-probabilities; leave it out")
+
+    def _check_allowed_ids(self) -> None:
+        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
+            raise ValueError(
+                f"allowed_token_ids has {len(self.allowed_token_ids)} ids; use at most {MAX_ALLOWED_TOKEN_IDS}"
+            )
+        for name in ("item_trie", "beam_width"):
+            if getattr(self, name) is not None:
+                self._refuse(name, "it does not go with allowed_token_ids; leave one of them out")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:

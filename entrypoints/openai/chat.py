@@ -16,7 +16,15 @@ from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
+from .common import (
+    OPENAI_SAMPLING,
+    OTHER_SAMPLING,
+    VLLM_NAMES,
+    check_temperature,
+    read_request_rid,
+    template_variables,
+    with_vllm_names,
+)
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -26,7 +34,7 @@ FIELDS = (
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
     "max_completion_tokens", "response_format", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "documents", "separate_reasoning", "rid", "request_id", "stream",
-    *_RENAMED.values(), *OPENAI_SAMPLING, *OTHER_SAMPLING, *SHARED_FIELDS,
+    *_RENAMED.values(), *OPENAI_SAMPLING, *OTHER_SAMPLING, *VLLM_NAMES, *SHARED_FIELDS,
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
@@ -36,7 +44,8 @@ UNSUPPORTED: dict[str, tuple] = {
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
     "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (),
+    "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (), "return_token_ids": (False,),
+    "stop_regex": ("", []),
 }  # fmt: skip
 
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server"}
@@ -71,7 +80,7 @@ class ChatRequest:
 def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     stream = typed(fields.get("stream", False), bool, "stream")
     usage = include_usage(fields.get("stream_options"), stream)
     _check_format(fields.get("response_format"))

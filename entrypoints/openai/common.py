@@ -14,9 +14,12 @@ OPENAI_SAMPLING = (
 OTHER_SAMPLING = (
     # Not OpenAI's; named as in SGLang and vLLM.
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens",
+    "spaces_between_special_tokens", "allowed_token_ids",
 )  # fmt: skip
 
+
+VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim"}
+"""vLLM's name of a sampling parameter -> SGLang's."""
 
 MAX_TEMPERATURE = 2.0
 
@@ -27,6 +30,18 @@ def check_temperature(fields: dict[str, Any]) -> None:
         raise RequestRefused(
             f"temperature is {fields['temperature']}; use 0 to {MAX_TEMPERATURE:g}", param="temperature"
         )
+
+
+def with_vllm_names(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, those that only vLLM has under SGLang's names. Raises RequestRefused where both are given and
+    differ."""
+    for theirs, name in VLLM_NAMES.items():
+        if theirs in fields:
+            value = typed(fields[theirs], bool, theirs)
+            if fields.get(name, value) != value:
+                raise RequestRefused(f"{theirs} and {name} mean the same, and differ; give one of them", param=theirs)
+            fields = {other: given for other, given in fields.items() if other != theirs} | {name: value}
+    return fields
 
 
 def read_request_rid(fields: dict[str, Any]) -> Any:

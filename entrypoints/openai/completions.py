@@ -13,7 +13,7 @@ from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
 from ..fields.reading import refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, VLLM_NAMES, check_temperature, read_request_rid, with_vllm_names
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -22,14 +22,14 @@ COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs
 
 FIELDS = (
     "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
-    *_RENAMED.values(), *_SAMPLING, "stream", *SHARED_FIELDS,
+    *_RENAMED.values(), *_SAMPLING, *VLLM_NAMES, "stream", *SHARED_FIELDS,
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
-    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "allowed_token_ids": ([],),
-    "bad_words": ([],), "include_stop_str_in_output": (False,), "prompt_logprobs": (), "add_special_tokens": (True,),
+    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "return_token_ids": (False,),
+    "stop_regex": ("", []), "bad_words": ([],), "prompt_logprobs": (), "add_special_tokens": (True,),
     "truncate_prompt_tokens": (), "return_hidden_states": (False,),
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ def parse_completion(
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
     refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     echo = typed(fields.get("echo", False), bool, "echo")
     logprobs = _logprobs(fields.get("logprobs"))
     usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from ...scheduler.constraints.allowed_ids import AllowedIds
 from ...scheduler.constraints.constraint import Constraint
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ...scheduler.constraints.items import ItemConstraint
@@ -53,6 +54,8 @@ class ItemTries:
 
     def resolve(self, sampling: SamplingParams) -> Constraint | None:
         """The constraint on a request's outputs; None without one. Raises RequestRefused (404)."""
+        if sampling.allowed_token_ids:
+            return AllowedIds(sampling.allowed_token_ids)
         return None if sampling.item_trie is None else ItemConstraint(self._get(sampling.item_trie), sampling.item_trie)
 
     def _get(self, name: str) -> ItemTrie:

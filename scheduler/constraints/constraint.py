@@ -1,4 +1,4 @@
-"""The interface of constraints on outputs: item tries today, grammars later.
+"""The interface of constraints on outputs: item tries and lists of ids today, grammars later.
 
 Constraint        which outputs a request may have; immutable, shared by all requests that name it
 ConstraintState   where some of its sequences are; immutable too, so that a fork costs a reference
@@ -105,7 +105,8 @@ class Constraint(Protocol):
     is_uniform: bool
     """All outputs are of one length."""
     min_tokens: int
-    max_tokens: int
+    max_tokens: int | None
+    """None for no limit."""
 
     def start(self) -> ConstraintState:
         """One sequence before its first token."""

@@ -27,7 +27,7 @@ class ItemConstraint:
         self.output_name = f"item of {name!r}"
         self.is_uniform = trie.is_uniform
         self.min_tokens = trie.min_depth
-        self.max_tokens = trie.max_depth
+        self.max_tokens: int | None = trie.max_depth
 
     def start(self) -> ItemStates:
         return ItemStates(self.trie, np.zeros(1, dtype=np.int32))

@@ -19,6 +19,7 @@ from baton.runtime.tiers.tier_io import BlocksEnded
 from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.constraints.allowed_ids import AllowedIds
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import FinishReason
@@ -117,7 +118,9 @@ class LocalWorker:
         rids: dict[int, str] = {}
         for spec in specs:
             constraint = ItemConstraint(items, "items") if items is not None and spec.sampling.item_trie else None
-            assert (constraint is None) == (spec.sampling.item_trie is None)
+            if spec.sampling.allowed_token_ids:
+                constraint = AllowedIds(spec.sampling.allowed_token_ids)
+            assert constraint is not None or spec.sampling.item_trie is None
             rids |= {request.serial: spec.rid for request in self.scheduler.add(spec, 0.0, constraint=constraint)}
         in_flight: deque[StepInFlight] = deque()
         while True:

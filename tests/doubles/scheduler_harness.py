@@ -23,6 +23,7 @@ from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.constraints.allowed_ids import AllowedIds
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.memory.self_check import unaccounted_tokens
@@ -139,7 +140,7 @@ class Harness:
         self,
         rid: str,
         prompt: list[int],
-        max_new_tokens: int = 8,
+        max_new_tokens: int | None = 8,
         *,
         namespace: str = "",
         retain_ttl: float = 0.0,
@@ -167,6 +168,8 @@ class Harness:
             client=client,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
+        if params.allowed_token_ids:
+            constraint = AllowedIds(params.allowed_token_ids)
         for request in self.scheduler.add(spec, self.now, constraint=constraint):
             self.outcomes[request.key] = Outcome(request=request)
 

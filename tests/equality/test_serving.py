@@ -154,6 +154,26 @@ def test_toy_logprobs_of_prompts_alone(toy_references: list[Reference], options:
         assert_input_logprobs(answer, reference)
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_toy_model_says_the_likeliest_of_few_tokens(overlap: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32).eval()
+    rng = random.Random(11)
+    prompts = [[rng.randrange(1000) for _ in range(30)] for _ in range(6)]
+    params = [
+        SamplingParams(max_new_tokens=8, temperature=0.0, allowed_token_ids=tuple(rng.sample(range(1600), 40)))
+        for _ in prompts
+    ]
+    answers = LocalWorker(TOY, overlap=overlap).generate(prompts, params)
+    for prompt, few, answer in zip(prompts, params, answers):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1]
+        allowed = logits[:, list(few.allowed_token_ids)]
+        assert set(answer.tokens) <= set(few.allowed_token_ids) and len(answer.tokens) == 8
+        assert (logits.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0] >= allowed.max(1).values - TIE).all()
+
+
 def assert_logprobs(answer, reference: Reference) -> None:
     outputs = np.concatenate([chunk.values for chunk in answer.output_logprobs])
     np.testing.assert_allclose(outputs, reference.logprobs[: len(outputs)], atol=1e-4)

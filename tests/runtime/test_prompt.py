@@ -63,6 +63,7 @@ def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
         (child(text="x"), [1] * 99, "continuation_suffix", "at least 100"),
         (child(sampling=SamplingParams(max_new_tokens=100)), [], "max_new_tokens", "max_new_tokens <= 99"),
         (child(sampling=SamplingParams(max_new_tokens=10, stop_token_ids=(60,))), [], "stop_token_ids", "60"),
+        (child(sampling=SamplingParams(max_new_tokens=10, allowed_token_ids=(1, 50))), [], "allowed_token_ids", "50"),
         (
             child(sampling=SamplingParams(max_new_tokens=10), return_logprob=True, top_logprobs_num=51),
             [],

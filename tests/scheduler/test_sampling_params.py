@@ -37,6 +37,8 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("seed", 2**63, "use 0 to 2**63 - 1", {}),
     ("item_trie", "", "name a loaded trie, or leave it out", {}),
     ("min_new_tokens", 1, "an item of item_trie ends where it ends; leave it out", {"item_trie": "items"}),
+    ("item_trie", "items", "it does not go with allowed_token_ids; leave one of them out", {"allowed_token_ids": (1,)}),
+    ("beam_width", 2, "it does not go with allowed_token_ids; leave one of them out", {"allowed_token_ids": (1,)}),
     ("length_penalty", 0.999, "it needs a beam_width", {}),
     ("early_stopping", "never", "it needs a beam_width", {}),
     ("beam_width", 0, "use 1 to 512, or leave it out", {}),

@@ -44,6 +44,8 @@ def test_sampling_goes_by_openais_names() -> None:
     assert (sampling.stop, sampling.seed, sampling.top_k, sampling.min_p) == (("a", "b"), 7, 3, 0.1)
     assert sampling.min_new_tokens == 2 and sampling.logit_bias == {5: -100} and asked.call.rid == "mine"
     assert asked.call.prompt.spec.client
+    vllm = parse(include_stop_str_in_output=True, allowed_token_ids=[7]).call.prompt.sampling
+    assert vllm.no_stop_trim and vllm.allowed_token_ids == (7,)
     assert parse(max_tokens=3).call.prompt.sampling.max_new_tokens == 3
     assert parse(max_tokens=3, max_completion_tokens=3).call.prompt.sampling.max_new_tokens == 3
     assert parse_chat({"messages": HI}, rid="header").call.rid == "header"

@@ -61,6 +61,10 @@ def test_sampling_fields_under_openais_names() -> None:
         ignore_eos=True, skip_special_tokens=False,
     )  # fmt: skip
     assert prompt_of(prompt="a", no_stop_trim=True).sampling.no_stop_trim
+    assert prompt_of(prompt="a", include_stop_str_in_output=True, no_stop_trim=True).sampling.no_stop_trim
+    assert not prompt_of(prompt="a", include_stop_str_in_output=False).sampling.no_stop_trim
+    assert prompt_of(prompt="a", allowed_token_ids=[3, 4]).sampling.allowed_token_ids == (3, 4)
+    assert prompt_of(prompt="a", allowed_token_ids=[]).sampling.allowed_token_ids == ()
     assert prompt_of(prompt="a", temperature=2).sampling.temperature == 2.0
 
 
@@ -184,6 +188,10 @@ def test_labels_are_without_effect() -> None:
         ({"stream": True, "stream_options": 1}, "stream_options", "an object"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"suffix": "x"}, "suffix", "not supported"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "true or false"),
+        ({"include_stop_str_in_output": True, "no_stop_trim": False}, "include_stop_str_in_output", "mean the same"),
+        ({"allowed_token_ids": "x"}, "allowed_token_ids", "expected array"),
+        ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids", "use at most 16384"),
         ({"max_new_tokens": 5}, "max_new_tokens", "did you mean"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: its keys must be token ids"),
         ({"continuation_suffix": "x"}, "continuation_suffix", "add continuation_of"),

@@ -53,6 +53,8 @@ def test_a_constraint_says_what_it_is_and_without_a_name_there_is_none() -> None
     assert (constraint.min_tokens, constraint.max_tokens, constraint.is_uniform) == (1, 2, False)
     assert (constraint.matched, constraint.eos_ends, constraint.must_complete) == ("item", False, True)
     assert tries.resolve(SamplingParams()) is None
+    allowed = tries.resolve(SamplingParams(allowed_token_ids=(4, 2)))
+    assert allowed is not None and allowed.start().allowed().unpack()[1].tolist() == [2, 4]
 
 
 @pytest.mark.parametrize(("loaded", "named"), [([], "none"), (["a"], "'a'"), (["b", "a"], "'b', 'a'")])
