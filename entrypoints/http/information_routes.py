@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from ...runtime import metrics
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..chat.chats import Chats
 from ..server_args import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route
@@ -15,8 +16,9 @@ from .wire.transport import JSONAnswer
 
 
 class InformationRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs) -> None:
         self._manager = manager
+        self._chats = chats
         self._args = args
 
     def routes(self) -> list[Route]:
@@ -30,9 +32,8 @@ class InformationRoutes:
         ]
 
     async def model_info(self) -> Response:
-        """Describe the model, with its chat template, so that a client can write roles piece by piece."""
+        """Describe the model, with the chat template in use, so that a client can write roles piece by piece."""
         info = self._manager.worker_info
-        template = self._manager.tokenizer.chat_template
         return JSONAnswer(
             {
                 "model_path": self._args.model.model_path,
@@ -40,7 +41,7 @@ class InformationRoutes:
                 "served_model_name": self._args.served_model_name,
                 "is_generation": True,
                 **{name: info.get(name) for name in ("context_length", "vocab_size", "dtype", "device")},
-                "chat_template": None if template is None else template.source,
+                "chat_template": self._chats.renderer.source or None,
                 "special_tokens": self._manager.tokenizer.special_tokens,
             }
         )

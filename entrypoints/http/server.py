@@ -53,7 +53,7 @@ def build_app(
         ResponsesRoutes(manager, chats, args, bodies),
         MessagesRoutes(manager, chats, args, bodies),
         HealthRoutes(manager, args, readiness),
-        InformationRoutes(manager, args),
+        InformationRoutes(manager, chats, args),
         TokenizerRoutes(manager, chats, args, bodies),
         ItemTrieRoutes(manager, bodies),
         CacheRoutes(manager, bodies),

@@ -241,6 +241,18 @@ def test_a_server_without_a_template_says_so(tmp_path: Path, model: Path) -> Non
         assert "no chat template: chats are refused" in server.log
 
 
+def test_a_template_of_the_operators_own(tmp_path: Path, model: Path) -> None:
+    """Chats are rendered by it, and programs that write roles piece by piece learn of it."""
+    file = tmp_path / "own.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
+    with ServerUnderTest(model, tmp_path, "--chat-template", str(file), behaviour={}) as running:
+        server = running.wait_ready()
+        assert server.client.get("/model_info").json()["chat_template"] == file.read_text()
+        asked = {"messages": [user("Hi")], "max_tokens": 16}
+        answer = server.client.post("/v1/chat/completions", json=asked).json()
+        assert answer["choices"][0]["message"]["content"] == "<user>Hi<answer>"
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
