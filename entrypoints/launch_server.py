@@ -94,7 +94,6 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         chat = ChatSetup(args.chat, tokenizer)
     except (ModelLoadError, TokenizerError, ChatSetupError) as error:
         raise ServerFailure(str(error)) from None
-    chat.log()
     processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
     try:
         endpoints = await processes.start()
@@ -119,6 +118,7 @@ class _Server:
         endpoints: Endpoints,
     ) -> None:
         self._args = args
+        self._chat = chat
         self._listener = listener
         self._processes = processes
         self._manager = TokenizerManager(
@@ -207,6 +207,7 @@ class _Server:
                 await answer.outputs()
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
+        self._chat.log()
         logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
         self._processes.all_connected()
         gc.collect()
