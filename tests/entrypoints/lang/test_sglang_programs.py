@@ -252,6 +252,8 @@ def test_the_same_on_a_server(toy_server: ServerUnderTest, toy_engine: Engine) -
         there = run(name)
         set_default_backend(toy_engine)
         here = run(name)
+        for result in (there, here):
+            result.pop("in_pieces", None)  # how many there are depends on how busy the machine is
         assert there == roughly(here)
     toy_server.wait_until(lambda: toy_server.metric("leased_tokens") == 0, "all leases are released")
 
