@@ -74,7 +74,7 @@ def tool_answer(agent: int, turn: int) -> str:
 
 def take_turn(server: Server, messages: list[dict[str, Any]], answer: int, began: float) -> dict[str, Any]:
     """Seconds since ``began``, and what the server says of the turn."""
-    asked = {"messages": messages, "temperature": 0, "max_tokens": answer, "ignore_eos": True, "stream": True}
+    asked = {"messages": messages, "temperature": 0, "max_tokens": answer, "stream": True}
     first, text, last, usage = 0.0, "", {}, {}
     sent = time.perf_counter()
     with server.client.stream(

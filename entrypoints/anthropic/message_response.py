@@ -71,7 +71,7 @@ def read_input(arguments: str) -> dict | None:
     """The object that the arguments of a finished call are."""
     try:
         read = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return read if isinstance(read, dict) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ..reasoning_parsers.output_parser import OutputParser
@@ -54,7 +55,10 @@ class AnswerParsers:
 
     def says_the_same(self, words: str, said: str) -> bool:
         """Is the only difference how spaces and the JSON of calls are written? See conversations.py."""
-        return self._meaning(words) == self._meaning(said)
+        try:
+            return self._meaning(words) == self._meaning(said)
+        except RecursionError:  # too deep to be compared
+            return False
 
     def _meaning(self, text: str) -> list[tuple]:
         parser = OutputParser(
@@ -67,7 +71,7 @@ class AnswerParsers:
                 case CallBegins(_, name):
                     meaning.append(("call", name, {}))
                 case CallArguments(_, arguments):
-                    meaning[-1] = (*meaning[-1][:2], read_arguments(arguments))
+                    meaning[-1] = (*meaning[-1][:2], _without_bools(read_arguments(arguments)))
                 case Reasoning(words):
                     meaning.append(("reasoning", words.strip()))
                 case _:
@@ -85,3 +89,12 @@ class AnswerParsers:
 def first_call_only(pieces: list[Piece]) -> list[Piece]:
     """Without the calls after the first."""
     return [piece for piece in pieces if not isinstance(piece, CallBegins | CallArguments) or piece.index == 0]
+
+
+def _without_bools(value: Any) -> Any:
+    """With something else for true and false, which Python takes for the same as 1 and 0."""
+    if isinstance(value, bool):
+        return bool, int(value)
+    if isinstance(value, dict):
+        return {name: _without_bools(each) for name, each in value.items()}
+    return [_without_bools(each) for each in value] if isinstance(value, list) else value

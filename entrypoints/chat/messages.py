@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.outcome import RequestRefused
+from ..fields.reading import shown
 
 Message = dict[str, Any]
 
@@ -57,6 +58,8 @@ def join_parts(parts: list[Any], where: str) -> str:
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise RequestRefused(f'{name} is {shown(part)}; it takes {{"type": "text", "text": "..."}}', param=name)
         if kind in TEXT_PARTS:
             text = part.get(TEXT_PARTS[kind])
             if not isinstance(text, str):
@@ -82,10 +85,10 @@ OTHER_PARTS = frozenset(
 
 def read_arguments(text: Any) -> Any:
     """The arguments of an earlier call, which come as JSON text: as the object that templates expect. What a model left
-    unfinished stays as it is."""
+    unfinished stays as it is, and so does what is nested more deeply than any JSON that is read here."""
     if not isinstance(text, str):
         return text
     try:
         return msgspec.json.decode(text) if text.strip() else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text

@@ -86,6 +86,9 @@ class Renderer:
 
 
 def size_of(conversation: Conversation) -> int:
-    """Bytes of what the template gets, as JSON."""
+    """Bytes of what the template gets, as JSON. Raises RequestRefused."""
     given = (conversation.messages, conversation.tools, conversation.documents, conversation.variables)
-    return len(msgspec.json.encode(given))
+    try:
+        return len(msgspec.json.encode(given))
+    except RecursionError:  # the encoder gives up a little earlier than the decoder did
+        raise RequestRefused("the chat is nested too deeply; send flatter objects", param="messages") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ def read_tools(tools: Any, choice: Any, parallel: Any) -> tuple[list[dict], Choi
     read = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or [])]
     names = [tool["function"]["name"] for tool in read]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(names).most_common(1)[0]
         raise RequestRefused(f"tools holds {twice!r} twice; each needs a name of its own", param="tools")
     parallel = typed(True if parallel is None else parallel, bool, "parallel_tool_calls")
     return read, _choice(choice, names, parallel)

@@ -64,6 +64,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: list[dict] | None = None,
@@ -72,15 +73,15 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. ``messages``: plain dicts with role and content, as JSON gave them; ``variables`` are
         passed to the template (``enable_thinking``, …). Raises ChatTemplateError with the template's own complaint."""
-        names = self._special_tokens | variables
+        given = {
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                **names,
-            )
+            # As one object: a variable may be called self, too.
+            return self._template.render(self._special_tokens | variables | given)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -84,6 +84,8 @@ def test_only_the_first_call() -> None:
         ("Yes", "Yes.", False),
         (CALL, '<tool_call>{"arguments":{ },"name":"ls"}</tool_call>', True),
         (CALL, CALL + CALL, False),
+        (CALL.replace("{}", '{"a": [1]}'), CALL.replace("{}", '{"a": [true]}'), False),
+        (CALL.replace("{}", '{"a": 0}'), CALL.replace("{}", '{"a": false}'), False),
         ("<think>\na\n</think>\n\nb", "<think>a</think>b", True),
         ("a b", "<think>a</think>b", False),
     ],

@@ -50,6 +50,11 @@ def test_variables_tools_and_documents_reach_the_template() -> None:
     assert renderer.render(asked.first(0)) == "1 2 False"
 
 
+def test_variables_of_any_name() -> None:
+    renderer = make_renderer("{{ namespace }} {{ messages | length }}")
+    assert renderer.render(Conversation(messages=[], variables={"self": 1, "namespace": 2, "messages": "x"})) == "2 0"
+
+
 def test_developers_are_the_system_where_the_template_does_not_know_them() -> None:
     asked = Conversation(messages=[{"role": "developer", "content": "Be"}, {"role": "user", "content": "Hi"}])
     assert make_renderer(PLAIN).render(asked) == "<system>Be</><user>Hi</><a>"

@@ -92,6 +92,15 @@ def test_every_kind_of_message() -> None:
     assert found[6] == {"role": "assistant", "content": "No."}
 
 
+def test_arguments_that_are_nested_too_deeply_stay_as_they_are() -> None:
+    deep = '{"a":' * 5000 + "1" + "}" * 5000
+    call = {"id": "1", "function": {"name": "ls", "arguments": deep}}
+    (found,) = parse(messages=[*HI, {"role": "assistant", "tool_calls": [call]}]).call.conversation.messages[1][
+        "tool_calls"
+    ]
+    assert found["function"]["arguments"] == deep
+
+
 @pytest.mark.parametrize(("arguments", "read"), [("", {}), (None, {}), ('{"a"', '{"a"'), ({"a": 1}, {"a": 1})])
 def test_arguments_that_a_model_left_unfinished_stay_as_they_are(arguments: Any, read: Any) -> None:
     call = {"id": "1", "function": {"name": "ls", "arguments": arguments}}
@@ -112,6 +121,7 @@ def test_arguments_that_a_model_left_unfinished_stay_as_they_are(arguments: Any,
         ([{"role": "user"}], "messages[0]", "content is missing"),
         ([{"role": "user", "content": 5}], "messages[0].content", "a string or a list of parts"),
         ([{"role": "user", "content": [5]}], "messages[0].content[0]", '"type": "text"'),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0]", '"type": "text"'),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]", "takes a string"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
