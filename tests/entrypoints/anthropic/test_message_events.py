@@ -175,7 +175,14 @@ def test_a_stream_says_at_once_what_it_knows() -> None:
     assert len(list(events.take(ChatUpdate(output(None), [Text("Hi")])))) == 1
 
 
-@pytest.mark.parametrize("arguments", ["", '{"path": "/', '{"path": 1}}', "[1]", "5"])
+TOO_DEEP = '{"a":' * 5000 + "1" + "}" * 5000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", '{"path": "/', '{"path": 1}}', "[1]", "5", TOO_DEEP],
+    ids=["empty", "cut off", "too long", "a list", "a number", "too deep"],
+)
 @pytest.mark.parametrize("finish", [END, FinishReason("length")])
 def test_a_call_that_is_cut_off_is_none_to_be_run(arguments: str, finish: FinishReason) -> None:
     pieces = [*LS, CallBegins(1, "pwd"), *([CallArguments(1, arguments)] if arguments else [])]

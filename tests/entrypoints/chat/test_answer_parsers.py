@@ -17,9 +17,13 @@ LS = {"type": "function", "function": {"name": "ls"}}
 CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
 
 
+def call(arguments: str) -> str:
+    return CALL.replace("{}", arguments)
+
+
 def parse(parsers: AnswerParsers, text: str, opening: str = "", **fields: Any) -> list[Piece]:
-    call = parse_chat({"messages": [{"role": "user", "content": "Hi"}]} | fields).call
-    parser = parsers.make(call, opening)
+    asked = parse_chat({"messages": [{"role": "user", "content": "Hi"}]} | fields).call
+    parser = parsers.make(asked, opening)
     return parser.push(text) + parser.finish()
 
 
@@ -84,8 +88,10 @@ def test_only_the_first_call() -> None:
         ("Yes", "Yes.", False),
         (CALL, '<tool_call>{"arguments":{ },"name":"ls"}</tool_call>', True),
         (CALL, CALL + CALL, False),
-        (CALL.replace("{}", '{"a": [1]}'), CALL.replace("{}", '{"a": [true]}'), False),
-        (CALL.replace("{}", '{"a": 0}'), CALL.replace("{}", '{"a": false}'), False),
+        (call('{"a":[1]}'), call('{"a": [1.0]}'), True),
+        (call('{"a":[1]}'), call('{"a":[true]}'), False),
+        (call('{"a":true}'), call('{"a": true}'), True),
+        (call("[" * 900 + "]" * 900), call("[" * 900 + " ]" + "]" * 899), False),
         ("<think>\na\n</think>\n\nb", "<think>a</think>b", True),
         ("a b", "<think>a</think>b", False),
     ],

@@ -8,7 +8,7 @@ import pytest
 from chats import conversation, make_renderer
 
 from baton.entrypoints.chat.messages import Conversation
-from baton.entrypoints.chat.rendering import Renderer
+from baton.entrypoints.chat.rendering import Renderer, size_of
 from baton.scheduler.outcome import RequestRefused
 
 PLAIN = (
@@ -77,3 +77,12 @@ def test_templates_that_cannot(renderer: Renderer, code: str, says: str) -> None
     with pytest.raises(RequestRefused, match=says) as refused:
         renderer.render(asked)
     assert (refused.value.code, refused.value.param, refused.value.status) == (code, "messages", 400)
+
+
+def test_what_is_too_deep_to_be_measured_is_refused() -> None:
+    """A body's decoder goes as deep as the encoder, which may stand on a taller stack."""
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RequestRefused, match="nested too deeply"):
+        size_of(Conversation(messages=[], tools=[{"x": deep}]))

@@ -32,6 +32,12 @@ def test_variables_reach_the_template():
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
 
 
+def test_a_variable_may_have_any_name():
+    """They come from the caller; Jinja has a self of its own."""
+    variables = {"self": 1, "args": 2, "context": 3}
+    assert ChatTemplate("{{ args }}{{ context }}", {}).render(MESSAGES, **variables) == "23"
+
+
 def test_blocks_are_trimmed():
     assert render("  {% if true %}\nx\n  {% endif %}\n") == "x\n"
 
