@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton.runtime.text.chat_template import ChatTemplate, ChatTemplateError
@@ -34,7 +36,7 @@ def test_variables_reach_the_template():
 
 def test_a_variable_may_have_any_name():
     """They come from the caller; Jinja has a self of its own."""
-    variables = {"self": 1, "args": 2, "context": 3}
+    variables: dict[str, Any] = {"self": 1, "args": 2, "context": 3}
     assert ChatTemplate("{{ args }}{{ context }}", {}).render(MESSAGES, **variables) == "23"
 
 
