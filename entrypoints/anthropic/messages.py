@@ -20,7 +20,7 @@ from .conversation import read_conversation
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED)
+MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED, params={"stop": "stop_sequences"})
 
 _SAMPLING = (
     "temperature", "top_p", "top_k",

@@ -205,15 +205,16 @@ def _message(given: Any, where: str) -> Message:
 
 
 def _assistant(message: Message, given: dict[str, Any], where: str) -> Message:
-    if calls := given.get("tool_calls"):
-        if not isinstance(calls, list):
-            raise RequestRefused(f"{where}.tool_calls takes a list", param=f"{where}.tool_calls")
+    calls = given.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise RequestRefused(f"{where}.tool_calls takes a list", param=f"{where}.tool_calls")
+    if calls:
         message["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    reasoning = given.get("reasoning_content") or given.get("reasoning")
-    if reasoning is not None:
-        message["reasoning_content"] = typed(reasoning, str, f"{where}.reasoning_content")
+    reasoning, other, refusal = (_text(given, name, where) for name in ("reasoning_content", "reasoning", "refusal"))
+    if reasoning := reasoning or other:
+        message["reasoning_content"] = reasoning
     if message["content"] is None:
-        message["content"] = given.get("refusal") or ""
+        message["content"] = refusal or ""
         if not message["content"] and not calls and reasoning is None:
             raise RequestRefused(f"{where} has neither content nor tool_calls", param=where)
     return message
@@ -226,11 +227,19 @@ def _call(given: Any, where: str) -> dict[str, Any]:
             f'{where} takes {{"id", "type": "function", "function": {{"name", "arguments"}}}}', param=where
         )
     arguments = read_arguments(function.get("arguments"))
+    if not isinstance(function.get("arguments"), str | dict | None):
+        name = f"{where}.function.arguments"
+        raise RequestRefused(f"{name} is {shown(arguments)}; it takes a string of JSON, or an object", param=name)
     return {
-        "id": given.get("id"),
+        "id": _text(given, "id", where),
         "type": "function",
         "function": {"name": function["name"], "arguments": {} if arguments is None else arguments},
     }
+
+
+def _text(given: dict[str, Any], name: str, where: str) -> str | None:
+    """A field that may be missing."""
+    return None if given.get(name) is None else typed(given[name], str, f"{where}.{name}")
 
 
 def _content(given: Any, where: str) -> str | None:
