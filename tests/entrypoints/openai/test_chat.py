@@ -114,6 +114,15 @@ def called(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "ls", "arguments": "{}"}} | fields]}
 
 
+def test_arguments_with_millions_of_values_are_refused_before_they_are_read() -> None:
+    """They came as text, so the body's own limit has not seen them. All of a request count together."""
+    each = "[" + ",".join(["[]"] * 100_000) + "]"
+    message = called(function={"name": "ls", "arguments": each})
+    assert parse(messages=[*HI, message, message]).call.conversation.messages[2]["tool_calls"]
+    error = refused(messages=[*HI, message, message, message])
+    assert error.param == "messages[3].tool_calls[0].function.arguments" and "more than 500000 values" in error.message
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "says"),
     [
