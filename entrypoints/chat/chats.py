@@ -24,9 +24,9 @@ from ..reasoning_parsers.output_parser import OutputParser
 from ..tool_parsers.pieces import Piece
 from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
-from .conversations import Conversations, Turn
+from .conversations import Conversations, GoesOn, Turn
 from .messages import Conversation
-from .rendering import Renderer, size_of
+from .rendering import Renderer, beside_others, size_of
 
 _GENEROUS = 16
 """A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
@@ -63,8 +63,10 @@ class Chats:
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
-        rendered, forced, make_parser = await self._rendered(call)
-        prompt = await self._prompt(call, rendered + forced, make_parser().keeps_special_tokens)
+        size = self._check_size(call.conversation)
+        rendered, forced, make_parser = await self._rendered(call, size)
+        known = await beside_others(size, lambda: self._known(call, rendered + forced))
+        prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
         answer = await self._manager.open([prompt], stream=call.stream)
 
         turn = _Asked(
@@ -78,12 +80,12 @@ class Chats:
 
     async def render(self, call: ChatCall) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
-        rendered, forced, _ = await self._rendered(call)
+        rendered, forced, _ = await self._rendered(call, self._check_size(call.conversation))
         (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
         return ids
 
-    async def _rendered(self, call: ChatCall) -> tuple[str, str, Callable[[], OutputParser]]:
-        """The prompt, what the answer is made to begin with, and what makes its parser."""
+    async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser]]:
+        """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
                 "the chat template has no place for tools, so the model would not learn of them; start the server "
@@ -91,19 +93,22 @@ class Chats:
                 code="no_tools_in_template",
                 param="tools",
             )
-        self._check_size(call.conversation)
-        rendered = await self.renderer.prompt(call.conversation)
-        make_parser = partial(self.parsers.make, call, self._opening(call.conversation, rendered))
+        rendered = await beside_others(size, lambda: self.renderer.render(call.conversation))
+        opening = await beside_others(size, lambda: self._opening(call.conversation, rendered))
+        make_parser = partial(self.parsers.make, call, opening)
         is_forced = call.choice.kind in ("any", "named")
         return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
-    async def _prompt(self, call: ChatCall, text: str, keeps_special_tokens: bool) -> Prompt:
-        """The call's prompt with its tokens, and with the turn that it goes on from."""
-        spec, known = call.prompt.spec, None
+    def _known(self, call: ChatCall, text: str) -> GoesOn | None:
+        """The turn that the call, with this prompt, goes on from."""
+        known = None
         if call.after is not None:
             known = self._conversations.after(call.after, call.conversation, text)
-        if known is None:
-            known = self._conversations.find(call.conversation, text, spec.namespace)
+        return known or self._conversations.find(call.conversation, text, call.prompt.spec.namespace)
+
+    async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:
+        """The call's prompt with its tokens."""
+        spec = call.prompt.spec
         if known is not None:
             (rest,) = await self._manager.tokenize([known.rest], goes_on=True, param="messages")
             ids = known.turn.ids.tolist() + rest
@@ -117,8 +122,8 @@ class Chats:
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
 
-    def _check_size(self, conversation: Conversation) -> None:
-        """Refuse what can never fit before it is rendered, which takes time that others need."""
+    def _check_size(self, conversation: Conversation) -> int:
+        """The `size_of` it. Refuses what can never fit before it is rendered, which takes time that others need."""
         context = self._manager.limits.context_length
         count, size = len(conversation.messages), size_of(conversation)
         if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
@@ -128,6 +133,7 @@ class Chats:
                 code="context_length_exceeded",
                 param="messages",
             )
+        return size
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:
         """What the template wrote behind the last message; of a message that the model goes on with, its content."""

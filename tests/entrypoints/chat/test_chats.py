@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,6 +106,25 @@ def test_the_next_turn_names_it(scene: Scene, stream: bool) -> None:
     scene.chat(HI, said("Ho"), HI, rid="two")
     assert scene.sent.spec.predecessor == Predecessor("one")
     assert scene.text == "[user]Hi<eos>\n[assistant]Ho<eos>\n[user]Hi<eos>\n[assistant]"
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_the_loop_renders_and_compares_short_chats_alone(scene: Scene, long: bool) -> None:
+    """Nobody waits until a long one is rendered, its opening found, and its answer compared with what was said."""
+    threads: set[threading.Thread] = set()
+
+    def watched(work: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: [threads.add(threading.current_thread()), work(*given)][1]
+
+    asked = {"role": "user", "content": "Hi" * (20_000 if long else 1)}
+    scene.chat(asked, says=" Ho")
+    conversations = scene.chats._conversations
+    scene.chats.renderer.render = watched(scene.chats.renderer.render)  # type: ignore[method-assign]
+    conversations._says_the_same = watched(conversations._says_the_same)
+    scene.manager.limits = ModelLimits(context_length=100_000, vocab_size=257)
+    scene.chat(asked, said("Ho"), HI)
+    assert scene.sent.spec.predecessor is not None
+    assert threads and (threading.current_thread() not in threads if long else threads == {threading.current_thread()})
 
 
 def test_what_the_model_really_said_stays_as_it_was(scene: Scene, tokenizer: Tokenizer) -> None:
