@@ -156,7 +156,8 @@ class _Asked:
 
 
 class ChatAnswer:
-    """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well."""
+    """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well.
+    forced: what its text was made to begin with, which is no part of any output."""
 
     def __init__(
         self,
@@ -169,6 +170,7 @@ class ChatAnswer:
         record: Callable[[Turn], None],
     ) -> None:
         self.answer = answer
+        self.forced = forced
         self.turns: list[Turn] = []
         self._call = call
         self._asked = asked
