@@ -6,7 +6,7 @@ call ─▶ Renderer ─▶ Conversations.find ─▶ tokenise what is new ─�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -60,6 +60,10 @@ class Chats:
         self._manager = manager
         self._conversations = conversations
         self._retain_ttl = retain_ttl
+        tokenizer = manager.tokenizer
+        self._tokens = _Tokens(
+            tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
+        )
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
@@ -74,9 +78,9 @@ class Chats:
             num_messages=len(call.conversation.messages) - call.conversation.goes_on,
             text=rendered + forced,
             prompt_chars=len(rendered),
+            hides_special=known is not None and known.turn.hides_special,
         )
-        token_bytes = self._manager.tokenizer.token_bytes
-        return ChatAnswer(answer, call, turn, make_parser, forced, token_bytes, self._conversations.record)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, self._conversations.record)
 
     async def render(self, call: ChatCall) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
@@ -153,6 +157,14 @@ class _Asked:
     num_messages: int
     text: str
     prompt_chars: int
+    hides_special: bool
+
+
+class _Tokens(NamedTuple):
+    """Of the tokenizer. special: id -> text."""
+
+    bytes: TokenBytes
+    special: Mapping[int, str]
 
 
 class ChatAnswer:
@@ -166,7 +178,7 @@ class ChatAnswer:
         asked: _Asked,
         make_parser: Callable[[], OutputParser],
         forced: str,
-        token_bytes: TokenBytes,
+        tokens: _Tokens,
         record: Callable[[Turn], None],
     ) -> None:
         self.answer = answer
@@ -174,7 +186,7 @@ class ChatAnswer:
         self.turns: list[Turn] = []
         self._call = call
         self._asked = asked
-        self._token_bytes = token_bytes
+        self._tokens = tokens
         self._record = record
         self._samples = [_Sample(make_parser(), forced) for _ in range(asked.prompt.sampling.n)]
 
@@ -203,7 +215,7 @@ class ChatAnswer:
         if finish is not None and isinstance(finish.matched, int):
             ids = ids[:-1]
         cut = sample.text if finish is not None and isinstance(finish.matched, str) else None
-        ids, said = kept_tokens(self._token_bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
+        ids, said = kept_tokens(self._tokens.bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
         return Turn(
             rid=asked.prompt.rid,
             index=output.sample,
@@ -212,6 +224,7 @@ class ChatAnswer:
             prompt_chars=asked.prompt_chars,
             text=asked.text + said,
             ids=np.array((asked.prompt.input_ids or []) + ids, dtype=np.int32),
+            hides_special=asked.hides_special or spells_special(self._tokens.special, asked.text, said, ids),
         )
 
 
@@ -247,3 +260,12 @@ def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, sk
         if not whole.has_pending_bytes:
             kept = number
     return ids[:kept], "".join(texts[:kept])
+
+
+def spells_special(special: Mapping[int, str], before: str, said: str, ids: list[int]) -> bool:
+    """Whether ``said``, which ``ids`` are, behind ``before`` has the text of a special token that is none of them.
+    special: id -> text."""
+    begun = before[max(0, len(before) - max(map(len, special.values()), default=0)) :]
+    text = begun + said
+    spelled = sum(text.count(each) - begun.count(each) for each in special.values() if each)
+    return spelled != sum(each in special for each in ids)

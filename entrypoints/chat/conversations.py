@@ -58,6 +58,9 @@ class Turn:
     """Up to where the answer begins, with what was put there for the model."""
     text: str
     ids: np.ndarray
+    hides_special: bool = False
+    """Somewhere in it the model spelled a special token in letters. Who sends this text means the token, which ends a
+    message; so only who names the turn goes on from it."""
 
     @property
     def said(self) -> str:
@@ -103,7 +106,7 @@ class Conversations:
         return len(self._turns)
 
     def record(self, turn: Turn) -> None:
-        if not self._keeps:
+        if not self._keeps or turn.hides_special:
             return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
         key = turn.namespace, hashlib.blake2b(prompt, digest_size=16).digest()
