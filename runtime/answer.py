@@ -92,8 +92,9 @@ class Output(msgspec.Struct):
     """One output, or an update to it. In an update ``text``, ``token_ids`` and the logprobs hold only what is new; the
     other fields hold their current values.
 
-    position: among the call's outputs. sample: among those of its prompt. e2e_latency: seconds from the call's arrival.
-    It comes with ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
+    position: among the call's outputs. sample: among those of its prompt. prompt_ids: packed int32, with the first
+    update of an output whose spec has ``returns_prompt``. e2e_latency: seconds from the call's arrival. It comes with
+    ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
     """
 
     prompt: Prompt
@@ -104,6 +105,7 @@ class Output(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     found: FoundTokens
+    prompt_ids: bytes = b""
     input_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     output_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     finish: FinishReason | None = None
@@ -111,6 +113,11 @@ class Output(msgspec.Struct):
     beam: BeamOutput | None = None
     continuation: ContinuationOutput | None = None
     retained: RetainedOutput | None = None
+
+    @property
+    def prompt_token_ids(self) -> memoryview:
+        """``prompt_ids``, to be iterated over."""
+        return memoryview(self.prompt_ids).cast("i")
 
     def extend(self, newer: Output) -> None:
         """Merge the next update of the same output into this one."""
@@ -223,7 +230,7 @@ def _output(
     output = update.output
     news = Output(
         prompt, position, sample, update.text, _ids(output.new_ids),
-        output.prompt_tokens, output.completion_tokens, output.found,
+        output.prompt_tokens, output.completion_tokens, output.found, output.prompt_ids,
     )  # fmt: skip
     if output.input_logprobs is not None:
         news.input_logprobs = Logprobs([output.input_logprobs], token_text)

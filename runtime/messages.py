@@ -128,6 +128,8 @@ class TokenOutput(Message, frozen=True):
     completion_tokens: int = 0
     finish: FinishReason | None = None
     params: DetokenizeParams | None = None
+    prompt_ids: bytes = b""
+    """Packed int32; with the first output of a sample whose spec has ``returns_prompt``."""
     input_logprobs: LogprobChunk | None = None
     output_logprobs: LogprobChunk | None = None
     continuation: ContinuationOutput | None = None

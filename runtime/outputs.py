@@ -99,6 +99,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         completion_tokens=request.num_output_tokens,
         finish=event.finish,
         params=pending.params,
+        prompt_ids=_prompt_ids(request, pending),
         input_logprobs=_chunk(pending.input_logprobs),
         output_logprobs=_chunk(pending.output_logprobs),
         continuation=_continuation(request.inheritance) if ended and request.inheritance is not None else None,
@@ -118,6 +119,7 @@ def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, n
         found=request.found,
         finish=finish,
         params=pending.params,
+        prompt_ids=_prompt_ids(request, pending),
         input_logprobs=_chunk(pending.input_logprobs),
         continuation=_continuation(request.inheritance) if request.inheritance is not None else None,
     )
@@ -176,6 +178,12 @@ def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
         top_ids=np.concatenate([p.top_ids.reshape(-1) for p in parts]).tobytes(),
         top_values=np.concatenate([p.top_values.reshape(-1) for p in parts]).tobytes(),
     )
+
+
+def _prompt_ids(request: Request, pending: _Pending) -> bytes:
+    """Packed, for the first output of a sample that returns its prompt."""
+    is_first = pending.params is not None
+    return pack_ids(request.token_ids.view(0, request.prompt_len)) if is_first and request.spec.returns_prompt else b""
 
 
 def _add_first_token(request: Request, pending: _Pending) -> None:

@@ -56,6 +56,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     stream: send tokens as they come, not only at the end.
     namespace: requests of different namespaces share no cache.
     logprobs: None for none.
+    returns_prompt: its first output brings the ids of the whole prompt, the parent's included.
     predecessor: who may have computed the beginning of the prompt; not with a continuation.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
@@ -69,6 +70,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     stream: bool = False
     namespace: str = ""
     logprobs: LogprobOptions | None = None
+    returns_prompt: bool = False
     continuation: ContinuationSpec | None = None
     predecessor: Predecessor | None = None
     retain_ttl: float | None = None

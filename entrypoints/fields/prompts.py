@@ -82,12 +82,19 @@ class LogprobFields:
 
 
 def read_prompts(
-    fields: dict[str, Any], tokens: PromptTokens, sampling: Any, logprobs: list[LogprobFields], *, rid: Any
+    fields: dict[str, Any],
+    tokens: PromptTokens,
+    sampling: Any,
+    logprobs: list[LogprobFields],
+    *,
+    rid: Any,
+    returns_prompt: bool = False,
 ) -> PromptBatch:
     """The prompts of a request, from ``stream``, `SHARED_FIELDS` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
-    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. Raises RequestRefused.
+    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
+    prompts' ids are wanted back. Raises RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
@@ -106,6 +113,7 @@ def read_prompts(
                 sampling=samplings[i],
                 namespace=namespaces[i],
                 logprobs=logprobs[i].options,
+                returns_prompt=returns_prompt,
                 continuation=continuations[i].spec,
                 retain_ttl=retain_ttls[i],
                 retain_n=retain_ns[i],

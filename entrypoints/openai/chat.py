@@ -23,6 +23,7 @@ from .common import (
     check_temperature,
     read_request_rid,
     template_variables,
+    wants_token_ids,
     with_vllm_names,
 )
 
@@ -34,6 +35,7 @@ FIELDS = (
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
     "max_completion_tokens", "response_format", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "documents", "separate_reasoning", "rid", "request_id", "stream",
+    "return_token_ids",
     *_RENAMED.values(), *OPENAI_SAMPLING, *OTHER_SAMPLING, *VLLM_NAMES, *SHARED_FIELDS,
 )  # fmt: skip
 
@@ -44,7 +46,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
     "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (), "return_token_ids": (False,),
+    "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (),
     "stop_regex": ("", []),
 }  # fmt: skip
 
@@ -65,12 +67,14 @@ _MESSAGE_OFF: dict[str, tuple] = {"function_call": (), "audio": (), "annotations
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all. token_ids: are
+    the ids of prompt and output wanted?"""
 
     call: ChatCall
     model: str | None
     logprobs: int | None
     include_usage: bool
+    token_ids: bool
 
     @property
     def response_id(self) -> str:
@@ -90,14 +94,21 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
             "out, or use /v1/completions",
             param="continuation_of",
         )
-    logprobs = _logprobs(fields)
+    logprobs, token_ids = _logprobs(fields), wants_token_ids(fields)
     tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
     conversation = _conversation(fields, tools, choice)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():
         asked = LogprobFields() if logprobs is None else LogprobFields(wanted=True, top=logprobs, with_text=True)
         alone = PromptTokens(1, is_batch=False)
-        batch = read_prompts(fields, alone, _sampling(fields), [asked], rid=rid if given_rid is None else given_rid)
+        batch = read_prompts(
+            fields,
+            alone,
+            _sampling(fields),
+            [asked],
+            rid=rid if given_rid is None else given_rid,
+            returns_prompt=token_ids,
+        )
     call = ChatCall(
         prompt=batch.prompts[0],
         stream=stream,
@@ -106,7 +117,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
         choice=choice,
         separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
     )
-    return ChatRequest(call, fields.get("model"), logprobs, usage)
+    return ChatRequest(call, fields.get("model"), logprobs, usage, token_ids)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def with_vllm_names(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def wants_token_ids(fields: dict[str, Any]) -> bool:
+    """vLLM's ``return_token_ids``: the ids of prompt and output beside the text."""
+    return typed(fields.get("return_token_ids", False), bool, "return_token_ids")
+
+
 def read_request_rid(fields: dict[str, Any]) -> Any:
     """The rid, which vLLM calls request_id."""
     rid, request_id = fields.get("rid"), fields.get("request_id")

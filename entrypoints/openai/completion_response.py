@@ -39,7 +39,7 @@ class CompletionResponse:
         with COMPLETION_NAMES.translated():
             async for output in updates:
                 choice = self._choices[output.position].add(output)
-                if choice["text"] or choice["finish_reason"] or choice["logprobs"]:
+                if choice["text"] or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"):
                     yield {**self._head, "choices": [choice], **extra}
         if self._include_usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
@@ -54,6 +54,7 @@ class _Choice:
 
     def __init__(self, request: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.newest: Output | None = None
+        self._token_ids = request.token_ids
         self._echo = _prompt_text(prompt, tokenizer) if request.echo else ""
         self._logprobs = None
         if request.logprobs is not None:
@@ -65,12 +66,16 @@ class _Choice:
         self.newest = output
         text, self._echo = self._echo + output.text, ""
         finish = output.finish
-        choice = {
+        choice: dict[str, Any] = {
             "index": output.position,
             "text": text,
             "logprobs": None if self._logprobs is None else self._logprobs.add(output, rows),
             "finish_reason": None if finish is None else finish.type,
         }
+        if self._token_ids:
+            choice["token_ids"] = output.token_ids
+            if output.prompt_ids:
+                choice["prompt_token_ids"] = rows(output.prompt_token_ids)
         if finish is not None:
             choice["matched_stop"] = finish.matched
             details = stage_details(output) | beam_scores(output)

@@ -13,7 +13,15 @@ from ..fields.field_names import FieldNames
 from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
 from ..fields.reading import refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, VLLM_NAMES, check_temperature, read_request_rid, with_vllm_names
+from .common import (
+    OPENAI_SAMPLING,
+    OTHER_SAMPLING,
+    VLLM_NAMES,
+    check_temperature,
+    read_request_rid,
+    wants_token_ids,
+    with_vllm_names,
+)
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -22,13 +30,14 @@ COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs
 
 FIELDS = (
     "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
+    "return_token_ids",
     *_RENAMED.values(), *_SAMPLING, *VLLM_NAMES, "stream", *SHARED_FIELDS,
 )  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
-    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "return_token_ids": (False,),
+    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},),
     "stop_regex": ("", []), "bad_words": ([],), "prompt_logprobs": (), "add_special_tokens": (True,),
     "truncate_prompt_tokens": (), "return_hidden_states": (False,),
 }  # fmt: skip
@@ -44,13 +53,15 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(slots=True, frozen=True)
 class CompletionRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all. token_ids: are
+    the ids of prompts and outputs wanted?"""
 
     batch: PromptBatch
     model: str | None
     echo: bool
     logprobs: int | None
     include_usage: bool
+    token_ids: bool
 
     @property
     def response_id(self) -> str:
@@ -69,6 +80,7 @@ def parse_completion(
     usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
+    token_ids = wants_token_ids(fields)
     sampling = _sampling(fields)
     prompt = _prompt(fields)
     given_rid = read_request_rid(fields)
@@ -78,9 +90,14 @@ def parse_completion(
         if logprobs is not None:
             asked = LogprobFields(wanted=True, start_len=0 if echo else -1, top=logprobs, with_text=True)
         batch = read_prompts(
-            fields, tokens, sampling, [asked] * tokens.size, rid=rid if given_rid is None else given_rid
+            fields,
+            tokens,
+            sampling,
+            [asked] * tokens.size,
+            rid=rid if given_rid is None else given_rid,
+            returns_prompt=token_ids,
         )
-    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage)
+    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:

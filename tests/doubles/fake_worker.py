@@ -97,6 +97,7 @@ class Sample:
             completion_tokens=len(self.output),
             finish=finish,
             params=self.params,
+            prompt_ids=pack_ids(self.prompt) if self.params is not None and self.request.returns_prompt else b"",
             input_logprobs=self.input_logprobs(),
             output_logprobs=self.logprobs(self.unsent) if self.request.logprobs is not None else None,
         )

@@ -83,3 +83,18 @@ def test_of_a_rows_tokens_only_those_that_count_are_told_with_their_logprobs() -
     assert unpack_ids(item.new_ids).tolist() == [5, 6] and item.completion_tokens == 2
     assert item.output_logprobs is not None and unpack_ids(item.output_logprobs.ids).tolist() == [5, 6]
     assert np.frombuffer(item.output_logprobs.values, dtype=np.float32).tolist() == [-0.5, -0.5]
+
+
+def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
+    for wanted in (True, False):
+        builder = OutputBuilder()
+        spec = make_spec("r", [7, 8], stream=True, returns_prompt=wanted)
+        request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
+        request.begin(request.token_ids, max_new_tokens=10)
+        builder.open(request)
+        told = []
+        for token_id in (5, 6):
+            message = builder.build([token(request, token_id)], None, 0.0)
+            assert message is not None
+            told.append(unpack_ids(message.items[0].prompt_ids).tolist())
+        assert told == [[7, 8] if wanted else [], []]
