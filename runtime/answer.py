@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import msgspec
@@ -30,12 +30,13 @@ _ID_BYTES = 4
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """logprob: None for the first prompt token, which follows nothing, and for minus infinity, which JSON lacks.
     text: None unless the prompt asked for it. top: the likeliest tokens at that position, best first; None if none
-    were asked for, or if the token itself has no logprob."""
+    were asked for, or if the token itself has no logprob. rank: 1 for the likeliest; None if not asked for."""
 
     logprob: float | None
     id: int
     text: str | None = None
     top: list[TokenLogprob] | None = None
+    rank: int | None = None
 
 
 class Logprobs(msgspec.Struct):
@@ -72,14 +73,15 @@ class Logprobs(msgspec.Struct):
     def _unpacked(self, chunk: LogprobChunk) -> Iterator[TokenLogprob]:
         tokens = self._entries(chunk.ids, chunk.values)
         width = len(chunk.top_ids) // max(1, len(chunk.ids)) * _ID_BYTES
-        if not width:
+        if not width and not chunk.ranks:
             yield from tokens
             return
-        for at, token in zip(range(0, len(chunk.top_ids), width), tokens, strict=True):
+        ranks = _ids(chunk.ranks) or repeat(None)
+        for at, token, rank in zip(count(0, width), tokens, ranks):
             top = None
-            if token.logprob is not None:
+            if token.logprob is not None and width:
                 top = list(self._entries(chunk.top_ids[at : at + width], chunk.top_values[at : at + width]))
-            yield TokenLogprob(token.logprob, token.id, token.text, top)
+            yield TokenLogprob(token.logprob, token.id, token.text, top, rank)
 
     def _entries(self, packed_ids: bytes, packed_values: bytes) -> Iterator[TokenLogprob]:
         ids = _ids(packed_ids)

@@ -67,13 +67,15 @@ class ControlRequest(Message, frozen=True):
 class LogprobChunk(Message, frozen=True):
     """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened.
 
-    values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob).
+    values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob). ranks: int32
+    bytes, one for each token, 1 for the likeliest; empty where they are not wanted.
     """
 
     ids: bytes
     values: bytes
     top_ids: bytes = b""
     top_values: bytes = b""
+    ranks: bytes = b""
 
 
 class DetokenizeParams(Message, frozen=True):

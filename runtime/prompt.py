@@ -129,11 +129,10 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:
             raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
     logprobs = prompt.spec.logprobs
-    if logprobs is not None and logprobs.top_k > vocab:
-        raise RequestRefused(
-            f"top_logprobs_num is {logprobs.top_k}; the vocabulary has {vocab} tokens",
-            param="top_logprobs_num",
-        )
+    if logprobs is not None:
+        for name, wanted in (("top_logprobs_num", logprobs.top_k), ("prompt_logprobs", logprobs.input_top_k)):
+            if wanted > vocab:
+                raise RequestRefused(f"{name} is {wanted}; the vocabulary has {vocab} tokens", param=name)
 
 
 def _outside(ids: list[int], vocab: int) -> int | None:

@@ -18,10 +18,20 @@ from .token_buffer import unpack_ids
 
 class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which logprobs a request wants: those of every output token, those of the prompt from position ``start_len`` on
-    (-1: none), and with each of them those of the ``top_k`` most likely tokens."""
+    (-1: none), and with each of them those of the ``top_k`` most likely tokens. prompt_top_k: as many for each token of
+    the prompt instead, with the rank of the token itself; None for as many as of the output, and no ranks."""
 
     start_len: int = -1
     top_k: int = 0
+    prompt_top_k: int | None = None
+
+    @property
+    def input_top_k(self) -> int:
+        return self.top_k if self.prompt_top_k is None else self.prompt_top_k
+
+    @property
+    def ranks_prompt(self) -> bool:
+        return self.prompt_top_k is not None
 
 
 class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):

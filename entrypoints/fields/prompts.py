@@ -61,6 +61,7 @@ class LogprobFields:
     start_len: int = -1
     top: int = 0
     with_text: bool = False
+    prompt_top: int | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestRefused."""
@@ -78,7 +79,7 @@ class LogprobFields:
 
     @property
     def options(self) -> LogprobOptions | None:
-        return LogprobOptions(self.start_len, self.top) if self.wanted else None
+        return LogprobOptions(self.start_len, self.top, self.prompt_top) if self.wanted else None
 
 
 def read_prompts(

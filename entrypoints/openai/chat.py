@@ -26,6 +26,7 @@ from .common import (
     wants_token_ids,
     with_vllm_names,
 )
+from .prompt_logprobs import read_prompt_logprobs
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -35,7 +36,7 @@ FIELDS = (
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
     "max_completion_tokens", "response_format", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "documents", "separate_reasoning", "rid", "request_id", "stream",
-    "return_token_ids",
+    "return_token_ids", "prompt_logprobs",
     *_RENAMED.values(), *OPENAI_SAMPLING, *OTHER_SAMPLING, *VLLM_NAMES, *SHARED_FIELDS,
 )  # fmt: skip
 
@@ -44,7 +45,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "functions": ([],), "function_call": ("none",), "modalities": (["text"],), "audio": (), "prediction": (),
     "web_search_options": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
-    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
+    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
     "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (),
     "stop_regex": ("", []),
@@ -67,14 +68,15 @@ _MESSAGE_OFF: dict[str, tuple] = {"function_call": (), "audio": (), "annotations
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all. token_ids: are
-    the ids of prompt and output wanted?"""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all; prompt_logprobs: the
+    same for the prompt. token_ids: are the ids of prompt and output wanted?"""
 
     call: ChatCall
     model: str | None
     logprobs: int | None
     include_usage: bool
     token_ids: bool
+    prompt_logprobs: int | None
 
     @property
     def response_id(self) -> str:
@@ -94,12 +96,18 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
             "out, or use /v1/completions",
             param="continuation_of",
         )
-    logprobs, token_ids = _logprobs(fields), wants_token_ids(fields)
+    logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
     tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
     conversation = _conversation(fields, tools, choice)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():
-        asked = LogprobFields() if logprobs is None else LogprobFields(wanted=True, top=logprobs, with_text=True)
+        asked = LogprobFields(
+            wanted=logprobs is not None or of_prompt is not None,
+            start_len=-1 if of_prompt is None else 0,
+            top=logprobs or 0,
+            with_text=True,
+            prompt_top=of_prompt,
+        )
         alone = PromptTokens(1, is_batch=False)
         batch = read_prompts(
             fields,
@@ -117,7 +125,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
         choice=choice,
         separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
     )
-    return ChatRequest(call, fields.get("model"), logprobs, usage, token_ids)
+    return ChatRequest(call, fields.get("model"), logprobs, usage, token_ids, of_prompt)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:

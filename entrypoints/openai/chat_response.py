@@ -13,6 +13,7 @@ from ..chat.chats import ChatAnswer, ChatUpdate
 from ..fields.output_details import stage_details
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning
 from .chat import CHAT_NAMES, ChatRequest
+from .prompt_logprobs import prompt_logprobs
 from .usage import usage
 
 
@@ -114,7 +115,12 @@ class ChatResponse:
 
     def _of_prompt(self, output: Output, rows: Callable[[Iterable], Any]) -> dict[str, Any]:
         """What the answer says of its prompt, which all samples have in common."""
-        return {"prompt_token_ids": rows(output.prompt_token_ids)} if self._request.token_ids else {}
+        told: dict[str, Any] = {}
+        if self._request.token_ids:
+            told["prompt_token_ids"] = rows(output.prompt_token_ids)
+        if self._request.prompt_logprobs is not None:
+            told["prompt_logprobs"] = rows(prompt_logprobs(output, self._request.prompt_logprobs))
+        return told
 
     def _token_ids(self, output: Output) -> dict[str, Any]:
         return {"token_ids": output.token_ids} if self._request.token_ids else {}

@@ -12,6 +12,7 @@ from ...runtime.text.tokenizer import Tokenizer
 from ..fields.output_details import beam_scores, stage_details
 from .completions import COMPLETION_NAMES, CompletionRequest
 from .logprobs import LogprobsBuilder
+from .prompt_logprobs import prompt_logprobs
 from .usage import usage
 
 
@@ -55,11 +56,15 @@ class _Choice:
     def __init__(self, request: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.newest: Output | None = None
         self._token_ids = request.token_ids
-        self._echo = _prompt_text(prompt, tokenizer) if request.echo else ""
+        echo = _prompt_text(prompt, tokenizer) if request.echo else None
+        self._echo = echo or ""
+        self._prompt_logprobs = request.prompt_logprobs
         self._logprobs = None
         if request.logprobs is not None:
             skip = prompt.sampling.skip_special_tokens
-            self._logprobs = LogprobsBuilder(tokenizer.token_bytes, self._echo, skip_special_tokens=skip)
+            self._logprobs = LogprobsBuilder(
+                tokenizer.token_bytes, echo, num_top=request.logprobs, skip_special_tokens=skip
+            )
 
     def add(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict:
         """OpenAI's choice object for what is new in the output. rows: see `LogprobsBuilder.add`."""
@@ -72,6 +77,8 @@ class _Choice:
             "logprobs": None if self._logprobs is None else self._logprobs.add(output, rows),
             "finish_reason": None if finish is None else finish.type,
         }
+        if self._prompt_logprobs is not None:
+            choice["prompt_logprobs"] = rows(prompt_logprobs(output, self._prompt_logprobs))
         if self._token_ids:
             choice["token_ids"] = output.token_ids
             if output.prompt_ids:

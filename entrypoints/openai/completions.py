@@ -22,6 +22,7 @@ from .common import (
     wants_token_ids,
     with_vllm_names,
 )
+from .prompt_logprobs import read_prompt_logprobs
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -30,7 +31,7 @@ COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs
 
 FIELDS = (
     "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
-    "return_token_ids",
+    "return_token_ids", "prompt_logprobs",
     *_RENAMED.values(), *_SAMPLING, *VLLM_NAMES, "stream", *SHARED_FIELDS,
 )  # fmt: skip
 
@@ -38,7 +39,7 @@ UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
     "structural_tag": ("",), "lora_path": ("",), "session_params": ({},),
-    "stop_regex": ("", []), "bad_words": ([],), "prompt_logprobs": (), "add_special_tokens": (True,),
+    "stop_regex": ("", []), "bad_words": ([],), "add_special_tokens": (True,),
     "truncate_prompt_tokens": (), "return_hidden_states": (False,),
 }  # fmt: skip
 
@@ -53,8 +54,8 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(slots=True, frozen=True)
 class CompletionRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all. token_ids: are
-    the ids of prompts and outputs wanted?"""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all; prompt_logprobs:
+    the same for the prompt. token_ids: are the ids of prompts and outputs wanted?"""
 
     batch: PromptBatch
     model: str | None
@@ -62,6 +63,7 @@ class CompletionRequest:
     logprobs: int | None
     include_usage: bool
     token_ids: bool
+    prompt_logprobs: int | None
 
     @property
     def response_id(self) -> str:
@@ -80,15 +82,13 @@ def parse_completion(
     usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
-    token_ids = wants_token_ids(fields)
+    token_ids, of_prompt = wants_token_ids(fields), read_prompt_logprobs(fields)
     sampling = _sampling(fields)
     prompt = _prompt(fields)
     given_rid = read_request_rid(fields)
     with COMPLETION_NAMES.translated():
         tokens = read_tokens(fields | prompt, max_prompts)
-        asked = LogprobFields()
-        if logprobs is not None:
-            asked = LogprobFields(wanted=True, start_len=0 if echo else -1, top=logprobs, with_text=True)
+        asked = _logprob_fields(logprobs, echo, of_prompt)
         batch = read_prompts(
             fields,
             tokens,
@@ -97,7 +97,7 @@ def parse_completion(
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids,
         )
-    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids)
+    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids, of_prompt)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +157,21 @@ def _beam_width(fields: dict[str, Any]) -> Any:
             param="best_of",
         )
     return width
+
+
+def _logprob_fields(logprobs: int | None, echo: bool, of_prompt: int | None) -> LogprobFields:
+    """What is to be computed for ``logprobs``, also of an echoed prompt, and for ``prompt_logprobs``. Raises
+    RequestRefused."""
+    if logprobs is None and of_prompt is None:
+        return LogprobFields()
+    echoed = logprobs if echo else None
+    return LogprobFields(
+        wanted=True,
+        start_len=-1 if echoed is None and of_prompt is None else 0,
+        top=logprobs or 0,
+        with_text=True,
+        prompt_top=None if of_prompt is None else max(of_prompt, echoed or 0),
+    )
 
 
 def _logprobs(given: Any) -> int | None:

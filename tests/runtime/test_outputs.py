@@ -98,3 +98,21 @@ def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
             assert message is not None
             told.append(unpack_ids(message.items[0].prompt_ids).tolist())
         assert told == [[7, 8] if wanted else [], []]
+
+
+def test_ranks_of_a_prompt_in_chunks_run_beside_its_tokens() -> None:
+    builder = OutputBuilder()
+    request = open_request(builder, [1, 2, 3], stream=False, logprobs=LogprobOptions(start_len=0, prompt_top_k=1))
+    for token_id, rank in ((2, 40), (3, 50)):
+        chunk = logprobs_of(token_id)
+        one = np.array([[9]], dtype=np.int32), np.array([[-0.1]], dtype=np.float32)
+        chunk = TokenLogprobs(chunk.ids, chunk.values, *one, np.array([rank], dtype=np.int32))
+        output = StepOutput(StepResult.of_rows([[]]), input_logprobs=[(request.serial, chunk)])
+        assert builder.build([], output, 0.0) is None
+    output = StepOutput(StepResult.of_rows([[5]]), {0: logprobs_of(5)})
+    message = builder.build([token(request, 5, FinishReason("length"))], output, 0.0)
+    assert message is not None
+    chunk = message.items[0].input_logprobs
+    assert chunk is not None and unpack_ids(chunk.ids).tolist() == [1, 2, 3]
+    assert unpack_ids(chunk.ranks).tolist() == [0, 40, 50] and unpack_ids(chunk.top_ids).tolist() == [0, 9, 9]
+    assert message.items[0].output_logprobs is not None and message.items[0].output_logprobs.top_ids == b""

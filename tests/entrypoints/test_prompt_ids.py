@@ -1,4 +1,4 @@
-"""What an answer says of its prompt, on the toy model: ids and logprobs, also of tokens that were inherited."""
+"""The ids of prompts, on the toy model, also of those that were inherited."""
 
 from __future__ import annotations
 
