@@ -86,12 +86,13 @@ def read_prompts(
     *,
     rid: Any,
     returns_prompt: bool = False,
+    truncate_to: int | None = None,
 ) -> PromptBatch:
     """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
     logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
-    prompts' ids are wanted back. Raises RequestRefused.
+    prompts' ids are wanted back. truncate_to: see `Prompt`. Raises RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
@@ -122,6 +123,7 @@ def read_prompts(
             input_ids=None if tokens.id_lists is None else tokens.id_lists[i],
             suffix_ids=continuations[i].suffix_ids,
             return_text_in_logprobs=logprobs[i].with_text,
+            truncate_to=truncate_to,
         )
         for i in range(tokens.size)
     ]

@@ -24,6 +24,7 @@ from .common import (
     OTHER_SAMPLING,
     check_temperature,
     read_request_rid,
+    read_truncation,
     template_variables,
     wants_token_ids,
     with_vllm_names,
@@ -41,7 +42,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
     "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (), "stop_regex": ("", []),
+    "thinking_token_budget": (), "bad_words": ([],), "stop_regex": ("", []),
     **NO_CONTINUATION,
 }  # fmt: skip
 
@@ -110,6 +111,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
             [asked],
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids,
+            truncate_to=read_truncation(fields),
         )
     call = ChatCall(
         prompt=batch.prompts[0],

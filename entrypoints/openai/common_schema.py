@@ -7,6 +7,7 @@ from ..description.json_schema import (
     Schema,
     answered,
     either,
+    enum,
     flag,
     list_of,
     nullable,
@@ -30,9 +31,12 @@ VLLM: Properties = {
 
 OF_THE_PROMPT: Properties = {
     "return_token_ids": flag("The ids of prompt and output beside the text.", default=False),
+    "truncate_prompt_tokens": either(
+        whole("", 1), enum(-1), about="Use the last so many tokens of the prompt; -1: as many as leave room to answer."
+    ),
     "prompt_logprobs": whole("Logprobs of the prompt's tokens, and so many alternatives, up to --max-logprobs.", 0),
 }
-"""What vLLM's clients may ask to hear of tokens."""
+"""What vLLM's clients may ask about the tokens of a prompt."""
 
 PROMPT_LOGPROBS = list_of(
     nullable(

@@ -19,6 +19,7 @@ from .common import (
     OTHER_SAMPLING,
     check_temperature,
     read_request_rid,
+    read_truncation,
     wants_token_ids,
     with_vllm_names,
 )
@@ -35,7 +36,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
     "structural_tag": ("",), "lora_path": ("",), "session_params": ({},),
     "stop_regex": ("", []), "bad_words": ([],), "add_special_tokens": (True,),
-    "truncate_prompt_tokens": (), "return_hidden_states": (False,),
+    "return_hidden_states": (False,),
 }  # fmt: skip
 
 WITHOUT_EFFECT = (
@@ -79,6 +80,7 @@ def parse_completion(
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
     token_ids, of_prompt = wants_token_ids(fields), read_prompt_logprobs(fields)
+    truncate_to = read_truncation(fields)
     sampling = _sampling(fields)
     prompt = _prompt(fields)
     given_rid = read_request_rid(fields)
@@ -91,7 +93,8 @@ def parse_completion(
             sampling,
             [asked] * tokens.size,
             rid=rid if given_rid is None else given_rid,
-            returns_prompt=token_ids,
+            returns_prompt=token_ids or (echo and truncate_to is not None),
+            truncate_to=truncate_to,
         )
     return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids, of_prompt)
 
