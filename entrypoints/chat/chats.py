@@ -223,6 +223,8 @@ class _Sample:
     def take(self, output: Output) -> list[Piece]:
         self.ids += output.token_ids
         self.text += output.text
+        if output.finish is not None and not self.ids:
+            return []  # the model said nothing: what it was made to begin with is no answer of its own
         pieces, self._before = self._before + self._parser.push(output.text), []
         return pieces + self._parser.finish() if output.finish is not None else pieces
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...scheduler.sampling_params import MAX_SEQUENCES
 from ..description.json_schema import (
     Properties,
     answered,
@@ -40,7 +41,7 @@ PROPERTIES: Properties = {
     "stream_options": STREAM_OPTIONS,
     "logprobs": whole("Logprobs of each token, and so many alternatives, up to --max-logprobs.", 0),
     "echo": flag("The text begins with the prompt.", default=False),
-    "best_of": whole("Equal to n; of a beam search, its width.", 1),
+    "best_of": whole("Equal to n; of a beam search, its width.", 1, MAX_SEQUENCES),
     "use_beam_search": flag("Search for the n likeliest texts.", default=False),
     **SAMPLING_OF_ALL,
     **picked(SAMPLING, ("beam_width", "length_penalty", "early_stopping", "item_trie")),

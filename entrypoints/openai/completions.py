@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
+from ...scheduler.sampling_params import MAX_SEQUENCES
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
 from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
@@ -138,6 +139,8 @@ def _beam_width(fields: dict[str, Any]) -> Any:
     wanted = typed(fields.get("use_beam_search", has_width), bool, "use_beam_search")
     n = fields.get("n", 1)
     best_of = typed(fields["best_of"], int, "best_of") if "best_of" in fields else n
+    if "best_of" in fields and not 1 <= best_of <= MAX_SEQUENCES:
+        raise RequestRefused(f"best_of is {best_of}; use 1 to {MAX_SEQUENCES}", param="best_of")
     if not wanted:
         if has_width:
             raise RequestRefused(
