@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..description.json_schema import (
     Properties,
     Schema,
@@ -169,3 +172,14 @@ ERROR = answered(
     },
     title="MessageError",
 )
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a question": {"model": "any", "messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 8},
+    "a stream": {
+        "model": "any",
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 4,
+        "stream": True,
+    },
+}

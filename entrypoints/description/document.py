@@ -65,7 +65,7 @@ def _operation(route: Described, method: str, components: dict[str, Schema]) -> 
     if operation.body is not None and method == "POST":
         described["requestBody"] = {
             "required": not operation.body_is_optional,
-            "content": {route.media: {"schema": _hoisted(operation.body, components)}},
+            "content": {route.media: {"schema": _hoisted(operation.body, components)} | _examples(operation)},
         }
     if not route.needs_key:
         described["security"] = []
@@ -89,11 +89,22 @@ def _responses(operation: Operation, refusals: list[int], components: dict[str, 
     if operation.text is not None:
         content[operation.text] = {"schema": {"type": "string"}}
     if operation.events is not None:
-        content[EVENTS] = {"schema": _hoisted(operation.events, components)}
+        content[EVENTS] = {"schema": _event(_hoisted(operation.events, components))}
     has_content = method != "HEAD"
     error = {"content": {JSON: {"schema": _hoisted(operation.error, components)}}} if has_content else {}
     responses = {"200": {"description": "The answer."} | ({"content": content} if has_content else {})}
     return responses | {str(status): {"description": REFUSALS[status], **error} for status in refusals}
+
+
+def _event(data: Schema) -> Schema:
+    """A server-sent event, as OpenAPI 3.2 describes one. Its data are JSON, or the [DONE] that ends a stream."""
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": text}, "required": ["data"]}
+
+
+def _examples(operation: Operation) -> dict[str, Any]:
+    shown = {about: {"summary": about, "value": body} for about, body in operation.examples.items()}
+    return {"examples": shown} if shown else {}
 
 
 def _parameter(place: str, name: str, schema: Schema, required: bool) -> dict[str, Any]:

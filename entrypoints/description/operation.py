@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .json_schema import Properties, Schema, answered, nullable, string, whole
 
@@ -49,7 +50,8 @@ GENERATING = (404, 408, 409, 410, 429, 500, 503, 504)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """summary: a few words. about: Markdown. body: None for endpoints that read none. answer: of status 200; None where
+    """summary: a few words. about: Markdown. body: None for endpoints that read none. examples: of
+    bodies, by what they show. answer: of status 200; None where
     it is ``text``, of that content type. events: of a stream. refusals: statuses besides those of every endpoint."""
 
     summary: str
@@ -57,6 +59,7 @@ class Operation:
     tag: str = "Server"
     body: Schema | None = None
     body_is_optional: bool = False
+    examples: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     query: Properties = field(default_factory=dict)
     path: Properties = field(default_factory=dict)
     required_query: tuple[str, ...] = ()

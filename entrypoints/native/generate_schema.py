@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..description.json_schema import (
     Properties,
     answered,
@@ -83,3 +86,17 @@ OUTPUT = answered(
 )
 
 ANSWER = either(OUTPUT, list_of(OUTPUT), about="A list for a batch, and for n over 1.")
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a prompt": {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
+    "a batch, with logprobs": {
+        "text": ["One", "Two"],
+        "sampling_params": {"max_new_tokens": 4},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    },
+    "a beam search": {"text": "One", "sampling_params": {"beam_width": 3, "n": 2, "max_new_tokens": 4}},
+    "a first stage, kept": {"text": "One", "retain_ttl": 10, "sampling_params": {"max_new_tokens": 4}},
+    "a stream": {"text": "One", "stream": True, "sampling_params": {"n": 2, "max_new_tokens": 4}},
+}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..chat.schema import DOCUMENTS, TEXT, TOOL_CHOICE, TOOLS
 from ..description.json_schema import (
     Properties,
@@ -172,3 +175,34 @@ CHUNK = answered(
     title="ChatCompletionChunk",
     optional={"usage": nullable(USAGE), "prompt_token_ids": IDS},
 )
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a town.",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+    },
+}
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a question": {"messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 8},
+    "two answers, with logprobs": {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_completion_tokens": 4,
+    },
+    "a stream": {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 4,
+    },
+    "a tool": {
+        "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
+        "tools": [_TOOL],
+        "max_tokens": 16,
+    },
+}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...scheduler.sampling_params import MAX_SEQUENCES
 from ..description.json_schema import (
     Properties,
@@ -89,3 +92,11 @@ _HEAD: Properties = {
 
 ANSWER = answered({**_HEAD, "usage": USAGE}, title="Completion")
 CHUNK = answered(_HEAD, title="CompletionChunk", optional={"usage": nullable(USAGE)})
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a prompt": {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0},
+    "its own logprobs": {"prompt": "One two", "max_tokens": 0, "echo": True, "logprobs": 2},
+    "a batch, kept": {"prompt": ["One", "Two"], "max_tokens": 4, "n": 2, "retain_ttl": 10},
+    "a beam search": {"prompt": "One", "max_tokens": 4, "n": 3, "use_beam_search": True, "temperature": 0},
+    "a stream": {"prompt": "One", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}},
+}

@@ -11,7 +11,7 @@ from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model
 from ...openai.chat import BODY, CHAT_NAMES, parse_chat
 from ...openai.chat_response import ChatResponse
-from ...openai.chat_schema import ANSWER, CHUNK
+from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
 from ...server_args import ServerArgs
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
@@ -23,6 +23,7 @@ _CHAT = Operation(
     about="OpenAI's chat completions. A chat that has grown goes on from what is cached of it by itself.",
     tag="OpenAI",
     body=BODY,
+    examples=EXAMPLES,
     answer=ANSWER,
     events=CHUNK,
     refusals=GENERATING,

@@ -13,7 +13,7 @@ from ...fields.reading import read_rid, refuse_unserved
 from ...fields.shared_schema import RID
 from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
-from ...native.generate_schema import ANSWER, OUTPUT
+from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
 from ...server_args import ServerArgs
 from ..keys import admin_key_required
 from ..route import POST, Route
@@ -26,6 +26,7 @@ _GENERATE = Operation(
     about="SGLang's native endpoint: a prompt, a batch of them, or what continues an earlier request.",
     tag="Native",
     body=BODY,
+    examples=EXAMPLES,
     answer=ANSWER,
     events=OUTPUT,
     refusals=GENERATING,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ....runtime.tokenizer_manager import TokenizerManager
 from ...anthropic.errors import error_body
 from ...anthropic.message_response import whole_message
-from ...anthropic.message_schema import ANSWER, ERROR, EVENT, NUM_TOKENS
+from ...anthropic.message_schema import ANSWER, ERROR, EVENT, EXAMPLES, NUM_TOKENS
 from ...anthropic.message_stream import message_events
 from ...anthropic.messages import BODY, COUNT_BODY, MESSAGE_NAMES, MessagesRequest, check_thinking, parse_messages
 from ...chat.chats import Chats
@@ -36,6 +36,7 @@ _MESSAGES = Operation(
     about="Anthropic's messages. A chat that has grown goes on from what is cached of it by itself.",
     tag="Anthropic",
     body=BODY,
+    examples=EXAMPLES,
     answer=ANSWER,
     events=EVENT,
     refusals=(*GENERATING, 499),

@@ -13,7 +13,7 @@ from ...description.json_schema import answered, enum, list_of, nullable, string
 from ...description.operation import COUNT, GENERATING, Operation
 from ...fields.reading import check_model
 from ...openai.completion_response import CompletionResponse
-from ...openai.completion_schema import ANSWER, CHUNK
+from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
 from ...openai.completions import BODY, COMPLETION_NAMES, parse_completion
 from ...server_args import ServerArgs
 from ..route import GET, POST, Route
@@ -43,6 +43,7 @@ _COMPLETE = Operation(
     about="OpenAI's completions, with continuation and beam search.",
     tag="OpenAI",
     body=BODY,
+    examples=EXAMPLES,
     answer=ANSWER,
     events=CHUNK,
     refusals=GENERATING,

@@ -15,7 +15,7 @@ from ...description.operation import GENERATING, Operation
 from ...fields.namespaces import MAX_KEY_CHARS, read_namespaces
 from ...fields.reading import PerPrompt, check_model, one_of, refuse_unserved
 from ...openai.responses.fields import BODY, parse_response
-from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, ITEMS
+from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
 from ...server_args import ServerArgs
 from ..route import DELETE, GET, POST, Route
@@ -48,6 +48,7 @@ _CREATE = Operation(
     about="OpenAI's responses. `previous_response_id` is a continuation: `metadata` says what was inherited.",
     tag="OpenAI",
     body=BODY,
+    examples=EXAMPLES,
     answer=ANSWER,
     events=EVENT,
     refusals=GENERATING,

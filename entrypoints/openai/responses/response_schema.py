@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...chat.schema import FUNCTION_NAME
 from ...description.json_schema import (
     Properties,
@@ -176,3 +179,18 @@ ITEMS = answered(
 )
 
 DELETED = answered({"id": string(), "object": enum("response"), "deleted": enum(True)}, title="DeletedResponse")
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a question": {"input": "How are you?", "max_output_tokens": 8},
+    "a turn of an agent": {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "What is the weather in Rome?"},
+            {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"town": "Rome"}'},
+            {"type": "function_call_output", "call_id": "1", "output": "Sunny"},
+        ],
+        "max_output_tokens": 8,
+    },
+    "in the background": {"input": "How are you?", "background": True, "max_output_tokens": 8},
+    "a stream": {"input": "How are you?", "stream": True, "max_output_tokens": 8},
+}

@@ -60,6 +60,12 @@ def test_parameters_of_path_and_query() -> None:
     }  # fmt: skip
 
 
+def test_examples_say_what_they_show() -> None:
+    found = document(route(Operation(summary="S", body=ITEM, examples={"a name": {"name": "x"}})))
+    content = found["paths"]["/a"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["examples"] == {"a name": {"summary": "a name", "value": {"name": "x"}}}
+
+
 def test_a_body_is_of_post_alone() -> None:
     found = document(route(Operation(summary="S", body=ITEM, body_is_optional=True), methods=("GET", "POST")))
     assert "requestBody" not in found["paths"]["/a"]["get"]

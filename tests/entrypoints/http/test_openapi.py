@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema_rs
 import pytest
+from byte_tokenizer import CHAT_TEMPLATE
 from http_calls import error_of
 from server_under_test import ServerUnderTest
 
@@ -27,18 +31,24 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
-    """It takes any name of a model."""
-    flags = ("--max-total-tokens", "16384", "--linear-backend", "torch")
-    with ServerUnderTest(TOY, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as running:
+    """It takes any name of a model, and its template takes tools and thoughts."""
+    folder = tmp_path_factory.mktemp("server")
+    template = folder / "template.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    flags = ["--max-total-tokens", "16384", "--linear-backend", "torch", "--chat-template", str(template)]
+    flags += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--context-length", "256"]
+    with ServerUnderTest(TOY, folder, *flags, behaviour=None) as running:
         yield running.wait_ready()
 
 
-def attack(server: ServerUnderTest, *, examples: int, seed: int) -> str:
+def attack(server: ServerUnderTest, document: dict[str, Any], *, examples: int, seed: int) -> str:
     """What schemathesis printed, which found nothing. A pause is left out: whatever is sent after it would wait."""
+    file = server.tmp / "openapi.json"
+    file.write_text(json.dumps(document))
     ran = subprocess.run(
         [
-            str(Path(sys.executable).with_name("schemathesis")), "--no-color", "run", f"{server.url}/openapi.json",
-            "--phases", "coverage,fuzzing", "--max-examples", str(examples), "--seed", str(seed),
+            str(Path(sys.executable).with_name("schemathesis")), "--no-color", "run", str(file), "--url", server.url,
+            "--phases", "examples,coverage,fuzzing", "--max-examples", str(examples), "--seed", str(seed),
             "--exclude-path", "/pause_generation", "--checks", ",".join(CHECKS), "--request-timeout", "30",
             "--suppress-health-check", "all", "--generation-database", "none",
         ],
@@ -49,16 +59,44 @@ def attack(server: ServerUnderTest, *, examples: int, seed: int) -> str:
 
 
 def test_every_answer_is_as_described(open_server: ServerUnderTest) -> None:
-    found = attack(open_server, examples=2, seed=1)
+    """Without the examples: with them most of the time would go by in answering."""
+    document = open_server.client.get("/openapi.json").json()
+    for at in document["paths"].values():
+        at.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {}).pop("examples", None)
+    found = attack(open_server, document, examples=2, seed=1)
     cases = re.search(r"(\d+) generated", found)
     assert cases is not None and int(cases[1]) > 1000, found
     assert open_server.client.get("/health").status_code == 200
 
 
+def test_every_example_is_answered_as_described(open_server: ServerUnderTest) -> None:
+    """Events of streams too, which schemathesis does not read."""
+    document = open_server.client.get("/openapi.json").json()
+    num_events = 0
+    for path, at in document["paths"].items():
+        body = at.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        for about, example in body.get("examples", {}).items():
+            answer = open_server.client.post(path, json=example["value"])
+            assert answer.status_code == 200, (path, about, answer.text)
+            kind = answer.headers["content-type"].split(";")[0]
+            schema = at["post"]["responses"]["200"]["content"][kind]["schema"]
+            if kind == "text/event-stream":
+                schema = schema["properties"]["data"]["contentSchema"]
+            validator = jsonschema_rs.validator_for({**schema, "components": document["components"]})
+            if kind == "application/json":
+                validator.validate(answer.json())
+                continue
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            num_events += len(events)
+            for event in events:
+                validator.validate(event)
+    assert num_events > 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_many_answers_are_as_described(open_server: ServerUnderTest, seed: int) -> None:
-    attack(open_server, examples=60, seed=seed)
+    attack(open_server, open_server.client.get("/openapi.json").json(), examples=60, seed=seed)
 
 
 def test_every_endpoint_is_described(open_server: ServerUnderTest) -> None:
