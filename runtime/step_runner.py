@@ -63,7 +63,8 @@ class StepInFlight:
 
 
 class StepRunner:
-    """See the module docstring. ``load_token_bytes`` is called once, for the first request with a stop string."""
+    """See the module docstring. ``load_token_bytes`` is called once, for the first request with a stop string
+    or regex."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class StepRunner:
             sequence = recording.get(int(serials[row]))
             if sequence is None:
                 continue
-            if sequence.sampling.stop:
+            if sequence.has_stops:
                 found = self._stop_string_checker().check(
                     sequence.info.serial, sequence.sampling, sequence.output_ids, tokens_of[row]
                 )

@@ -18,14 +18,16 @@ from .penalties import SeenTokens, uses_penalties
 class SequenceState:
     """One open sequence."""
 
-    __slots__ = ("_output", "info", "sampling", "seen")
+    __slots__ = ("_output", "has_stops", "info", "sampling", "seen")
 
     def __init__(self, info: SequenceInfo) -> None:
         self.info = info
         self.sampling: SamplingParams = info.sampling
         self.seen = SeenTokens(info.prompt_ids) if uses_penalties(info.sampling) else None
         """For penalties; None without."""
-        self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if info.sampling.stop else None
+        self.has_stops = bool(info.sampling.stop or info.sampling.stop_regex)
+        """True if its text is searched for stop strings or regexes."""
+        self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if self.has_stops else None
 
     @property
     def records_tokens(self) -> bool:
@@ -34,7 +36,7 @@ class SequenceState:
 
     @property
     def output_ids(self) -> np.ndarray:
-        """int32 view of its output tokens; kept only where stop strings need them, else empty."""
+        """int32 view of its output tokens; kept only where its text is searched, else empty."""
         return self._output.view() if self._output is not None else np.empty(0, dtype=np.int32)
 
     def append(self, token_ids: Iterable[int]) -> None:

@@ -25,6 +25,7 @@ WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0, "logit_bias": {300: 8.0, 310: 4.0}, "min_new_tokens": 9},
     {"temperature": 0.0, "stop": ("```", "lines")},
     {"temperature": 0.8, "seed": 8, "stop": ("a", "e "), "no_stop_trim": True},
+    {"temperature": 0.8, "seed": 9, "stop": ("lines",), "stop_regex": ("[aeiou]{2}|\\d", "(?i)the")},
     {"temperature": 0.0, "stop_token_ids": tuple(range(300, 700))},
     {"temperature": 0.0, "item_trie": "items"},
     {"temperature": 0.0, "beam_width": 4, "n": 4},
