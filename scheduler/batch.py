@@ -41,6 +41,8 @@ class SequenceInfo:
     """True if an eos token ends an output; False where a constraint treats eos like any other token."""
     prompt_ids: np.ndarray
     """int32: the prompt if a repetition penalty counts its tokens; else empty, so that a long prompt costs nothing."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that its output must not hold."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -59,6 +59,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     predecessor: who may have computed the beginning of the prompt; not with a continuation.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
+    banned: token sequences that no output may hold, from ``sampling.bad_words``; empty until they are tokenised.
     client: whose request it is, as far as known, for the budgets per client; "" if nobody can tell.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     """
@@ -73,6 +74,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     predecessor: Predecessor | None = None
     retain_ttl: float | None = None
     retain_n: int | None = None
+    banned: tuple[tuple[int, ...], ...] = ()
     client: str = ""
     priority: int = 0
 

@@ -29,6 +29,9 @@ cost is bounded where they are compiled (runtime/text/stop_regex.py)."""
 MAX_LOGIT_BIAS = 1024
 """Entries. They are gathered whenever the sequences that sample together change, a beam search's in each step."""
 
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 128, 4096
+"""Words, and their characters together. They are tokenised at the door, and compared with the output in each step."""
+
 MAX_ALLOWED_TOKEN_IDS = 16_384
 """Each step of the request uploads them."""
 
@@ -46,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_regex: regular expressions, in RE2's syntax, that end the output where they match; the match stays in the text.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
     logit_bias: token id -> value in [-100, 100] added to its logit.
+    bad_words: texts whose tokens, with a space before them or without, never come one after the other.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
     beam_width: search for the likeliest sequences, with this many beams, instead of sampling; None samples.
@@ -80,6 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     early_stopping: bool | Literal["never"] = False
     item_trie: str | None = None
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Plain tests: a request is checked in two processes, and most are fine.
@@ -126,6 +131,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 self._refuse("min_new_tokens", "an item of item_trie ends where it ends; leave it out")
         if self.allowed_token_ids:
             self._check_allowed_ids()
+        if self.bad_words:
+            self._check_bad_words()
         if self.beam_width is not None:
             self._check_search(self.beam_width)
         elif self.length_penalty != 1.0:
@@ -163,6 +170,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("item_trie", "beam_width"):
             if getattr(self, name) is not None:
                 self._refuse(name, "it does not go with allowed_token_ids; leave one of them out")
+
+    def _check_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_words has {len(self.bad_words)} words; use at most {MAX_BAD_WORDS}")
+        if (length := sum(map(len, self.bad_words))) > MAX_BAD_WORD_CHARS:
+            raise ValueError(
+                f"bad_words has {length} characters; use at most {MAX_BAD_WORD_CHARS} in all words together"
+            )
+        if not all(word.strip(" ") for word in self.bad_words):
+            self._refuse("bad_words", "an empty word, or spaces alone, bans nothing; drop it")
+        for name in ("item_trie", "beam_width", "allowed_token_ids"):
+            if getattr(self, name):
+                self._refuse(name, "it does not go with bad_words; leave one of them out")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:

@@ -44,7 +44,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
     "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (), "return_token_ids": (False,),
+    "thinking_token_budget": (), "truncate_prompt_tokens": (), "return_token_ids": (False,),
 }  # fmt: skip
 
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server"}

@@ -29,7 +29,7 @@ UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
     "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "return_token_ids": (False,),
-    "bad_words": ([],), "prompt_logprobs": (), "add_special_tokens": (True,),
+    "prompt_logprobs": (), "add_special_tokens": (True,),
     "truncate_prompt_tokens": (), "return_hidden_states": (False,),
 }  # fmt: skip
 

@@ -14,6 +14,9 @@ from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
+BANNED = ((311,), *((i, j) for i in range(280, 340) for j in (198, 281, 300, 335)), *((i, 311, 75) for i in range(400)))
+"""Token sequences that the toy model likes to say."""
+
 WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, "ignore_eos": True},
@@ -27,6 +30,8 @@ WISHES: list[dict[str, Any]] = [
     {"temperature": 0.8, "seed": 8, "stop": ("a", "e "), "no_stop_trim": True},
     {"temperature": 0.8, "seed": 9, "stop": ("lines",), "stop_regex": ("[aeiou]{2}|\\d", "(?i)the")},
     {"temperature": 0.0, "stop_token_ids": tuple(range(300, 700))},
+    {"temperature": 0.0, "ignore_eos": True, "banned": BANNED},
+    {"temperature": 0.9, "seed": 10, "banned": BANNED, "repetition_penalty": 1.1, "logit_bias": {300: 2.0}},
     {"temperature": 0.0, "item_trie": "items"},
     {"temperature": 0.0, "beam_width": 4, "n": 4},
 ]
@@ -45,9 +50,12 @@ def mixed_requests(seed: int) -> list[RequestSpec]:
     for number in range(3 * len(WISHES)):
         wish = WISHES[number % len(WISHES)]
         prompt = shared[: rng.randrange(1, 40)] + [rng.randrange(1600) for _ in range(rng.randrange(1, 60))]
-        params = SamplingParams(max_new_tokens=rng.randrange(9, 40), **wish)
+        banned = wish.get("banned", ())
+        params = SamplingParams(
+            max_new_tokens=rng.randrange(9, 40), **{name: value for name, value in wish.items() if name != "banned"}
+        )
         logprobs = LogprobOptions(rng.choice([-1, 0]), 2) if number % 4 == 0 else None
-        made.append(make_spec(f"r{number}", prompt, params, logprobs=logprobs))
+        made.append(make_spec(f"r{number}", prompt, params, logprobs=logprobs, banned=banned))
     return made
 
 

@@ -42,6 +42,7 @@ WISHES: dict[str, list[dict[str, Any]]] = {
     "top_p": [{"top_p": 0.9}, {"top_p": 0.2, "min_p": 0.2}],
     "min_p": [{"min_p": 0.3}],
     "bias": [{"temperature": 0.0, "logit_bias": {5: 3.0, 9: -100.0}}, {"logit_bias": {7: 1.0}}],
+    "banned": [{"banned": [[5], [6, 7], [8, 9, 10]]}, {"temperature": 0.0, "banned": [[1, 2, 3, 4]]}],
     "min_new_tokens": [{"temperature": 0.0, "min_new_tokens": 9, "stop_token_ids": (4, 5)}, {"min_new_tokens": 9}],
     "penalties": [{"repetition_penalty": 1.3}, {"temperature": 0.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}],
 }
