@@ -65,15 +65,17 @@ class ControlRequest(Message, frozen=True):
 
 
 class LogprobChunk(Message, frozen=True):
-    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened.
+    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened;
+    named_values one for each of the ids that the request names.
 
-    values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob).
+    All values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob).
     """
 
     ids: bytes
     values: bytes
     top_ids: bytes = b""
     top_values: bytes = b""
+    named_values: bytes = b""
 
 
 class DetokenizeParams(Message, frozen=True):

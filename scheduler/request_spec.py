@@ -18,10 +18,11 @@ from .token_buffer import unpack_ids
 
 class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which logprobs a request wants: those of every output token, those of the prompt from position ``start_len`` on
-    (-1: none), and with each of them those of the ``top_k`` most likely tokens."""
+    (-1: none), and with each of them those of the ``top_k`` most likely tokens, and of ``token_ids``."""
 
     start_len: int = -1
     top_k: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -54,7 +54,8 @@ def mixed_requests(seed: int) -> list[RequestSpec]:
         params = SamplingParams(
             max_new_tokens=rng.randrange(9, 40), **{name: value for name, value in wish.items() if name != "banned"}
         )
-        logprobs = LogprobOptions(rng.choice([-1, 0]), 2) if number % 4 == 0 else None
+        named = (198, 311, 75) if number % 8 == 0 and "beam_width" not in wish else ()
+        logprobs = LogprobOptions(rng.choice([-1, 0]), 2, named) if number % 4 == 0 else None
         made.append(make_spec(f"r{number}", prompt, params, logprobs=logprobs, banned=banned))
     return made
 
@@ -70,6 +71,9 @@ def assert_same_answers(specs: list[RequestSpec], expected: list[Answer], found:
                 np.testing.assert_array_equal(ids, twin_ids)
                 values, twin_values = (np.concatenate([c.values for c in side]) for side in (chunks, twins))
                 np.testing.assert_allclose(values, twin_values, atol=1e-4)
+                if spec.logprobs is not None and spec.logprobs.token_ids:
+                    named, twin_named = (np.concatenate([c.named_values for c in side]) for side in (chunks, twins))
+                    np.testing.assert_allclose(named, twin_named, atol=1e-4)
 
 
 def _said(answer: Answer) -> tuple:
