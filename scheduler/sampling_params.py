@@ -35,7 +35,7 @@ MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 128, 4096
 MAX_ALLOWED_TOKEN_IDS = 16_384
 """Each step of the request uploads them."""
 
-_MAX_NAME_CHARS = 128
+MAX_NAME_CHARS = 128
 """Of an item trie; none has a longer one."""
 
 
@@ -121,10 +121,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seed is not None and not 0 <= self.seed < 2**63:
             self._refuse("seed", "use 0 to 2**63 - 1")
         if self.item_trie is not None:
-            if len(self.item_trie) > _MAX_NAME_CHARS:
-                raise ValueError(
-                    f"item_trie has {len(self.item_trie)} characters; names have at most {_MAX_NAME_CHARS}"
-                )
+            if len(self.item_trie) > MAX_NAME_CHARS:
+                raise ValueError(f"item_trie has {len(self.item_trie)} characters; names have at most {MAX_NAME_CHARS}")
             if self.item_trie == "":
                 self._refuse("item_trie", "name a loaded trie, or leave it out")
             if self.min_new_tokens > 0:

@@ -15,7 +15,6 @@ from ...runtime.prompt import Prompt
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import LogprobOptions, RequestSpec
 from .continuation import (
-    CONTINUATION_FIELDS,
     continuation_batch_size,
     read_continuations,
     read_retain_ns,
@@ -24,9 +23,6 @@ from .continuation import (
 from .namespaces import read_client, read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
-
-SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", "priority", "user", *CONTINUATION_FIELDS)
-"""Fields that `read_prompts` reads besides ``stream``, with the same names in every API."""
 
 MAX_PRIORITY = 1_000_000
 
@@ -91,7 +87,7 @@ class LogprobFields:
 def read_prompts(
     fields: dict[str, Any], tokens: PromptTokens, sampling: Any, logprobs: list[LogprobFields], *, rid: Any
 ) -> PromptBatch:
-    """The prompts of a request, from ``stream``, `SHARED_FIELDS` and what its API has read already.
+    """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
     logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. Raises RequestRefused.

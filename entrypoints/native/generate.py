@@ -11,14 +11,11 @@ from typing import Any
 import msgspec
 
 from ...scheduler.outcome import RequestRefused
-from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
+from ..description.json_schema import taken
+from ..fields.prompts import LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
 from ..fields.reading import PerPrompt, refuse_unserved, spread, typed
 from ..fields.stream_options import include_usage
-
-FIELDS = (
-    "text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num",
-    "token_ids_logprob", "return_text_in_logprobs", "stream_options", *SHARED_FIELDS,
-)  # fmt: skip
+from .generate_schema import PROPERTIES
 
 UNSUPPORTED: dict[str, tuple] = {
     # SGLang's other fields -> the values, besides null, that ask for nothing.
@@ -42,11 +39,13 @@ UNSUPPORTED: dict[str, tuple] = {
 WITHOUT_EFFECT = ("routing_key", "conversation_id", "no_logs")
 """Labels for routers and logs. Prompts are never logged, so ``no_logs`` always holds."""
 
+BODY = taken(PROPERTIES, title="GenerateBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
+
 
 def parse_generate(fields: dict[str, Any], *, rid: str | None = None, max_prompts: int | None = None) -> PromptBatch:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
     # Every event has the counts, so there is nothing to be included.
     include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))

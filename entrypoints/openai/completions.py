@@ -9,21 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
-from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
+from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
 from ..fields.reading import refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, VLLM_NAMES, check_temperature, read_request_rid, with_vllm_names
+from .common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, with_vllm_names
+from .completion_schema import DEFAULT_MAX_TOKENS, PROPERTIES
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs_num": "logprobs"})
-
-FIELDS = (
-    "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
-    *_RENAMED.values(), *_SAMPLING, *VLLM_NAMES, "stream", *SHARED_FIELDS,
-)  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
@@ -39,7 +36,8 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Labels, accepted and ignored."""
 
-DEFAULT_MAX_TOKENS = 16
+
+BODY = taken(PROPERTIES, title="CompletionBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,7 +60,7 @@ def parse_completion(
 ) -> CompletionRequest:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     echo = typed(fields.get("echo", False), bool, "echo")
     logprobs = _logprobs(fields.get("logprobs"))

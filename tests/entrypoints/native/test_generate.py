@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.fields.sampling import UNSUPPORTED_SAMPLING, parse_sampling_params
-from baton.entrypoints.native.generate import FIELDS, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
+from baton.entrypoints.native.generate import PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -54,7 +54,7 @@ def test_namespaces() -> None:
 
 
 def test_null_is_the_default() -> None:
-    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    nulls = dict.fromkeys([*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT])
     call = parse_generate({**nulls, "text": "a"})
     assert call.prompts[0].sampling == SamplingParams() and not call.stream
     params = dict.fromkeys([*SamplingParams.__struct_fields__, *UNSUPPORTED_SAMPLING, "sampling_seed"])
@@ -105,7 +105,7 @@ def test_labels_are_without_effect() -> None:
 
 
 def test_no_field_is_in_two_tables() -> None:
-    names = [*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT]
+    names = [*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT]
     assert len(names) == len(set(names))
     assert not set(UNSUPPORTED_SAMPLING) & set(SamplingParams.__struct_fields__)
 

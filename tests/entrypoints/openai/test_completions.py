@@ -9,7 +9,7 @@ import pytest
 from baton.entrypoints.fields.namespaces import namespace_of
 from baton.entrypoints.openai.completions import (
     COMPLETION_NAMES,
-    FIELDS,
+    PROPERTIES,
     UNSUPPORTED,
     WITHOUT_EFFECT,
     parse_completion,
@@ -44,7 +44,7 @@ def test_openais_defaults() -> None:
 
 
 def test_null_is_the_default() -> None:
-    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    nulls = dict.fromkeys([*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT])
     (prompt,) = parse_completion({**nulls, "prompt": "a"}).batch.prompts
     assert prompt.sampling == SamplingParams(max_new_tokens=16) and prompt.continuation is None
 
