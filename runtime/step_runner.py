@@ -135,7 +135,7 @@ class StepRunner:
             output.output_logprobs = dict(zip(step.sampled_rows[outputs.sampled].tolist(), chunks))
         if step.input_logprobs is not None:
             targets = step.batch.logprob_targets
-            chunks = step.input_logprobs.read(arrays[-3:], targets)
+            chunks = step.input_logprobs.read(arrays[-len(step.input_logprobs.tensors) :], targets)
             rows = _logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
@@ -233,13 +233,19 @@ class StepRunner:
         starts = [0, *ends[:-1]]
         targets = batch.logprob_targets
         kept = [np.arange(start, start + len(target)) for start, target in zip(starts, targets, strict=True)]
-        top_ks = []
+        wanted = []
         for serial in batch.serials[_logprob_rows(batch)].tolist():
             options = self._sequences[serial].info.logprobs
             assert options is not None, "only sequences with logprobs have targets"
-            top_ks.append(options.top_k)
+            wanted.append(options)
         (index,) = upload([np.concatenate(kept)], hidden.device)
-        return input_logprobs(hidden.index_select(0, index), targets, top_ks, self._runner.compute_logits)
+        return input_logprobs(
+            hidden.index_select(0, index),
+            targets,
+            [options.input_top_k for options in wanted],
+            self._runner.compute_logits,
+            [options.ranks_prompt for options in wanted],
+        )
 
 
 def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:

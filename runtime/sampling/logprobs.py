@@ -32,12 +32,17 @@ class TokenLogprobs:
     """int32 [m, k]"""
     top_values: np.ndarray
     """float32 [m, k]"""
+    ranks: np.ndarray | None = None
+    """int32 [m]: one more than the tokens that are likelier; None where nobody wants to know."""
 
     def first(self, count: int) -> TokenLogprobs:
         """Those of the first ``count`` tokens."""
         if count == len(self.ids):
             return self
-        return TokenLogprobs(self.ids[:count], self.values[:count], self.top_ids[:count], self.top_values[:count])
+        ranks = None if self.ranks is None else self.ranks[:count]
+        return TokenLogprobs(
+            self.ids[:count], self.values[:count], self.top_ids[:count], self.top_values[:count], ranks
+        )
 
 
 @dataclass(slots=True)
@@ -46,22 +51,26 @@ class LogprobsInFlight:
 
     tensors: list[torch.Tensor]
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]: n tokens, sequence after sequence, k the
-    largest of ``top_ks``. A value is NaN where a logit is NaN or +inf, or all are -inf."""
+    largest of ``top_ks``. A value is NaN where a logit is NaN or +inf, or all are -inf. And ranks int32 [n], if any
+    sequence wants them."""
     lengths: list[int]
     """Tokens of each sequence."""
     top_ks: Sequence[int]
     """Likeliest tokens wanted by each sequence."""
+    ranked: Sequence[bool] = ()
+    """Does it want ranks? Empty where none does."""
 
     def read(self, arrays: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> list[TokenLogprobs]:
         """One TokenLogprobs for each sequence. arrays: ``tensors`` on the host; ids: int32 [length] each, the
         tokens."""
-        values, top_ids, top_values = arrays
+        values, top_ids, top_values, *ranks = arrays
         result, start = [], 0
-        for token_ids, length, k in zip(ids, self.lengths, self.top_ks, strict=True):
+        ranked = self.ranked or [False] * len(self.lengths)
+        for token_ids, length, k, is_ranked in zip(ids, self.lengths, self.top_ks, ranked, strict=True):
             part = slice(start, start + length)
             # Copies: a view would keep the arrays of the whole step alive as long as the request keeps its chunk.
             own = values[part].copy(), top_ids[part, :k].copy(), top_values[part, :k].copy()
-            result.append(TokenLogprobs(token_ids, *own))
+            result.append(TokenLogprobs(token_ids, *own, ranks[0][part].copy() if is_ranked else None))
             start += length
         return result
 
@@ -81,8 +90,9 @@ def input_logprobs(
     target_ids: Sequence[np.ndarray],
     top_ks: Sequence[int],
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    ranked: Sequence[bool] = (),
 ) -> LogprobsInFlight:
-    """Logprobs of prompt tokens.
+    """Logprobs of prompt tokens, and the ranks of those of ``ranked`` sequences.
 
     hidden: [sum of lengths, hidden_size], the final hidden states that predict the targets, request after request;
     target_ids: int32 [length] for each request, the tokens that really follow; top_ks as above;
@@ -97,16 +107,31 @@ def input_logprobs(
     # A slice without a wide request leaves its last columns zero.
     top_ids = torch.zeros(len(hidden), max(top_ks, default=0), dtype=torch.int32, device=hidden.device)
     top_values = torch.zeros(top_ids.shape, device=hidden.device)
+    ranks = [torch.empty(len(hidden), dtype=torch.int32, device=hidden.device)] if any(ranked) else []
     for start in range(0, len(hidden), PROMPT_SLICE):
         part = slice(start, start + PROMPT_SLICE)
-        values[part], ids, top = _score(compute_logits(hidden[part]), targets[part], int(k_of_token[part].max()))
+        logits = compute_logits(hidden[part])
+        values[part], ids, top = _score(logits, targets[part], int(k_of_token[part].max()))
         top_ids[part, : ids.shape[1]], top_values[part, : ids.shape[1]] = ids, top
-    return LogprobsInFlight([values, top_ids, top_values], lengths, top_ks)
+        for column in ranks:
+            column[part] = _ranks(logits, targets[part])
+    return LogprobsInFlight([values, top_ids, top_values, *ranks], lengths, top_ks, ranked if ranks else ())
+
+
+def _ranks(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: the place of each token among all, the likeliest at 1; equal ones share the best of their places."""
+    rows = _rows_at_once(logits)
+    likelier = [(part > part.gather(-1, at[:, None])).sum(-1) for part, at in zip(logits.split(rows), ids.split(rows))]
+    return torch.cat(likelier) + 1
+
+
+def _rows_at_once(logits: torch.Tensor) -> int:
+    return max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
 
 
 def _score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]; some rows at a time, to bound memory."""
-    rows = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
+    rows = _rows_at_once(logits)
     parts = [_score_rows(*pair, k) for pair in zip(logits.split(rows), ids.split(rows))]
     values, top_ids, top_values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts))
     return values, top_ids, top_values

@@ -118,3 +118,24 @@ def test_equals_transformers():
     last = of_outputs(output.logits[:, -1], next_id, [5])[0]
     np.testing.assert_allclose(last.values, expected[-1, next_id], atol=1e-4)
     assert np.array_equal(last.top_ids[0], expected[-1].topk(5).indices)
+
+
+@pytest.mark.parametrize("prompt_slice", [1, 3, 256])
+def test_ranks_of_those_who_want_them(monkeypatch, prompt_slice):
+    """Against a full sort; equal logits share the best place."""
+    monkeypatch.setattr(logprobs, "PROMPT_SLICE", prompt_slice)
+    monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 2 * VOCAB)
+    lengths = [4, 3, 5]
+    hidden = random_logits(3, sum(lengths)).round()  # many ties
+    targets = [np.arange(n, dtype=np.int32) * 7 + i for i, n in enumerate(lengths)]
+    for ranked in ([True, False, True], [False] * 3, [True] * 3):
+        scores = input_logprobs(hidden, targets, [0, 2, 1], lambda rows: rows, ranked)
+        start = 0
+        for result, target, wanted in zip(read(scores, targets), targets, ranked):
+            if wanted:
+                assert result.ranks is not None and result.ranks.dtype == np.int32
+                for row, token, rank in zip(hidden[start:], target.tolist(), result.ranks.tolist()):
+                    assert row.sort(descending=True).values.tolist().index(row[token].item()) + 1 == rank
+            else:
+                assert result.ranks is None
+            start += len(target)
