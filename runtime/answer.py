@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import msgspec
@@ -30,12 +30,13 @@ _ID_BYTES = 4
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """logprob: None for the first prompt token, which follows nothing, and for minus infinity, which JSON lacks.
     text: None unless the prompt asked for it. top: the likeliest tokens at that position, best first; None if none
-    were asked for, or if the token itself has no logprob."""
+    were asked for, or if the token itself has no logprob. rank: 1 for the likeliest; None if not asked for."""
 
     logprob: float | None
     id: int
     text: str | None = None
     top: list[TokenLogprob] | None = None
+    rank: int | None = None
 
 
 class Logprobs(msgspec.Struct):
@@ -83,14 +84,15 @@ class Logprobs(msgspec.Struct):
     def _unpacked(self, chunk: LogprobChunk) -> Iterator[TokenLogprob]:
         tokens = self._entries(chunk.ids, chunk.values)
         width = len(chunk.top_ids) // max(1, len(chunk.ids)) * _ID_BYTES
-        if not width:
+        if not width and not chunk.ranks:
             yield from tokens
             return
-        for at, token in zip(range(0, len(chunk.top_ids), width), tokens, strict=True):
+        ranks = _ids(chunk.ranks) or repeat(None)
+        for at, token, rank in zip(count(0, width), tokens, ranks):
             top = None
-            if token.logprob is not None:
+            if token.logprob is not None and width:
                 top = list(self._entries(chunk.top_ids[at : at + width], chunk.top_values[at : at + width]))
-            yield TokenLogprob(token.logprob, token.id, token.text, top)
+            yield TokenLogprob(token.logprob, token.id, token.text, top, rank)
 
     def _entries(self, packed_ids: bytes, packed_values: bytes) -> Iterator[TokenLogprob]:
         ids = _ids(packed_ids)
@@ -103,8 +105,9 @@ class Output(msgspec.Struct):
     """One output, or an update to it. In an update ``text``, ``token_ids`` and the logprobs hold only what is new; the
     other fields hold their current values.
 
-    position: among the call's outputs. sample: among those of its prompt. e2e_latency: seconds from the call's arrival.
-    It comes with ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
+    position: among the call's outputs. sample: among those of its prompt. prompt_ids: packed int32, with the first
+    update of an output whose spec has ``returns_prompt``. e2e_latency: seconds from the call's arrival. It comes with
+    ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
     """
 
     prompt: Prompt
@@ -115,6 +118,7 @@ class Output(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     found: FoundTokens
+    prompt_ids: bytes = b""
     input_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     output_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     finish: FinishReason | None = None
@@ -122,6 +126,11 @@ class Output(msgspec.Struct):
     beam: BeamOutput | None = None
     continuation: ContinuationOutput | None = None
     retained: RetainedOutput | None = None
+
+    @property
+    def prompt_token_ids(self) -> memoryview:
+        """``prompt_ids``, to be iterated over."""
+        return memoryview(self.prompt_ids).cast("i")
 
     def extend(self, newer: Output) -> None:
         """Merge the next update of the same output into this one."""
@@ -234,7 +243,7 @@ def _output(
     output = update.output
     news = Output(
         prompt, position, sample, update.text, _ids(output.new_ids),
-        output.prompt_tokens, output.completion_tokens, output.found,
+        output.prompt_tokens, output.completion_tokens, output.found, output.prompt_ids,
     )  # fmt: skip
     named = prompt.spec.logprobs.token_ids if prompt.spec.logprobs is not None else ()
     if output.input_logprobs is not None:

@@ -243,9 +243,13 @@ class StepRunner:
             assert options is not None, "only sequences with logprobs have targets"
             asked.append(options)
         (index,) = upload([np.concatenate(kept)], hidden.device)
-        top_ks = [options.top_k for options in asked]
         return input_logprobs(
-            hidden.index_select(0, index), targets, top_ks, self._runner.compute_logits, _named(asked)
+            hidden.index_select(0, index),
+            targets,
+            [options.input_top_k for options in asked],
+            self._runner.compute_logits,
+            [options.ranks_prompt for options in asked],
+            _named(asked),
         )
 
 

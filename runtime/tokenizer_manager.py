@@ -34,7 +34,7 @@ from .messages import (
 from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
 from .text.bad_words import banned_sequences
-from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
+from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, tokens_to_read
 from .text.tokenizer import Tokenizer
 
 _IDS_OF_A_TURN = 50_000
@@ -130,13 +130,19 @@ class TokenizerManager:
         return found
 
     async def tokenize(
-        self, texts: list[str], *, add_special_tokens: bool = True, goes_on: bool = False, param: str = "prompt"
+        self,
+        texts: list[str],
+        *,
+        add_special_tokens: bool = True,
+        goes_on: bool = False,
+        is_truncated: bool = False,
+        param: str = "prompt",
     ) -> list[list[int]]:
         """Token ids of each text. goes_on: they go on from others. Raises RequestRefused for text that UTF-8 cannot
-        encode (lone surrogates), and for a text that is longer than the context."""
-        limits = self._availability.check()
+        encode (lone surrogates), and for a text that is longer than the context, unless it is truncated afterwards."""
+        most = tokens_to_read(self._availability.check().context_length, is_truncated=is_truncated)
         return await self._prompt_tokenizer.encode(
-            texts, limits.context_length, add_special_tokens=add_special_tokens, goes_on=goes_on, param=param
+            texts, most, add_special_tokens=add_special_tokens, goes_on=goes_on, param=param
         )
 
     # -- how a server ends -----------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class LogprobFields:
     start_len: int = -1
     top: int = 0
     with_text: bool = False
+    prompt_top: int | None = None
     token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,16 +82,24 @@ class LogprobFields:
 
     @property
     def options(self) -> LogprobOptions | None:
-        return LogprobOptions(self.start_len, self.top, self.token_ids) if self.wanted else None
+        return LogprobOptions(self.start_len, self.top, self.prompt_top, self.token_ids) if self.wanted else None
 
 
 def read_prompts(
-    fields: dict[str, Any], tokens: PromptTokens, sampling: Any, logprobs: list[LogprobFields], *, rid: Any
+    fields: dict[str, Any],
+    tokens: PromptTokens,
+    sampling: Any,
+    logprobs: list[LogprobFields],
+    *,
+    rid: Any,
+    returns_prompt: bool = False,
+    truncate_to: int | None = None,
 ) -> PromptBatch:
     """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
-    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. Raises RequestRefused.
+    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
+    prompts' ids are wanted back. truncate_to: see `Prompt`. Raises RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
@@ -113,6 +122,7 @@ def read_prompts(
                 sampling=samplings[i],
                 namespace=namespaces[i],
                 logprobs=logprobs[i].options,
+                returns_prompt=returns_prompt,
                 continuation=continuations[i].spec,
                 retain_ttl=retain_ttls[i],
                 retain_n=retain_ns[i],
@@ -124,6 +134,7 @@ def read_prompts(
             input_ids=None if tokens.id_lists is None else tokens.id_lists[i],
             suffix_ids=continuations[i].suffix_ids,
             return_text_in_logprobs=logprobs[i].with_text,
+            truncate_to=truncate_to,
         )
         for i in range(tokens.size)
     ]

@@ -27,7 +27,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "return_sampling_mask": (False,), "return_flat_raw_top_logprobs": (False,),
     "return_flat_raw_top_logprobs_b64": (False,), "return_hidden_states": (False,), "return_routed_experts": (False,),
     "routed_experts_start_len": (0,), "return_indexer_topk": (False,), "return_bytes": (False,),
-    "return_entropy": (False,), "return_prompt_token_ids": (False,), "multi_item_delimiter_indices": ([],),
+    "return_entropy": (False,), "multi_item_delimiter_indices": ([],),
     "lora_path": ("", []), "lora_id": ("", []), "custom_logit_processor": ("", []),
     "session_id": (), "session_params": ({},), "bootstrap_host": (), "bootstrap_port": (), "bootstrap_room": (),
     "bootstrap_pair_key": (), "decode_tp_size": (), "routed_dp_rank": (0,), "data_parallel_rank": (0,),
@@ -51,7 +51,15 @@ def parse_generate(fields: dict[str, Any], *, rid: str | None = None, max_prompt
     include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     tokens = read_tokens(fields, max_prompts)
     logprobs = _logprobs(fields, tokens)
-    return read_prompts(fields, tokens, fields.get("sampling_params"), logprobs, rid=fields.get("rid", rid))
+    returns_prompt = typed(fields.get("return_prompt_token_ids", False), bool, "return_prompt_token_ids")
+    return read_prompts(
+        fields,
+        tokens,
+        fields.get("sampling_params"),
+        logprobs,
+        rid=fields.get("rid", rid),
+        returns_prompt=returns_prompt,
+    )
 
 
 def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobFields]:
@@ -63,7 +71,7 @@ def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobField
     tops = per_prompt.typed("top_logprobs_num", int, 0)
     named = _token_ids(fields.get("token_ids_logprob") or [], tokens)
     each = zip(wanted, starts, tops, named, strict=True)
-    return [LogprobFields(wants, start, top, with_text, ids) for wants, start, top, ids in each]
+    return [LogprobFields(wants, start, top, with_text, token_ids=ids) for wants, start, top, ids in each]
 
 
 def _token_ids(given: Any, tokens: PromptTokens) -> list[tuple[int, ...]]:

@@ -1,5 +1,6 @@
 """Outputs in the shape of SGLang's ``/generate`` responses, so that its clients work unchanged:
-{text, output_ids, meta_info}. Streamed events also carry an ``index`` if the request is answered with a list."""
+{text, output_ids, meta_info}, with ``prompt_token_ids`` if asked for. Streamed events also carry an ``index`` if the
+request is answered with a list."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool
 
 
 def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str, Any]:
-    """The dict for an output, or for the new part of one. rows: what is made of the rows of logprobs; ``iter`` makes
-    them as they are read."""
+    """The dict for an output, or for the new part of one. rows: what is made of lists that may be long; ``iter``
+    makes their elements as they are read."""
     prompt, finish = output.prompt, output.finish
     meta: dict[str, Any] = {
         "id": prompt.rid,
@@ -61,7 +62,8 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
         if logprobs.token_ids:
             meta["input_token_ids_logprobs"] = rows(map(_rows, output.input_logprobs.named()))
             meta["output_token_ids_logprobs"] = rows(map(_rows, output.output_logprobs.named()))
-    return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+    answer = {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+    return answer | {"prompt_token_ids": rows(output.prompt_token_ids)} if output.prompt_ids else answer
 
 
 class _OutputSoFar:
@@ -70,6 +72,7 @@ class _OutputSoFar:
     def __init__(self) -> None:
         self._text = ""
         self._ids: list[int] = []
+        self._prompt_ids: list[int] | None = None
         self._logprobs: defaultdict[str, list] = defaultdict(list)
 
     def complete(self, event: dict[str, Any]) -> None:
@@ -77,6 +80,9 @@ class _OutputSoFar:
         self._text += event["text"]
         self._ids += event["output_ids"]
         event["text"], event["output_ids"] = self._text, self._ids.copy()
+        self._prompt_ids = event.get("prompt_token_ids", self._prompt_ids)
+        if self._prompt_ids is not None:
+            event["prompt_token_ids"] = self._prompt_ids
         meta = event["meta_info"]
         if "output_token_logprobs" in meta:
             for name in _LOGPROBS:

@@ -52,6 +52,7 @@ PROPERTIES: Properties = {
         "return_logprob.",
     ),
     "return_text_in_logprobs": flag("Each token's text in the logprobs, instead of null.", default=False),
+    "return_prompt_token_ids": flag("`prompt_token_ids` beside `output_ids`.", default=False),
     "stream_options": STREAM_OPTIONS,
     **SHARED,
 }
@@ -92,7 +93,7 @@ _META_INFO = answered(
 OUTPUT = answered(
     {"text": string(), "output_ids": IDS, "meta_info": _META_INFO},
     title="GenerateOutput",
-    optional={"index": whole("In streams of several outputs: which one.", 0)},
+    optional={"index": whole("In streams of several outputs: which one.", 0), "prompt_token_ids": IDS},
 )
 
 ANSWER = either(OUTPUT, list_of(OUTPUT), about="A list for a batch, and for n over 1.")

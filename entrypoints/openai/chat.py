@@ -24,9 +24,12 @@ from .common import (
     OTHER_SAMPLING,
     check_temperature,
     read_request_rid,
+    read_truncation,
     template_variables,
+    wants_token_ids,
     with_vllm_names,
 )
+from .prompt_logprobs import read_prompt_logprobs
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -37,9 +40,9 @@ UNSUPPORTED: dict[str, tuple] = {
     "functions": ([],), "function_call": ("none",), "modalities": (["text"],), "audio": (), "prediction": (),
     "web_search_options": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
-    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
+    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), "truncate_prompt_tokens": (), "return_token_ids": (False,), **NO_CONTINUATION,
+    "thinking_token_budget": (), **NO_CONTINUATION,
 }  # fmt: skip
 
 _INSTEAD = {
@@ -65,12 +68,15 @@ BODY = taken(
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all; prompt_logprobs: the
+    same for the prompt. token_ids: are the ids of prompt and output wanted?"""
 
     call: ChatCall
     model: str | None
     logprobs: int | None
     include_usage: bool
+    token_ids: bool
+    prompt_logprobs: int | None
 
     @property
     def response_id(self) -> str:
@@ -84,14 +90,28 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
     stream = typed(fields.get("stream", False), bool, "stream")
     usage = include_usage(fields.get("stream_options"), stream)
     _check_format(fields.get("response_format"))
-    logprobs = _logprobs(fields)
+    logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
     tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
     conversation = _conversation(fields, tools, choice)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():
-        asked = LogprobFields() if logprobs is None else LogprobFields(wanted=True, top=logprobs, with_text=True)
+        asked = LogprobFields(
+            wanted=logprobs is not None or of_prompt is not None,
+            start_len=-1 if of_prompt is None else 0,
+            top=logprobs or 0,
+            with_text=True,
+            prompt_top=of_prompt,
+        )
         alone = PromptTokens(1, is_batch=False)
-        batch = read_prompts(fields, alone, _sampling(fields), [asked], rid=rid if given_rid is None else given_rid)
+        batch = read_prompts(
+            fields,
+            alone,
+            _sampling(fields),
+            [asked],
+            rid=rid if given_rid is None else given_rid,
+            returns_prompt=token_ids,
+            truncate_to=read_truncation(fields),
+        )
     call = ChatCall(
         prompt=batch.prompts[0],
         stream=stream,
@@ -100,7 +120,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
         choice=choice,
         separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
     )
-    return ChatRequest(call, fields.get("model"), logprobs, usage)
+    return ChatRequest(call, fields.get("model"), logprobs, usage, token_ids, of_prompt)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:

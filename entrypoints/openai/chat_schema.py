@@ -21,11 +21,13 @@ from ..description.json_schema import (
 )
 from ..fields.answer_schema import RID_AND_INDEX, STAGE_DETAILS
 from ..fields.sampling_schema import SAMPLING
-from ..fields.shared_schema import MODEL, SHARED_OF_CHATS, STREAM, STREAM_OPTIONS
+from ..fields.shared_schema import IDS, MODEL, SHARED_OF_CHATS, STREAM, STREAM_OPTIONS
 from .common_schema import (
     FINISH_REASONS,
     MATCHED_STOP,
     NULLABLE_TEXT,
+    OF_THE_PROMPT,
+    PROMPT_LOGPROBS,
     REQUEST_RID,
     SAMPLING_OF_ALL,
     TEMPLATE_VARIABLES,
@@ -90,6 +92,7 @@ PROPERTIES: Properties = {
     "continue_final_message": flag("Go on with the last message, which is the assistant's.", default=False),
     **SAMPLING_OF_ALL,
     **VLLM,
+    **OF_THE_PROMPT,
     **REQUEST_RID,
     **SHARED_OF_CHATS,
 }
@@ -136,6 +139,7 @@ _CHOICE = answered(
         **_END,
     },
     title="ChatChoice",
+    optional={"token_ids": IDS},
 )
 
 _DELTA = answered(
@@ -156,18 +160,20 @@ _CHUNK_CHOICE = answered(
         "logprobs": nullable(_LOGPROBS),
         "finish_reason": enum("tool_calls", *FINISH_REASONS, None),
     },
-    optional={"matched_stop": MATCHED_STOP, "baton": _END["baton"]},
+    optional={"matched_stop": MATCHED_STOP, "baton": _END["baton"], "token_ids": IDS},
 )
 
 _HEAD: Properties = {"id": string("chatcmpl-, and the rid."), "created": whole("Unix time.", 0), "model": string()}
 
 ANSWER = answered(
-    {"object": enum("chat.completion"), **_HEAD, "choices": list_of(_CHOICE), "usage": USAGE}, title="ChatCompletion"
+    {"object": enum("chat.completion"), **_HEAD, "choices": list_of(_CHOICE), "usage": USAGE},
+    title="ChatCompletion",
+    optional={"prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS},
 )
 CHUNK = answered(
     {"object": enum("chat.completion.chunk"), **_HEAD, "choices": list_of(_CHUNK_CHOICE)},
     title="ChatCompletionChunk",
-    optional={"usage": nullable(USAGE)},
+    optional={"usage": nullable(USAGE), "prompt_token_ids": IDS},
 )
 
 _TOOL = {

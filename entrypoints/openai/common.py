@@ -44,6 +44,30 @@ def with_vllm_names(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def wants_token_ids(fields: dict[str, Any]) -> bool:
+    """vLLM's ``return_token_ids``: the ids of prompt and output beside the text."""
+    return typed(fields.get("return_token_ids", False), bool, "return_token_ids")
+
+
+def read_truncation(fields: dict[str, Any]) -> int | None:
+    """vLLM's ``truncate_prompt_tokens``; see `Prompt.truncate_to`. Raises RequestRefused."""
+    name = "truncate_prompt_tokens"
+    if name not in fields:
+        return None
+    most = typed(fields[name], int, name)
+    if most < 1 and most != -1:
+        raise RequestRefused(
+            f"{name} is {most}; use how many of the prompt's last tokens are to be kept, or -1 for as many as fit",
+            param=name,
+        )
+    if "continuation_of" in fields:
+        raise RequestRefused(
+            f"{name} cannot cut what is continued; leave it out, or send the whole prompt without continuation_of",
+            param=name,
+        )
+    return most
+
+
 def read_request_rid(fields: dict[str, Any]) -> Any:
     """The rid, which vLLM calls request_id."""
     rid, request_id = fields.get("rid"), fields.get("request_id")

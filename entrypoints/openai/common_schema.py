@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from ..description.json_schema import Properties, Schema, answered, either, nullable, open_object, string
+from ..description.json_schema import (
+    Properties,
+    Schema,
+    answered,
+    either,
+    enum,
+    flag,
+    list_of,
+    nullable,
+    number,
+    open_object,
+    string,
+    whole,
+)
 from ..description.operation import COUNT
 from ..fields.answer_schema import CACHED_TOKENS
 from ..fields.sampling_schema import SAMPLING
@@ -15,6 +28,25 @@ SAMPLING_OF_ALL["temperature"] = SAMPLING["temperature"] | {"maximum": MAX_TEMPE
 VLLM: Properties = {
     "include_stop_str_in_output": SAMPLING["no_stop_trim"] | {"description": "vLLM's name of no_stop_trim."}
 }
+
+OF_THE_PROMPT: Properties = {
+    "return_token_ids": flag("The ids of prompt and output beside the text.", default=False),
+    "truncate_prompt_tokens": either(
+        whole("", 1), enum(-1), about="Use the last so many tokens of the prompt; -1: as many as leave room to answer."
+    ),
+    "prompt_logprobs": whole("Logprobs of the prompt's tokens, and so many alternatives, up to --max-logprobs.", 0),
+}
+"""What vLLM's clients may ask about the tokens of a prompt."""
+
+PROMPT_LOGPROBS = list_of(
+    nullable(
+        open_object(
+            "By token id: the prompt's own token, and the likeliest at its place.",
+            values=answered({"logprob": number(), "rank": whole("", 1), "decoded_token": string()}),
+        )
+    ),
+    "null for the first token.",
+)
 
 REQUEST_RID: Properties = {"rid": RID, "request_id": RID | {"description": "vLLM's name of rid."}}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...scheduler.sampling_params import MAX_SEQUENCES
 from ..description.json_schema import (
     Properties,
     answered,
@@ -21,7 +22,16 @@ from ..description.json_schema import (
 from ..fields.answer_schema import BEAM_SCORES, RID_AND_INDEX, STAGE_DETAILS
 from ..fields.sampling_schema import SAMPLING
 from ..fields.shared_schema import IDS, MODEL, SHARED, STREAM, STREAM_OPTIONS, picked
-from .common_schema import FINISH_REASONS, MATCHED_STOP, REQUEST_RID, SAMPLING_OF_ALL, USAGE, VLLM
+from .common_schema import (
+    FINISH_REASONS,
+    MATCHED_STOP,
+    OF_THE_PROMPT,
+    PROMPT_LOGPROBS,
+    REQUEST_RID,
+    SAMPLING_OF_ALL,
+    USAGE,
+    VLLM,
+)
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -34,11 +44,12 @@ PROPERTIES: Properties = {
     "stream_options": STREAM_OPTIONS,
     "logprobs": whole("Logprobs of each token, and so many alternatives, up to --max-logprobs.", 0),
     "echo": flag("The text begins with the prompt.", default=False),
-    "best_of": whole("Equal to n; of a beam search, its width.", 1),
+    "best_of": whole("Equal to n; of a beam search, its width.", 1, MAX_SEQUENCES),
     "use_beam_search": flag("Search for the n likeliest texts.", default=False),
     **SAMPLING_OF_ALL,
     **picked(SAMPLING, ("beam_width", "length_penalty", "early_stopping", "item_trie")),
     **VLLM,
+    **OF_THE_PROMPT,
     **REQUEST_RID,
     **SHARED,
 }
@@ -64,6 +75,9 @@ _CHOICE = answered(
     title="CompletionChoice",
     optional={
         "matched_stop": MATCHED_STOP,
+        "token_ids": IDS,
+        "prompt_token_ids": IDS,
+        "prompt_logprobs": PROMPT_LOGPROBS,
         "baton": answered(RID_AND_INDEX, title="CompletionDetails", optional={**STAGE_DETAILS, **BEAM_SCORES}),
     },
 )

@@ -33,6 +33,8 @@ class TokenLogprobs:
     """int32 [m, k]"""
     top_values: np.ndarray
     """float32 [m, k]"""
+    ranks: np.ndarray | None = None
+    """int32 [m]: one more than the tokens that are likelier; None where nobody wants to know."""
     named_values: np.ndarray | None = None
     """float32 [m, named tokens]; None if the request names none."""
 
@@ -40,9 +42,10 @@ class TokenLogprobs:
         """Those of the first ``count`` tokens."""
         if count == len(self.ids):
             return self
+        ranks = None if self.ranks is None else self.ranks[:count]
         named = None if self.named_values is None else self.named_values[:count]
         return TokenLogprobs(
-            self.ids[:count], self.values[:count], self.top_ids[:count], self.top_values[:count], named
+            self.ids[:count], self.values[:count], self.top_ids[:count], self.top_values[:count], ranks, named
         )
 
 
@@ -52,26 +55,32 @@ class LogprobsInFlight:
 
     tensors: list[torch.Tensor]
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]: n tokens, sequence after sequence, k the
-    largest of ``top_ks``; float32 [n, most of ``named``] if there are any. A value is NaN where a logit is NaN or +inf,
-    or all are -inf."""
+    largest of ``top_ks``. A value is NaN where a logit is NaN or +inf, or all are -inf. Then ranks int32 [n], if any
+    sequence wants them, and float32 [n, most of ``named``], if any names tokens."""
     lengths: list[int]
     """Tokens of each sequence."""
     top_ks: Sequence[int]
     """Likeliest tokens wanted by each sequence."""
+    ranked: Sequence[bool] = ()
+    """Does it want ranks? Empty where none does."""
     named: Sequence[int] = ()
     """How many tokens each sequence names; empty if none does."""
 
     def read(self, arrays: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> list[TokenLogprobs]:
         """One TokenLogprobs for each sequence. arrays: ``tensors`` on the host; ids: int32 [length] each, the
         tokens."""
-        values, top_ids, top_values, *named_values = arrays
+        values, top_ids, top_values, *rest = arrays
+        ranks, named_values = rest[0] if self.ranked else None, rest[-1] if self.named else None
         result, start = [], 0
-        named = self.named or [0] * len(self.lengths)
-        for token_ids, length, k, wanted in zip(ids, self.lengths, self.top_ks, named, strict=True):
+        nothing = [0] * len(self.lengths)
+        each = zip(ids, self.lengths, self.top_ks, self.ranked or nothing, self.named or nothing, strict=True)
+        for token_ids, length, k, is_ranked, names in each:
             part = slice(start, start + length)
             # Copies: a view would keep the arrays of the whole step alive as long as the request keeps its chunk.
             own = values[part].copy(), top_ids[part, :k].copy(), top_values[part, :k].copy()
-            result.append(TokenLogprobs(token_ids, *own, named_values[0][part, :wanted].copy() if wanted else None))
+            own_ranks = ranks[part].copy() if ranks is not None and is_ranked else None
+            own_named = named_values[part, :names].copy() if named_values is not None and names else None
+            result.append(TokenLogprobs(token_ids, *own, own_ranks, own_named))
             start += length
         return result
 
@@ -90,7 +99,7 @@ def output_logprobs(
         return LogprobsInFlight(tensors, lengths, top_ks)
     table, row_of = _named_table(named, np.arange(len(named)), logits.device)
     return LogprobsInFlight(
-        [*tensors, _named_values(logits, table[row_of])], lengths, top_ks, [len(ids) for ids in named]
+        [*tensors, _named_values(logits, table[row_of])], lengths, top_ks, named=[len(ids) for ids in named]
     )
 
 
@@ -100,9 +109,10 @@ def input_logprobs(
     target_ids: Sequence[np.ndarray],
     top_ks: Sequence[int],
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    ranked: Sequence[bool] = (),
     named: Sequence[Sequence[int]] = (),
 ) -> LogprobsInFlight:
-    """Logprobs of prompt tokens.
+    """Logprobs of prompt tokens, and the ranks of those of ``ranked`` sequences.
 
     hidden: [sum of lengths, hidden_size], the final hidden states that predict the targets, request after request;
     target_ids: int32 [length] for each request, the tokens that really follow; top_ks, named as above;
@@ -117,6 +127,7 @@ def input_logprobs(
     # A slice without a wide request leaves its last columns zero.
     top_ids = torch.zeros(len(hidden), max(top_ks, default=0), dtype=torch.int32, device=hidden.device)
     top_values = torch.zeros(top_ids.shape, device=hidden.device)
+    ranks = [torch.empty(len(hidden), dtype=torch.int32, device=hidden.device)] if any(ranked) else []
     named_parts: list[torch.Tensor] = []
     named_ids = _named_table(named, np.repeat(np.arange(len(lengths)), lengths), hidden.device) if named else None
     for start in range(0, len(hidden), PROMPT_SLICE):
@@ -124,13 +135,16 @@ def input_logprobs(
         logits = compute_logits(hidden[part])
         values[part], ids, top = _score(logits, targets[part], int(k_of_token[part].max()))
         top_ids[part, : ids.shape[1]], top_values[part, : ids.shape[1]] = ids, top
+        for column in ranks:
+            column[part] = _ranks(logits, targets[part])
         if named_ids is not None:
             table, row_of = named_ids
             named_parts.append(_named_values(logits, table[row_of[part]]))
-    tensors = [values, top_ids, top_values]
-    if not named_parts:
-        return LogprobsInFlight(tensors, lengths, top_ks)
-    return LogprobsInFlight([*tensors, torch.cat(named_parts)], lengths, top_ks, [len(ids) for ids in named])
+    tensors = [values, top_ids, top_values, *ranks]
+    if named_parts:
+        tensors.append(torch.cat(named_parts))
+    counts = [len(ids) for ids in named] if named_parts else ()
+    return LogprobsInFlight(tensors, lengths, top_ks, ranked if ranks else (), counts)
 
 
 def _named_table(
@@ -147,7 +161,7 @@ def _named_table(
 
 def _named_values(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """float32 [n, m]: logprobs of ids, int64 [n, m]; some rows at a time, to bound memory."""
-    rows = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
+    rows = _rows_at_once(logits)
     return torch.cat(
         [part.gather(-1, each) - _log_sum(part) for part, each in zip(logits.split(rows), ids.split(rows))]
     )
@@ -160,9 +174,20 @@ def _log_sum(logits: torch.Tensor) -> torch.Tensor:
     return log_sum.masked_fill_(~log_sum.isfinite(), torch.nan)
 
 
+def _ranks(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: the place of each token among all, the likeliest at 1; equal ones share the best of their places."""
+    rows = _rows_at_once(logits)
+    likelier = [(part > part.gather(-1, at[:, None])).sum(-1) for part, at in zip(logits.split(rows), ids.split(rows))]
+    return torch.cat(likelier) + 1
+
+
+def _rows_at_once(logits: torch.Tensor) -> int:
+    return max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
+
+
 def _score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """values float32 [n], top_ids int32 [n, k], top_values float32 [n, k]; some rows at a time, to bound memory."""
-    rows = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[-1])
+    rows = _rows_at_once(logits)
     parts = [_score_rows(*pair, k) for pair in zip(logits.split(rows), ids.split(rows))]
     values, top_ids, top_values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts))
     return values, top_ids, top_values

@@ -55,7 +55,7 @@ def mixed_requests(seed: int) -> list[RequestSpec]:
             max_new_tokens=rng.randrange(9, 40), **{name: value for name, value in wish.items() if name != "banned"}
         )
         named = (198, 311, 75) if number % 8 == 0 and "beam_width" not in wish else ()
-        logprobs = LogprobOptions(rng.choice([-1, 0]), 2, named) if number % 4 == 0 else None
+        logprobs = LogprobOptions(rng.choice([-1, 0]), 2, token_ids=named) if number % 4 == 0 else None
         made.append(make_spec(f"r{number}", prompt, params, logprobs=logprobs, banned=banned))
     return made
 

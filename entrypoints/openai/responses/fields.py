@@ -19,7 +19,7 @@ from ...fields.field_names import FieldNames
 from ...fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
 from ...fields.shared_schema import NO_CONTINUATION
-from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, read_request_rid, template_variables
+from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 from .items import read_input
 from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES, TOOL_OFF
 
@@ -261,6 +261,7 @@ def _logprobs(fields: dict[str, Any]) -> LogprobFields:
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters in SGLang's names. Without a limit an answer may fill the context."""
+    check_temperature(fields)
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
     return sampling | {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}

@@ -26,7 +26,7 @@ from ...fields.answer_schema import CACHED_TOKENS, STAGE_DETAILS
 from ...fields.sampling_schema import SAMPLING
 from ...fields.shared_schema import MODEL, SHARED_OF_CHATS, STREAM, picked
 from ..common import OPENAI_SAMPLING, OTHER_SAMPLING
-from ..common_schema import NULLABLE_TEXT, REQUEST_RID, TEMPLATE_VARIABLES
+from ..common_schema import NULLABLE_TEXT, REQUEST_RID, SAMPLING_OF_ALL, TEMPLATE_VARIABLES
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (
@@ -97,7 +97,7 @@ PROPERTIES: Properties = {
     "top_logprobs": whole("Alternatives per token.", 0, MAX_TOP_LOGPROBS, default=0),
     "separate_reasoning": flag("Thoughts are items of their own, not part of the text.", default=True),
     "chat_template_kwargs": TEMPLATE_VARIABLES,
-    **picked(SAMPLING, tuple(name for name in (*OPENAI_SAMPLING, *OTHER_SAMPLING) if name != "n")),
+    **picked(SAMPLING_OF_ALL, tuple(name for name in (*OPENAI_SAMPLING, *OTHER_SAMPLING) if name != "n")),
     **REQUEST_RID,
     **SHARED_OF_CHATS,
 }

@@ -231,3 +231,11 @@ def test_more_prompts_than_one_request_may_bring() -> None:
     with pytest.raises(RequestRefused, match="prompt holds 3 prompts; send at most 2") as refused:
         parse_completion({"prompt": [[1], [2], [3]]}, max_prompts=2)
     assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize("best_of", [0, -1, 513])
+@pytest.mark.parametrize("search", [False, True])
+def test_best_of_has_the_limits_of_n(best_of: int, search: bool) -> None:
+    """A search of no beams would be none."""
+    error = refusal(prompt="a", best_of=best_of, use_beam_search=search)
+    assert (error.message, error.param) == (f"best_of is {best_of}; use 1 to 512", "best_of")

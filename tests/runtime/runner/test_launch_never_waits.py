@@ -76,7 +76,7 @@ def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, i
     infos, input_ids, positions = [], [], []
     for row, wish in enumerate(wishes):
         has_allowed = allowed and row % 3 == 0
-        options = LogprobOptions(-1, 1 + row % 3, (5, 7) if row % 3 else ()) if logprobs and row % 2 else None
+        options = LogprobOptions(-1, 1 + row % 3, token_ids=(5, 7) if row % 3 else ()) if logprobs and row % 2 else None
         infos.append(
             make_info(
                 prompt=[1, 7, 7, 9], seed=row, serial=row, logprobs=options, eos_ends=not has_allowed,
@@ -87,7 +87,9 @@ def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, i
         input_ids.append(-(row + 1) if row % 2 else 12)
     extend_lens, starts, samples = [1] * len(wishes), [1] * len(wishes), [True] * len(wishes)
     if idle_row:
-        infos.insert(0, make_info(prompt=[1, 4, 5, 6, 7, 8], serial=len(wishes), logprobs=LogprobOptions(0, 2, (3,))))
+        infos.insert(
+            0, make_info(prompt=[1, 4, 5, 6, 7, 8], serial=len(wishes), logprobs=LogprobOptions(0, 2, 1, (3,)))
+        )
         input_ids, positions = [1, 4, 5, *input_ids], [0, *positions]
         extend_lens, starts, samples = [3, *extend_lens], [0 if logprobs else 3, *starts], [False, *samples]
     nothing = np.empty(0, dtype=np.int32)
