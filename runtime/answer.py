@@ -43,11 +43,12 @@ class Logprobs(msgspec.Struct):
     """Logprobs of consecutive tokens, packed as they came: an entry takes 8 bytes, and more than a hundred as an
     object. A request may ask for millions. Iterating unpacks one token after the other.
 
-    token_text: the text of a token; None if none is wanted.
+    token_text: the text of a token; None if none is wanted. token_ids: those that the request names.
     """
 
     chunks: list[LogprobChunk] = []
     token_text: Callable[[int], str] | None = None
+    token_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Tokens."""
@@ -55,8 +56,9 @@ class Logprobs(msgspec.Struct):
 
     @property
     def num_entries(self) -> int:
-        """Tokens and their top entries."""
-        return len(self) + sum(len(chunk.top_ids) for chunk in self.chunks) // _ID_BYTES
+        """Tokens, their top entries, and those of named ids."""
+        more = sum(len(chunk.top_ids) + len(chunk.named_values) for chunk in self.chunks)
+        return len(self) + more // _ID_BYTES
 
     def __iter__(self) -> Iterator[TokenLogprob]:
         for chunk in self.chunks:
@@ -68,7 +70,16 @@ class Logprobs(msgspec.Struct):
     def extend(self, newer: Logprobs) -> None:
         if newer.chunks:
             self.chunks += newer.chunks
-            self.token_text = newer.token_text
+            self.token_text, self.token_ids = newer.token_text, newer.token_ids
+
+    def named(self) -> Iterator[list[TokenLogprob] | None]:
+        """At each position those of ``token_ids``, in that order; None for the first prompt token."""
+        texts = [self.token_text(token_id) if self.token_text else None for token_id in self.token_ids]
+        width = len(self.token_ids) * _ID_BYTES
+        for chunk in self.chunks:
+            for place, value in enumerate(memoryview(chunk.values).cast("f") if chunk.values else ()):
+                values = _floats(chunk.named_values[place * width : (place + 1) * width])
+                yield None if math.isnan(value) else list(map(TokenLogprob, values, self.token_ids, texts))
 
     def _unpacked(self, chunk: LogprobChunk) -> Iterator[TokenLogprob]:
         tokens = self._entries(chunk.ids, chunk.values)
@@ -234,10 +245,11 @@ def _output(
         prompt, position, sample, update.text, _ids(output.new_ids),
         output.prompt_tokens, output.completion_tokens, output.found, output.prompt_ids,
     )  # fmt: skip
+    named = prompt.spec.logprobs.token_ids if prompt.spec.logprobs is not None else ()
     if output.input_logprobs is not None:
-        news.input_logprobs = Logprobs([output.input_logprobs], token_text)
+        news.input_logprobs = Logprobs([output.input_logprobs], token_text, named)
     if output.output_logprobs is not None:
-        news.output_logprobs = Logprobs([output.output_logprobs], token_text)
+        news.output_logprobs = Logprobs([output.output_logprobs], token_text, named)
     if output.finish is not None:
         news.finish, news.beam, news.continuation = output.finish, output.beam, output.continuation
         retained = output.retained

@@ -65,10 +65,11 @@ class ControlRequest(Message, frozen=True):
 
 
 class LogprobChunk(Message, frozen=True):
-    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened.
+    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened;
+    named_values one for each of the ids that the request names.
 
-    values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob). ranks: int32
-    bytes, one for each token, 1 for the likeliest; empty where they are not wanted.
+    All values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob). ranks: int32 bytes, one
+    for each token, 1 for the likeliest; empty where they are not wanted.
     """
 
     ids: bytes
@@ -76,6 +77,7 @@ class LogprobChunk(Message, frozen=True):
     top_ids: bytes = b""
     top_values: bytes = b""
     ranks: bytes = b""
+    named_values: bytes = b""
 
 
 class DetokenizeParams(Message, frozen=True):

@@ -179,6 +179,7 @@ def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
         top_ids=np.concatenate([p.top_ids.reshape(-1) for p in parts]).tobytes(),
         top_values=np.concatenate([p.top_values.reshape(-1) for p in parts]).tobytes(),
         ranks=b"".join(p.ranks.tobytes() for p in parts if p.ranks is not None),
+        named_values=b"".join(p.named_values.tobytes() for p in parts if p.named_values is not None),
     )
 
 
@@ -203,4 +204,5 @@ def _first_token(request: Request, options: LogprobOptions) -> TokenLogprobs:
         top_ids=np.zeros((1, options.input_top_k), dtype=np.int32),
         top_values=np.full((1, options.input_top_k), np.nan, dtype=np.float32),
         ranks=np.zeros(1, dtype=np.int32) if options.ranks_prompt else None,
+        named_values=np.full((1, len(options.token_ids)), np.nan, dtype=np.float32) if options.token_ids else None,
     )

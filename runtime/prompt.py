@@ -144,6 +144,9 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:
             raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
     logprobs = prompt.spec.logprobs
+    if logprobs is not None and (bad := _outside(list(logprobs.token_ids), vocab)) is not None:
+        name = "token_ids_logprob"
+        raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
     if logprobs is not None:
         for name, wanted in (("top_logprobs_num", logprobs.top_k), ("prompt_logprobs", logprobs.input_top_k)):
             if wanted > vocab:

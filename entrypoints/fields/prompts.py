@@ -26,6 +26,9 @@ from .sampling import read_sampling_params
 
 MAX_PRIORITY = 1_000_000
 
+MAX_NAMED_TOKENS = 128
+"""Ids of ``token_ids_logprob``: as many numbers for each token of prompt and output."""
+
 
 @dataclass(slots=True, frozen=True)
 class PromptBatch:
@@ -58,6 +61,7 @@ class LogprobFields:
     top: int = 0
     with_text: bool = False
     prompt_top: int | None = None
+    token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises RequestRefused."""
@@ -68,14 +72,17 @@ class LogprobFields:
             )
         if self.top < 0:
             raise RequestRefused(f"top_logprobs_num is {self.top}; use 0 or more", param="top_logprobs_num")
+        if len(self.token_ids) > MAX_NAMED_TOKENS:
+            name = "token_ids_logprob"
+            raise RequestRefused(f"{name} has {len(self.token_ids)} ids; use at most {MAX_NAMED_TOKENS}", param=name)
         # SGLang's clients send a start_len even where they want no logprobs.
-        if not self.wanted and self.top > 0:
-            name = "top_logprobs_num"
+        if not self.wanted and (self.top > 0 or self.token_ids):
+            name = "top_logprobs_num" if self.top > 0 else "token_ids_logprob"
             raise RequestRefused(f"{name} is set without return_logprob; add return_logprob: true", param=name)
 
     @property
     def options(self) -> LogprobOptions | None:
-        return LogprobOptions(self.start_len, self.top, self.prompt_top) if self.wanted else None
+        return LogprobOptions(self.start_len, self.top, self.prompt_top, self.token_ids) if self.wanted else None
 
 
 def read_prompts(
@@ -101,6 +108,10 @@ def read_prompts(
     samplings = read_sampling_params(sampling, per_prompt)
     namespaces = read_namespaces(per_prompt)
     client = read_client(fields)
+    for asked, params in zip(logprobs, samplings, strict=True):
+        if asked.token_ids and params.beam_width is not None:
+            name = "token_ids_logprob"
+            raise RequestRefused(f"{name} does not go with beam_width; use top_logprobs_num", param=name)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read("priority", _priority, 0)

@@ -6,10 +6,14 @@ from typing import Any
 
 from ...scheduler.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
     MAX_SEQUENCES,
     MAX_STOP_CHARS,
+    MAX_STOP_REGEX,
+    MAX_STOP_REGEX_CHARS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     SamplingParams,
@@ -43,6 +47,12 @@ _LIMITED: Properties = {
         list_of(string(least=1), most=MAX_STOPS),
         about=f"The output ends before any of these texts; {MAX_STOP_CHARS:,} characters together at most.",
     ),
+    "stop_regex": either(
+        string(),
+        list_of(string(least=1), most=MAX_STOP_REGEX),
+        about="Regular expressions (RE2's syntax) that end the output where they match; the match stays in the text. "
+        f"{MAX_STOP_REGEX_CHARS} characters together at most.",
+    ),
     "stop_token_ids": list_of(TOKEN_ID, "Ids that end the output.", most=MAX_STOP_TOKEN_IDS),
     "ignore_eos": flag("The end-of-text token does not end the output."),
     "no_stop_trim": flag("Leave the stop string in the text."),
@@ -55,6 +65,11 @@ _LIMITED: Properties = {
     "early_stopping": enum(True, False, "never", about="When a beam search ends, as transformers defines it."),
     "item_trie": string("Only items of this trie may come out.", least=1, most=MAX_NAME_CHARS),
     "allowed_token_ids": list_of(TOKEN_ID, "The only ids that may be sampled.", most=MAX_ALLOWED_TOKEN_IDS),
+    "bad_words": list_of(
+        string(least=1),
+        f"Words that are not generated; {MAX_BAD_WORD_CHARS:,} characters together at most.",
+        most=MAX_BAD_WORDS,
+    ),
 }
 
 

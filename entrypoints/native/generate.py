@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import taken
 from ..fields.prompts import LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
-from ..fields.reading import PerPrompt, refuse_unserved, typed
+from ..fields.reading import PerPrompt, refuse_unserved, spread, typed
 from ..fields.stream_options import include_usage
 from .generate_schema import PROPERTIES
 
 UNSUPPORTED: dict[str, tuple] = {
     # SGLang's other fields -> the values, besides null, that ask for nothing.
-    "input_embeds": ([],), "positional_embed_overrides": (), "token_ids_logprob": ([],),
+    "input_embeds": ([],), "positional_embed_overrides": (),
     "image_data": ([],), "video_data": ([],), "audio_data": ([],), "modalities": ([],), "mm_hashes": ([],),
     "mm_content_hashes": ([],), "use_audio_in_video": (False,), "video_config": ({},), "images_config": ({},),
     "max_dynamic_patch": (), "min_dynamic_patch": (), "image_max_dynamic_patch": (), "video_max_dynamic_patch": (),
@@ -66,4 +69,17 @@ def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobField
     wanted = per_prompt.typed("return_logprob", bool, False)
     starts = per_prompt.typed("logprob_start_len", int, -1)
     tops = per_prompt.typed("top_logprobs_num", int, 0)
-    return [LogprobFields(*each, with_text) for each in zip(wanted, starts, tops, strict=True)]
+    named = _token_ids(fields.get("token_ids_logprob") or [], tokens)
+    each = zip(wanted, starts, tops, named, strict=True)
+    return [LogprobFields(wants, start, top, with_text, token_ids=ids) for wants, start, top, ids in each]
+
+
+def _token_ids(given: Any, tokens: PromptTokens) -> list[tuple[int, ...]]:
+    """One tuple per prompt, from a list of ids for all of them, or a list of such lists."""
+    name = "token_ids_logprob"
+    is_nested = isinstance(given, list) and any(ids is None or isinstance(ids, list) for ids in given)
+    lists = spread(given, name, tokens.size, tokens.is_batch) if is_nested else [given] * tokens.size
+    try:
+        return [() if ids is None else msgspec.convert(ids, tuple[int, ...]) for ids in lists]
+    except msgspec.ValidationError:
+        raise RequestRefused(f"{name} takes a list of token ids, or one list for each prompt", param=name) from None

@@ -59,6 +59,9 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
         if logprobs.top_k:
             meta["input_top_logprobs"] = rows(map(_top_rows, output.input_logprobs))
             meta["output_top_logprobs"] = rows(map(_top_rows, output.output_logprobs))
+        if logprobs.token_ids:
+            meta["input_token_ids_logprobs"] = rows(map(_rows, output.input_logprobs.named()))
+            meta["output_token_ids_logprobs"] = rows(map(_rows, output.output_logprobs.named()))
     answer = {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
     return answer | {"prompt_token_ids": rows(output.prompt_token_ids)} if output.prompt_ids else answer
 
@@ -89,7 +92,10 @@ class _OutputSoFar:
                     meta[name] = so_far.copy()
 
 
-_LOGPROBS = ("input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs")
+_LOGPROBS = (
+    "input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs",
+    "input_token_ids_logprobs", "output_token_ids_logprobs",
+)  # fmt: skip
 
 
 def _row(token: TokenLogprob) -> list:
@@ -97,7 +103,11 @@ def _row(token: TokenLogprob) -> list:
 
 
 def _top_rows(token: TokenLogprob) -> list[list] | None:
-    return None if token.top is None else list(map(_row, token.top))
+    return _rows(token.top)
+
+
+def _rows(tokens: list[TokenLogprob] | None) -> list[list] | None:
+    return None if tokens is None else list(map(_row, tokens))
 
 
 def _finish_reason(finish: FinishReason, completion_tokens: int) -> dict[str, Any]:

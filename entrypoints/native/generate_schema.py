@@ -21,11 +21,14 @@ from ..description.json_schema import (
 )
 from ..description.operation import COUNT
 from ..fields.answer_schema import BEAM_SCORES, CACHED_TOKENS, STAGE_DETAILS
+from ..fields.prompts import MAX_NAMED_TOKENS
 from ..fields.sampling import UNSUPPORTED_SAMPLING
 from ..fields.sampling_schema import SAMPLING
 from ..fields.shared_schema import IDS, RID, SHARED, STREAM, STREAM_OPTIONS, TOKEN_ID
 
 SAMPLING_PARAMS = taken(SAMPLING, title="SamplingParams", unsupported=UNSUPPORTED_SAMPLING)
+
+_NAMED = list_of(TOKEN_ID, most=MAX_NAMED_TOKENS)
 
 PROPERTIES: Properties = {
     "text": either(string(), list_of(string(), least=1), about="The prompt, or a batch of them; or give `input_ids`."),
@@ -41,6 +44,12 @@ PROPERTIES: Properties = {
     ),
     "top_logprobs_num": per_prompt(
         whole("Alternatives per position, up to --max-logprobs; needs return_logprob.", 0, default=0)
+    ),
+    "token_ids_logprob": either(
+        _NAMED,
+        list_of(nullable(_NAMED)),
+        about="Ids whose logprobs are wanted at every position, for all prompts, or a list for each; needs "
+        "return_logprob.",
     ),
     "return_text_in_logprobs": flag("Each token's text in the logprobs, instead of null.", default=False),
     "return_prompt_token_ids": flag("`prompt_token_ids` beside `output_ids`.", default=False),
@@ -76,6 +85,8 @@ _META_INFO = answered(
         "output_token_logprobs": list_of(_ROW),
         "input_top_logprobs": list_of(nullable(list_of(_ROW))),
         "output_top_logprobs": list_of(nullable(list_of(_ROW))),
+        "input_token_ids_logprobs": list_of(nullable(list_of(_ROW))),
+        "output_token_ids_logprobs": list_of(nullable(list_of(_ROW))),
     },
 )
 

@@ -42,8 +42,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
     "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), "bad_words": ([],), "stop_regex": ("", []),
-    **NO_CONTINUATION,
+    "thinking_token_budget": (), **NO_CONTINUATION,
 }  # fmt: skip
 
 _INSTEAD = {

@@ -14,7 +14,7 @@ OPENAI_SAMPLING = (
 OTHER_SAMPLING = (
     # Not OpenAI's; named as in SGLang and vLLM.
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "allowed_token_ids",
+    "spaces_between_special_tokens", "allowed_token_ids", "stop_regex", "bad_words",
 )  # fmt: skip
 
 

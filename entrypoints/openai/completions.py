@@ -35,8 +35,7 @@ COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
-    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},),
-    "stop_regex": ("", []), "bad_words": ([],), "add_special_tokens": (True,),
+    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "add_special_tokens": (True,),
     "return_hidden_states": (False,),
 }  # fmt: skip
 

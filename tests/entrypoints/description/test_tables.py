@@ -42,6 +42,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "length_penalty": {"beam_width": 2, "temperature": 0},
     "early_stopping": {"beam_width": 2, "temperature": 0},
     "top_logprobs_num": {"return_logprob": True},
+    "token_ids_logprob": {"return_logprob": True},
     "top_logprobs": {"logprobs": True, "include": ["message.output_text.logprobs"]},
     "continuation_index": {"continuation_of": "parent"},
     "continuation_at": {"continuation_of": "parent"},

@@ -65,6 +65,10 @@ def test_sampling_fields_under_openais_names() -> None:
     assert not prompt_of(prompt="a", include_stop_str_in_output=False).sampling.no_stop_trim
     assert prompt_of(prompt="a", allowed_token_ids=[3, 4]).sampling.allowed_token_ids == (3, 4)
     assert prompt_of(prompt="a", allowed_token_ids=[]).sampling.allowed_token_ids == ()
+    assert prompt_of(prompt="a", stop_regex=["a+", "b$"]).sampling.stop_regex == ("a+", "b$")
+    assert prompt_of(prompt="a", bad_words=["b", " c"]).sampling.bad_words == ("b", " c")
+    assert prompt_of(prompt="a", bad_words=[]).sampling.bad_words == ()
+    assert prompt_of(prompt="a", stop_regex="").sampling.stop_regex == ()
     assert prompt_of(prompt="a", temperature=2).sampling.temperature == 2.0
 
 
@@ -191,6 +195,10 @@ def test_labels_are_without_effect() -> None:
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "true or false"),
         ({"include_stop_str_in_output": True, "no_stop_trim": False}, "include_stop_str_in_output", "mean the same"),
         ({"allowed_token_ids": "x"}, "allowed_token_ids", "expected array"),
+        ({"stop_regex": r"(a)\1"}, "stop_regex", "back-references are not supported"),
+        ({"stop_regex": ["a", ""]}, "stop_regex", "an empty expression"),
+        ({"bad_words": "a"}, "bad_words", "expected array"),
+        ({"bad_words": ["a"], "beam_width": 4}, "beam_width", "it does not go with bad_words"),
         ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids", "use at most 16384"),
         ({"max_new_tokens": 5}, "max_new_tokens", "did you mean"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: its keys must be token ids"),
