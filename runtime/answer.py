@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import msgspec
@@ -30,23 +30,25 @@ _ID_BYTES = 4
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """logprob: None for the first prompt token, which follows nothing, and for minus infinity, which JSON lacks.
     text: None unless the prompt asked for it. top: the likeliest tokens at that position, best first; None if none
-    were asked for, or if the token itself has no logprob."""
+    were asked for, or if the token itself has no logprob. rank: 1 for the likeliest; None if not asked for."""
 
     logprob: float | None
     id: int
     text: str | None = None
     top: list[TokenLogprob] | None = None
+    rank: int | None = None
 
 
 class Logprobs(msgspec.Struct):
     """Logprobs of consecutive tokens, packed as they came: an entry takes 8 bytes, and more than a hundred as an
     object. A request may ask for millions. Iterating unpacks one token after the other.
 
-    token_text: the text of a token; None if none is wanted.
+    token_text: the text of a token; None if none is wanted. token_ids: those that the request names.
     """
 
     chunks: list[LogprobChunk] = []
     token_text: Callable[[int], str] | None = None
+    token_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Tokens."""
@@ -54,8 +56,9 @@ class Logprobs(msgspec.Struct):
 
     @property
     def num_entries(self) -> int:
-        """Tokens and their top entries."""
-        return len(self) + sum(len(chunk.top_ids) for chunk in self.chunks) // _ID_BYTES
+        """Tokens, their top entries, and those of named ids."""
+        more = sum(len(chunk.top_ids) + len(chunk.named_values) for chunk in self.chunks)
+        return len(self) + more // _ID_BYTES
 
     def __iter__(self) -> Iterator[TokenLogprob]:
         for chunk in self.chunks:
@@ -67,19 +70,29 @@ class Logprobs(msgspec.Struct):
     def extend(self, newer: Logprobs) -> None:
         if newer.chunks:
             self.chunks += newer.chunks
-            self.token_text = newer.token_text
+            self.token_text, self.token_ids = newer.token_text, newer.token_ids
+
+    def named(self) -> Iterator[list[TokenLogprob] | None]:
+        """At each position those of ``token_ids``, in that order; None for the first prompt token."""
+        texts = [self.token_text(token_id) if self.token_text else None for token_id in self.token_ids]
+        width = len(self.token_ids) * _ID_BYTES
+        for chunk in self.chunks:
+            for place, value in enumerate(memoryview(chunk.values).cast("f") if chunk.values else ()):
+                values = _floats(chunk.named_values[place * width : (place + 1) * width])
+                yield None if math.isnan(value) else list(map(TokenLogprob, values, self.token_ids, texts))
 
     def _unpacked(self, chunk: LogprobChunk) -> Iterator[TokenLogprob]:
         tokens = self._entries(chunk.ids, chunk.values)
         width = len(chunk.top_ids) // max(1, len(chunk.ids)) * _ID_BYTES
-        if not width:
+        if not width and not chunk.ranks:
             yield from tokens
             return
-        for at, token in zip(range(0, len(chunk.top_ids), width), tokens, strict=True):
+        ranks = _ids(chunk.ranks) or repeat(None)
+        for at, token, rank in zip(count(0, width), tokens, ranks):
             top = None
-            if token.logprob is not None:
+            if token.logprob is not None and width:
                 top = list(self._entries(chunk.top_ids[at : at + width], chunk.top_values[at : at + width]))
-            yield TokenLogprob(token.logprob, token.id, token.text, top)
+            yield TokenLogprob(token.logprob, token.id, token.text, top, rank)
 
     def _entries(self, packed_ids: bytes, packed_values: bytes) -> Iterator[TokenLogprob]:
         ids = _ids(packed_ids)
@@ -92,8 +105,9 @@ class Output(msgspec.Struct):
     """One output, or an update to it. In an update ``text``, ``token_ids`` and the logprobs hold only what is new; the
     other fields hold their current values.
 
-    position: among the call's outputs. sample: among those of its prompt. e2e_latency: seconds from the call's arrival.
-    It comes with ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
+    position: among the call's outputs. sample: among those of its prompt. prompt_ids: packed int32, with the first
+    update of an output whose spec has ``returns_prompt``. e2e_latency: seconds from the call's arrival. It comes with
+    ``finish``, as do ``beam``, ``continuation`` and ``retained``; the last two only if asked for.
     """
 
     prompt: Prompt
@@ -104,6 +118,7 @@ class Output(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     found: FoundTokens
+    prompt_ids: bytes = b""
     input_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     output_logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
     finish: FinishReason | None = None
@@ -111,6 +126,11 @@ class Output(msgspec.Struct):
     beam: BeamOutput | None = None
     continuation: ContinuationOutput | None = None
     retained: RetainedOutput | None = None
+
+    @property
+    def prompt_token_ids(self) -> memoryview:
+        """``prompt_ids``, to be iterated over."""
+        return memoryview(self.prompt_ids).cast("i")
 
     def extend(self, newer: Output) -> None:
         """Merge the next update of the same output into this one."""
@@ -223,12 +243,13 @@ def _output(
     output = update.output
     news = Output(
         prompt, position, sample, update.text, _ids(output.new_ids),
-        output.prompt_tokens, output.completion_tokens, output.found,
+        output.prompt_tokens, output.completion_tokens, output.found, output.prompt_ids,
     )  # fmt: skip
+    named = prompt.spec.logprobs.token_ids if prompt.spec.logprobs is not None else ()
     if output.input_logprobs is not None:
-        news.input_logprobs = Logprobs([output.input_logprobs], token_text)
+        news.input_logprobs = Logprobs([output.input_logprobs], token_text, named)
     if output.output_logprobs is not None:
-        news.output_logprobs = Logprobs([output.output_logprobs], token_text)
+        news.output_logprobs = Logprobs([output.output_logprobs], token_text, named)
     if output.finish is not None:
         news.finish, news.beam, news.continuation = output.finish, output.beam, output.continuation
         retained = output.retained

@@ -65,15 +65,19 @@ class ControlRequest(Message, frozen=True):
 
 
 class LogprobChunk(Message, frozen=True):
-    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened.
+    """Logprobs of consecutive tokens. ids and values run in parallel; top_* hold k entries per token, flattened;
+    named_values one for each of the ids that the request names.
 
-    values and top_values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob).
+    All values are float32 bytes; NaN stands for "none" (the first prompt token has no logprob). ranks: int32 bytes, one
+    for each token, 1 for the likeliest; empty where they are not wanted.
     """
 
     ids: bytes
     values: bytes
     top_ids: bytes = b""
     top_values: bytes = b""
+    ranks: bytes = b""
+    named_values: bytes = b""
 
 
 class DetokenizeParams(Message, frozen=True):
@@ -128,6 +132,8 @@ class TokenOutput(Message, frozen=True):
     completion_tokens: int = 0
     finish: FinishReason | None = None
     params: DetokenizeParams | None = None
+    prompt_ids: bytes = b""
+    """Packed int32; with the first output of a sample whose spec has ``returns_prompt``."""
     input_logprobs: LogprobChunk | None = None
     output_logprobs: LogprobChunk | None = None
     continuation: ContinuationOutput | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from ..scheduler.beam.search import Hypothesis
 from ..scheduler.outcome import FinishReason, Retained
 from ..scheduler.request import Inheritance, Request, RequestEvent
+from ..scheduler.request_spec import LogprobOptions
 from ..scheduler.token_buffer import pack_ids
 from .messages import (
     BeamOutput,
@@ -99,6 +100,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         completion_tokens=request.num_output_tokens,
         finish=event.finish,
         params=pending.params,
+        prompt_ids=_prompt_ids(request, pending),
         input_logprobs=_chunk(pending.input_logprobs),
         output_logprobs=_chunk(pending.output_logprobs),
         continuation=_continuation(request.inheritance) if ended and request.inheritance is not None else None,
@@ -118,6 +120,7 @@ def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, n
         found=request.found,
         finish=finish,
         params=pending.params,
+        prompt_ids=_prompt_ids(request, pending),
         input_logprobs=_chunk(pending.input_logprobs),
         continuation=_continuation(request.inheritance) if request.inheritance is not None else None,
     )
@@ -175,21 +178,31 @@ def _chunk(parts: list[TokenLogprobs]) -> LogprobChunk | None:
         values=np.concatenate([p.values for p in parts]).tobytes(),
         top_ids=np.concatenate([p.top_ids.reshape(-1) for p in parts]).tobytes(),
         top_values=np.concatenate([p.top_values.reshape(-1) for p in parts]).tobytes(),
+        ranks=b"".join(p.ranks.tobytes() for p in parts if p.ranks is not None),
+        named_values=b"".join(p.named_values.tobytes() for p in parts if p.named_values is not None),
     )
+
+
+def _prompt_ids(request: Request, pending: _Pending) -> bytes:
+    """Packed, for the first output of a sample that returns its prompt."""
+    is_first = pending.params is not None
+    return pack_ids(request.token_ids.view(0, request.prompt_len)) if is_first and request.spec.returns_prompt else b""
 
 
 def _add_first_token(request: Request, pending: _Pending) -> None:
     """Add the first prompt token before the first output, if the logprobs of the whole prompt are wanted."""
     options = request.logprobs
     if pending.params is not None and options is not None and options.start_len == 0 and request.prompt_len:
-        pending.input_logprobs.insert(0, _first_token(request, options.top_k))
+        pending.input_logprobs.insert(0, _first_token(request, options))
 
 
-def _first_token(request: Request, top_k: int) -> TokenLogprobs:
+def _first_token(request: Request, options: LogprobOptions) -> TokenLogprobs:
     """The first prompt token follows nothing: its logprob is NaN, "none" on the wire."""
     return TokenLogprobs(
         ids=request.token_ids.view(0, 1).copy(),
         values=np.full(1, np.nan, dtype=np.float32),
-        top_ids=np.zeros((1, top_k), dtype=np.int32),
-        top_values=np.full((1, top_k), np.nan, dtype=np.float32),
+        top_ids=np.zeros((1, options.input_top_k), dtype=np.int32),
+        top_values=np.full((1, options.input_top_k), np.nan, dtype=np.float32),
+        ranks=np.zeros(1, dtype=np.int32) if options.ranks_prompt else None,
+        named_values=np.full((1, len(options.token_ids)), np.nan, dtype=np.float32) if options.token_ids else None,
     )

@@ -19,6 +19,8 @@ class Prompt:
     parent has been forgotten, and both may be missing; the suffix is its ``suffix_text`` or ``suffix_ids``, or empty.
     group: the caller's name for the call that this prompt belongs to; aborting it aborts every prompt of the call.
     return_text_in_logprobs: logprobs include the text of each token.
+    truncate_to: at most so many tokens are used, the last ones; -1: as many as leave room for the output. Not with a
+    continuation, whose beginning is there already.
     """
 
     spec: RequestSpec
@@ -27,6 +29,7 @@ class Prompt:
     input_ids: list[int] | None = None
     suffix_ids: list[int] | None = None
     return_text_in_logprobs: bool = False
+    truncate_to: int | None = None
 
     @property
     def rid(self) -> str:
@@ -54,6 +57,18 @@ class ModelLimits:
 
     context_length: int
     vocab_size: int
+
+
+def truncated(prompt: Prompt, ids: list[int], context_length: int) -> list[int]:
+    """What `Prompt.truncate_to` leaves of the prompt's ids."""
+    most = prompt.truncate_to
+    if most == -1:
+        sampling = prompt.sampling
+        least_output = 1 if sampling.max_new_tokens is None else sampling.max_new_tokens
+        most = context_length - max(least_output, sampling.min_new_tokens)
+        if most < 1:
+            return ids  # `check_prompt` says why there is no room
+    return ids if most is None else ids[-most:]
 
 
 def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> None:
@@ -129,11 +144,13 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:
             raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
     logprobs = prompt.spec.logprobs
-    if logprobs is not None and logprobs.top_k > vocab:
-        raise RequestRefused(
-            f"top_logprobs_num is {logprobs.top_k}; the vocabulary has {vocab} tokens",
-            param="top_logprobs_num",
-        )
+    if logprobs is not None and (bad := _outside(list(logprobs.token_ids), vocab)) is not None:
+        name = "token_ids_logprob"
+        raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
+    if logprobs is not None:
+        for name, wanted in (("top_logprobs_num", logprobs.top_k), ("prompt_logprobs", logprobs.input_top_k)):
+            if wanted > vocab:
+                raise RequestRefused(f"{name} is {wanted}; the vocabulary has {vocab} tokens", param=name)
 
 
 def _outside(ids: list[int], vocab: int) -> int | None:

@@ -14,6 +14,7 @@ import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.constraints.constraint import AllowedTokens
+from ..scheduler.request_spec import LogprobOptions
 from .runner.device_copy import HostCopy, to_host, upload
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
@@ -63,7 +64,8 @@ class StepInFlight:
 
 
 class StepRunner:
-    """See the module docstring. ``load_token_bytes`` is called once, for the first request with a stop string."""
+    """See the module docstring. ``load_token_bytes`` is called once, for the first request with a stop string
+    or regex."""
 
     def __init__(
         self,
@@ -131,11 +133,11 @@ class StepRunner:
         output = StepOutput(StepResult(sampled.astype(np.int32), counts, beams=step.beams))
         if (outputs := step.output_logprobs) is not None:
             ids = sampled[outputs.sampled].astype(np.int32).reshape(-1, 1)
-            chunks = outputs.scores.read(arrays[:3], list(ids))
+            chunks = outputs.scores.read(arrays[: len(outputs.scores.tensors)], list(ids))
             output.output_logprobs = dict(zip(step.sampled_rows[outputs.sampled].tolist(), chunks))
         if step.input_logprobs is not None:
             targets = step.batch.logprob_targets
-            chunks = step.input_logprobs.read(arrays[-3:], targets)
+            chunks = step.input_logprobs.read(arrays[-len(step.input_logprobs.tensors) :], targets)
             rows = _logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
@@ -161,7 +163,7 @@ class StepRunner:
             sequence = recording.get(int(serials[row]))
             if sequence is None:
                 continue
-            if sequence.sampling.stop:
+            if sequence.has_stops:
                 found = self._stop_string_checker().check(
                     sequence.info.serial, sequence.sampling, sequence.output_ids, tokens_of[row]
                 )
@@ -192,14 +194,16 @@ class StepRunner:
     def _output_logprobs(
         self, logits: torch.Tensor, sampled: torch.Tensor, sequences: list[SequenceState]
     ) -> _OutputLogprobs | None:
-        top_ks = [options.top_k for s in sequences if (options := s.info.logprobs) is not None]
-        if not top_ks:
+        asked = [options for s in sequences if (options := s.info.logprobs) is not None]
+        if not asked:
             return None
         wanted = np.array([i for i, sequence in enumerate(sequences) if sequence.info.logprobs is not None])
         if len(wanted) < len(sequences):
             (index,) = upload([wanted], logits.device)
             logits, sampled = logits.index_select(0, index), sampled.index_select(0, index)
-        return _OutputLogprobs(wanted, output_logprobs(logits, sampled, top_ks))
+        return _OutputLogprobs(
+            wanted, output_logprobs(logits, sampled, [options.top_k for options in asked], _named(asked))
+        )
 
     def _rank_beams(self, logits: torch.Tensor, batch: ScheduleBatch) -> list[BeamCandidates | None]:
         """Parallel to batch.beams; None for searches that want no candidates."""
@@ -233,13 +237,26 @@ class StepRunner:
         starts = [0, *ends[:-1]]
         targets = batch.logprob_targets
         kept = [np.arange(start, start + len(target)) for start, target in zip(starts, targets, strict=True)]
-        top_ks = []
+        asked: list[LogprobOptions] = []
         for serial in batch.serials[_logprob_rows(batch)].tolist():
             options = self._sequences[serial].info.logprobs
             assert options is not None, "only sequences with logprobs have targets"
-            top_ks.append(options.top_k)
+            asked.append(options)
         (index,) = upload([np.concatenate(kept)], hidden.device)
-        return input_logprobs(hidden.index_select(0, index), targets, top_ks, self._runner.compute_logits)
+        return input_logprobs(
+            hidden.index_select(0, index),
+            targets,
+            [options.input_top_k for options in asked],
+            self._runner.compute_logits,
+            [options.ranks_prompt for options in asked],
+            _named(asked),
+        )
+
+
+def _named(asked: list[LogprobOptions]) -> list[tuple[int, ...]]:
+    """The ids that each names; empty if none names any."""
+    named = [options.token_ids for options in asked]
+    return named if any(named) else []
 
 
 def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:

@@ -33,10 +33,13 @@ from .messages import (
 )
 from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
-from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
+from .text.bad_words import banned_sequences
+from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, tokens_to_read
 from .text.tokenizer import Tokenizer
 
 _IDS_OF_A_TURN = 50_000
+_IDS_OF_A_WORD = 200
+"""That take as long as to tokenise a bad word, with and without a space."""
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class TokenizerManager:
         started = time.monotonic()
         limits = self._availability.check()
         async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
-            specs = await _checked_specs(prompts, tokenized, limits, stream)
+            specs = await _checked_specs(prompts, tokenized, limits, stream, self.tokenizer)
             return self._register(prompts, specs, started)
 
     def abort(self, rid: str | None) -> list[str]:
@@ -127,13 +130,19 @@ class TokenizerManager:
         return found
 
     async def tokenize(
-        self, texts: list[str], *, add_special_tokens: bool = True, goes_on: bool = False, param: str = "prompt"
+        self,
+        texts: list[str],
+        *,
+        add_special_tokens: bool = True,
+        goes_on: bool = False,
+        is_truncated: bool = False,
+        param: str = "prompt",
     ) -> list[list[int]]:
         """Token ids of each text. goes_on: they go on from others. Raises RequestRefused for text that UTF-8 cannot
-        encode (lone surrogates), and for a text that is longer than the context."""
-        limits = self._availability.check()
+        encode (lone surrogates), and for a text that is longer than the context, unless it is truncated afterwards."""
+        most = tokens_to_read(self._availability.check().context_length, is_truncated=is_truncated)
         return await self._prompt_tokenizer.encode(
-            texts, limits.context_length, add_special_tokens=add_special_tokens, goes_on=goes_on, param=param
+            texts, most, add_special_tokens=add_special_tokens, goes_on=goes_on, param=param
         )
 
     # -- how a server ends -----------------------------------------------------------------------------------------
@@ -276,11 +285,12 @@ class TokenizerManager:
 
 
 async def _checked_specs(
-    prompts: list[Prompt], tokenized: list[TokenizedPrompt], limits: ModelLimits, stream: bool
+    prompts: list[Prompt], tokenized: list[TokenizedPrompt], limits: ModelLimits, stream: bool, tokenizer: Tokenizer
 ) -> list[RequestSpec]:
     """What the worker gets for each prompt. Checking and packing ids takes a millisecond for some ten thousand, so
     others get their turn. Raises RequestRefused for what the model cannot serve."""
     specs, ids_since_turn = [], 0
+    banned: dict[int, tuple[tuple[int, ...], ...]] = {}  # by the identity of sampling parameters that prompts share
     for prompt, tokens in zip(prompts, tokenized, strict=True):
         if tokens.suffix_ids is None:
             check_prompt(prompt, tokens.ids or [], limits)
@@ -288,6 +298,11 @@ async def _checked_specs(
             check_continuation(prompt, tokens.suffix_ids, limits)
         # A search knows its results only when it ends: there is nothing to stream before that.
         specs.append(_spec(prompt, tokens, stream and prompt.sampling.beam_width is None))
+        if (sampling := prompt.sampling).bad_words:
+            if id(sampling) not in banned:
+                banned[id(sampling)] = banned_sequences(tokenizer, sampling, limits.vocab_size)
+                ids_since_turn += _IDS_OF_A_WORD * len(sampling.bad_words)
+            specs[-1] = msgspec.structs.replace(specs[-1], banned=banned[id(sampling)])
         ids_since_turn += len(tokens.ids or ()) + len(tokens.suffix_ids or ())
         if ids_since_turn >= _IDS_OF_A_TURN:
             ids_since_turn = 0

@@ -41,6 +41,8 @@ class SequenceInfo:
     """True if an eos token ends an output; False where a constraint treats eos like any other token."""
     prompt_ids: np.ndarray
     """int32: the prompt if a repetition penalty counts its tokens; else empty, so that a long prompt costs nothing."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that its output must not hold."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,16 +94,18 @@ class BeamStep:
 
 @dataclass(slots=True, frozen=True)
 class StopMatch:
-    """A stop string was found in a sequence's text."""
+    """A stop string was found in a sequence's text, or a stop regex, which stays in the text."""
 
     stop_index: int
-    """Index in sampling.stop."""
+    """Index in sampling.stop; in sampling.stop_regex if ``is_regex``."""
     kept_tokens: int
-    """Output tokens that lie wholly before the match and end with a whole character; a continuation inherits them."""
+    """Output tokens that lie wholly before the match and end with a whole character; a continuation inherits them. All
+    tokens if ``is_regex``."""
     visible_tail: str = ""
     """The text between those tokens and the match, which the client sees."""
     token: int = 0
     """Index of the row's new token that completes it."""
+    is_regex: bool = False
 
 
 @dataclass(slots=True, frozen=True)

@@ -171,6 +171,7 @@ def _info(request: Request) -> SequenceInfo:
         logprobs=request.logprobs,
         eos_ends=request.constraint is None or request.constraint.eos_ends,
         prompt_ids=request.token_ids.view(0, request.prompt_len).copy() if counts_prompt else NO_IDS,
+        banned=request.spec.banned,
     )
 
 

@@ -1,7 +1,7 @@
 """When a sequence ends: which token, stop string, constraint or length ends it, and what a child inherits of it.
 
-If several apply, the first of these counts: an eos or stop id, a stop string, the constraint, the length. The first two
-do not count until min_new_tokens are generated.
+If several apply, the first of these counts: an eos or stop id, a stop string, a stop regex, the constraint, the length.
+The first three do not count until min_new_tokens are generated.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Endings:
         if may_stop and self.ends_by_id(request, token_id):
             kept = None if sampling.no_stop_trim else num_tokens - 1
             return Ending(FinishReason(type="stop", matched=token_id), kept)
+        if may_stop and stop_match is not None and stop_match.is_regex:
+            return Ending(FinishReason(type="stop", matched=sampling.stop_regex[stop_match.stop_index]))
         if may_stop and stop_match is not None:
             kept = None if sampling.no_stop_trim else stop_match.kept_tokens
             return Ending(FinishReason(type="stop", matched=sampling.stop[stop_match.stop_index]), kept)

@@ -97,12 +97,14 @@ def check_logprob_start(options: LogprobOptions, prompt_len: int) -> None:
 
 def check_logprob_limit(options: LogprobOptions | None, max_logprobs: int) -> None:
     """Raises RequestRefused for more alternatives than the server computes."""
-    if options is not None and options.top_k > max_logprobs:
-        raise RequestRefused(
-            f"top_logprobs_num is {options.top_k}; this server gives at most {max_logprobs}. Use less, or raise "
-            "--max-logprobs",
-            param="top_logprobs_num",
-        )
+    if options is None:
+        return
+    for name, wanted in (("top_logprobs_num", options.top_k), ("prompt_logprobs", options.input_top_k)):
+        if wanted > max_logprobs:
+            raise RequestRefused(
+                f"{name} is {wanted}; this server gives at most {max_logprobs}. Use less, or raise --max-logprobs",
+                param=name,
+            )
 
 
 def check_allowed_ids(request: Request, end_ids: Collection[int]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a sequence ended. ``matched`` is the stop token id or stop string, ``message`` explains an abort."""
+    """Why a sequence ended. ``matched``: the stop token id, stop string or regex; ``message`` explains an abort."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None

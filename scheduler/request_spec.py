@@ -18,10 +18,22 @@ from .token_buffer import unpack_ids
 
 class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which logprobs a request wants: those of every output token, those of the prompt from position ``start_len`` on
-    (-1: none), and with each of them those of the ``top_k`` most likely tokens."""
+    (-1: none), and with each of them those of the ``top_k`` most likely tokens. prompt_top_k: as many for each token of
+    the prompt instead, with the rank of the token itself; None for as many as of the output, and no ranks. token_ids:
+    also the logprobs of these, at every position."""
 
     start_len: int = -1
     top_k: int = 0
+    prompt_top_k: int | None = None
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def input_top_k(self) -> int:
+        return self.top_k if self.prompt_top_k is None else self.prompt_top_k
+
+    @property
+    def ranks_prompt(self) -> bool:
+        return self.prompt_top_k is not None
 
 
 class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,9 +68,11 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     stream: send tokens as they come, not only at the end.
     namespace: requests of different namespaces share no cache.
     logprobs: None for none.
+    returns_prompt: its first output brings the ids of the whole prompt, the parent's included.
     predecessor: who may have computed the beginning of the prompt; not with a continuation.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
+    banned: token sequences that no output may hold, from ``sampling.bad_words``; empty until they are tokenised.
     client: whose request it is, as far as known, for the budgets per client; "" if nobody can tell.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     """
@@ -69,10 +83,12 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     stream: bool = False
     namespace: str = ""
     logprobs: LogprobOptions | None = None
+    returns_prompt: bool = False
     continuation: ContinuationSpec | None = None
     predecessor: Predecessor | None = None
     retain_ttl: float | None = None
     retain_n: int | None = None
+    banned: tuple[tuple[int, ...], ...] = ()
     client: str = ""
     priority: int = 0
 

@@ -22,13 +22,20 @@ MAX_STOPS, MAX_STOP_CHARS = 128, 16_384
 """Stop strings, and their characters together: each token of each sequence is searched for every one, in two processes.
 """
 
+MAX_STOP_REGEX, MAX_STOP_REGEX_CHARS = 8, 512
+"""Regular expressions that end an output, and their characters together, which take time to compile. What matching may
+cost is bounded where they are compiled (runtime/text/stop_regex.py)."""
+
 MAX_LOGIT_BIAS = 1024
 """Entries. They are gathered whenever the sequences that sample together change, a beam search's in each step."""
+
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 128, 4096
+"""Words, and their characters together. They are tokenised at the door, and compared with the output in each step."""
 
 MAX_ALLOWED_TOKEN_IDS = 16_384
 """Each step of the request uploads them."""
 
-_MAX_NAME_CHARS = 128
+MAX_NAME_CHARS = 128
 """Of an item trie; none has a longer one."""
 
 
@@ -39,8 +46,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_new_tokens: until that many are generated, eos, stop ids and stop strings cannot end the request.
     temperature: 0 is greedy. top_k: -1 is off. top_p, min_p: probabilities in (0, 1] and [0, 1].
     stop: strings that end the output, not part of the text unless ``no_stop_trim``.
+    stop_regex: regular expressions, in RE2's syntax, that end the output where they match; the match stays in the text.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
     logit_bias: token id -> value in [-100, 100] added to its logit.
+    bad_words: texts whose tokens, with a space before them or without, never come one after the other.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
     beam_width: search for the likeliest sequences, with this many beams, instead of sampling; None samples.
@@ -62,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     no_stop_trim: bool = False
@@ -74,6 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     early_stopping: bool | Literal["never"] = False
     item_trie: str | None = None
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Plain tests: a request is checked in two processes, and most are fine.
@@ -110,16 +121,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seed is not None and not 0 <= self.seed < 2**63:
             self._refuse("seed", "use 0 to 2**63 - 1")
         if self.item_trie is not None:
-            if len(self.item_trie) > _MAX_NAME_CHARS:
-                raise ValueError(
-                    f"item_trie has {len(self.item_trie)} characters; names have at most {_MAX_NAME_CHARS}"
-                )
+            if len(self.item_trie) > MAX_NAME_CHARS:
+                raise ValueError(f"item_trie has {len(self.item_trie)} characters; names have at most {MAX_NAME_CHARS}")
             if self.item_trie == "":
                 self._refuse("item_trie", "name a loaded trie, or leave it out")
             if self.min_new_tokens > 0:
                 self._refuse("min_new_tokens", "an item of item_trie ends where it ends; leave it out")
         if self.allowed_token_ids:
             self._check_allowed_ids()
+        if self.bad_words:
+            self._check_bad_words()
         if self.beam_width is not None:
             self._check_search(self.beam_width)
         elif self.length_penalty != 1.0:
@@ -141,6 +152,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)):
             if getattr(self, name) != off:
                 self._refuse(name, "a beam search does not sample; leave it out")
+        if self.stop_regex:
+            self._refuse("stop_regex", "a beam search ends at plain strings; use stop")
         if self.seed is not None:
             self._refuse("seed", "a beam search draws nothing; leave it out")
         for name, off in (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0)):
@@ -156,6 +169,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if getattr(self, name) is not None:
                 self._refuse(name, "it does not go with allowed_token_ids; leave one of them out")
 
+    def _check_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_words has {len(self.bad_words)} words; use at most {MAX_BAD_WORDS}")
+        if (length := sum(map(len, self.bad_words))) > MAX_BAD_WORD_CHARS:
+            raise ValueError(
+                f"bad_words has {length} characters; use at most {MAX_BAD_WORD_CHARS} in all words together"
+            )
+        if not all(word.strip(" ") for word in self.bad_words):
+            self._refuse("bad_words", "an empty word, or spaces alone, bans nothing; drop it")
+        for name in ("item_trie", "beam_width", "allowed_token_ids"):
+            if getattr(self, name):
+                self._refuse(name, "it does not go with bad_words; leave one of them out")
+
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
             raise ValueError(f"stop has {len(self.stop)} strings; use at most {MAX_STOPS}")
@@ -163,6 +189,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"stop has {length} characters; use at most {MAX_STOP_CHARS} in all strings together")
         if not all(self.stop):
             self._refuse("stop", "an empty stop string would end every output at once; drop it")
+        if self.stop_regex:
+            self._check_stop_regex()
+
+    def _check_stop_regex(self) -> None:
+        if len(self.stop_regex) > MAX_STOP_REGEX:
+            raise ValueError(f"stop_regex has {len(self.stop_regex)} expressions; use at most {MAX_STOP_REGEX}")
+        if (length := sum(map(len, self.stop_regex))) > MAX_STOP_REGEX_CHARS:
+            raise ValueError(
+                f"stop_regex has {length} characters; use at most {MAX_STOP_REGEX_CHARS} in all expressions together"
+            )
+        if not all(self.stop_regex):
+            self._refuse("stop_regex", "an empty expression would end every output at once; drop it")
+        if both := set(self.stop).intersection(self.stop_regex):
+            # What matched must say which it was.
+            raise ValueError(f"stop_regex holds {min(both)!r}, and so does stop; leave it out of one of them")
 
     def _refuse(self, field: str, fix: str) -> NoReturn:
         raise ValueError(f"{field} is {getattr(self, field)!r}; {fix}")

@@ -12,37 +12,30 @@ from typing import Any
 from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
 from ..chat.tools import Choice, read_tools
-from ..fields.continuation import CONTINUATION_FIELDS
+from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
-from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
+from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
+from ..fields.shared_schema import NO_CONTINUATION
 from .conversation import read_conversation
+from .message_schema import (
+    EFFORTS,
+    MESSAGE_SAMPLING,
+    PROPERTIES,
+    TOOL_NAME,
+    TOOL_OFF,
+    TOOL_WITHOUT_EFFECT,
+)
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED, params={"stop": "stop_sequences"})
 
-_SAMPLING = (
-    "temperature", "top_p", "top_k",
-    # Not Anthropic's; named as in SGLang and vLLM.
-    "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids",
-    "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
-)  # fmt: skip
-
-_NO_CONTINUATION = tuple(name for name in CONTINUATION_FIELDS if not name.startswith("retain"))
-"""A chat goes on from its own messages, and finds what it goes on from by itself."""
-
-FIELDS = (
-    "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "metadata", "tools", "tool_choice",
-    "thinking", "output_config", "rid", "min_tokens", *_SAMPLING,
-    *(name for name in SHARED_FIELDS if name not in _NO_CONTINUATION),
-)  # fmt: skip
-
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "container": (), "context_management": ({}, {"edits": []}), "mcp_servers": ([],), "speed": ("standard",),
-    "diagnostics": (), "output_format": (), "stop": ([],), "n": (1,), "keep_parent": (False,),
-    **{name: () for name in _NO_CONTINUATION if name != "keep_parent"},
+    "diagnostics": (), "output_format": (), "stop": ([],), "n": (1,),
+    **NO_CONTINUATION,
 }  # fmt: skip
 
 _INSTEAD = {"stop": "stop_sequences"}
@@ -53,13 +46,17 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Labels, accepted and ignored. Every prefix is cached, marked or not."""
 
-_TOOL_NAME = re.compile(r"[\w-]{1,128}", re.ASCII)
-_TOOL_OFF: dict[str, tuple] = {
-    "strict": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], []), "input_examples": ([],),
-}  # fmt: skip
-_TOOL_WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
+BODY = taken(
+    PROPERTIES,
+    title="MessageBody",
+    required=("model", "messages", "max_tokens"),
+    unsupported=UNSUPPORTED,
+    without_effect=WITHOUT_EFFECT,
+    instead=_INSTEAD,
+)
+COUNT_BODY = BODY | {"title": "CountBody", "required": ["model", "messages"]}
 
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_TOOL_NAME = re.compile(TOOL_NAME, re.ASCII)
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,7 +77,7 @@ class MessagesRequest:
 def parse_messages(fields: dict[str, Any], *, rid: str | None = None, counts_only: bool = False) -> MessagesRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. counts_only: nothing is generated,
     and max_tokens may be missing. Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     model = typed(_needed(fields, "model", "a string"), str, "model")
     if not counts_only and (most := typed(_needed(fields, "max_tokens", "a whole number"), int, "max_tokens")) < 1:
@@ -137,7 +134,7 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     stops = fields.get("stop_sequences", [])
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise RequestRefused(f"stop_sequences is {shown(stops)}; it takes a list of strings", param="stop_sequences")
-    sampling = {name: fields[name] for name in _SAMPLING if name in fields}
+    sampling = {name: fields[name] for name in MESSAGE_SAMPLING if name in fields}
     sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
     return sampling | {"stop": stops}
 
@@ -220,7 +217,7 @@ def _tool(given: Any, where: str) -> dict:
             param=where,
         )
     refuse_unserved(
-        given, ("type", "name", "description", "input_schema"), _TOOL_OFF, _TOOL_WITHOUT_EFFECT, where=f"{where}."
+        given, ("type", "name", "description", "input_schema"), TOOL_OFF, TOOL_WITHOUT_EFFECT, where=f"{where}."
     )
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):

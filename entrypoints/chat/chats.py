@@ -112,13 +112,17 @@ class Chats:
 
     async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:
         """The call's prompt with its tokens."""
-        spec = call.prompt.spec
+        spec, is_truncated = call.prompt.spec, call.prompt.truncate_to is not None
         if known is not None:
-            (rest,) = await self._manager.tokenize([known.rest], goes_on=True, param="messages")
+            (rest,) = await self._manager.tokenize(
+                [known.rest], goes_on=True, is_truncated=is_truncated, param="messages"
+            )
             ids = known.turn.ids.tolist() + rest
             spec = msgspec.structs.replace(spec, predecessor=Predecessor(known.turn.rid, known.turn.index))
         else:
-            (ids,) = await self._manager.tokenize([text], add_special_tokens=False, param="messages")
+            (ids,) = await self._manager.tokenize(
+                [text], add_special_tokens=False, is_truncated=is_truncated, param="messages"
+            )
         if spec.retain_ttl is None:
             spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl)
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
@@ -240,6 +244,8 @@ class _Sample:
     def take(self, output: Output) -> list[Piece]:
         self.ids += output.token_ids
         self.text += output.text
+        if output.finish is not None and not self.ids:
+            return []  # the model said nothing: what it was made to begin with is no answer of its own
         pieces, self._before = self._before + self._parser.push(output.text), []
         return pieces + self._parser.finish() if output.finish is not None else pieces
 

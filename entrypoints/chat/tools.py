@@ -11,7 +11,10 @@ from ...scheduler.outcome import RequestRefused
 from ..fields.reading import shown, typed
 from ..tool_parsers.pieces import ToolSpec
 
-_NAME = re.compile(r"[\w.:/-]{1,128}")
+MAX_TOOL_NAME = 128
+"""Characters."""
+
+_NAME = re.compile(rf"[\w.:/-]{{1,{MAX_TOOL_NAME}}}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,6 @@ from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import ContinuationSpec
 from .reading import PerPrompt, one_of, read_rid, typed
 
-CONTINUATION_FIELDS = (
-    "continuation_of", "continuation_suffix", "continuation_ids", "continuation_at", "continuation_index",
-    "keep_parent", "retain_ttl", "retain_n",
-)  # fmt: skip
-
 MAX_RETAIN_TTL = 86_400.0
 """Seconds: one day. A lease holds memory that other requests could use."""
 

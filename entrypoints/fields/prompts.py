@@ -15,7 +15,6 @@ from ...runtime.prompt import Prompt
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import LogprobOptions, RequestSpec
 from .continuation import (
-    CONTINUATION_FIELDS,
     continuation_batch_size,
     read_continuations,
     read_retain_ns,
@@ -25,10 +24,10 @@ from .namespaces import read_client, read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
 
-SHARED_FIELDS = ("cache_salt", "extra_key", "no_stop_trim", "priority", "user", *CONTINUATION_FIELDS)
-"""Fields that `read_prompts` reads besides ``stream``, with the same names in every API."""
-
 MAX_PRIORITY = 1_000_000
+
+MAX_NAMED_TOKENS = 128
+"""Ids of ``token_ids_logprob``: as many numbers for each token of prompt and output."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,6 +60,8 @@ class LogprobFields:
     start_len: int = -1
     top: int = 0
     with_text: bool = False
+    prompt_top: int | None = None
+    token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises RequestRefused."""
@@ -71,23 +72,34 @@ class LogprobFields:
             )
         if self.top < 0:
             raise RequestRefused(f"top_logprobs_num is {self.top}; use 0 or more", param="top_logprobs_num")
+        if len(self.token_ids) > MAX_NAMED_TOKENS:
+            name = "token_ids_logprob"
+            raise RequestRefused(f"{name} has {len(self.token_ids)} ids; use at most {MAX_NAMED_TOKENS}", param=name)
         # SGLang's clients send a start_len even where they want no logprobs.
-        if not self.wanted and self.top > 0:
-            name = "top_logprobs_num"
+        if not self.wanted and (self.top > 0 or self.token_ids):
+            name = "top_logprobs_num" if self.top > 0 else "token_ids_logprob"
             raise RequestRefused(f"{name} is set without return_logprob; add return_logprob: true", param=name)
 
     @property
     def options(self) -> LogprobOptions | None:
-        return LogprobOptions(self.start_len, self.top) if self.wanted else None
+        return LogprobOptions(self.start_len, self.top, self.prompt_top, self.token_ids) if self.wanted else None
 
 
 def read_prompts(
-    fields: dict[str, Any], tokens: PromptTokens, sampling: Any, logprobs: list[LogprobFields], *, rid: Any
+    fields: dict[str, Any],
+    tokens: PromptTokens,
+    sampling: Any,
+    logprobs: list[LogprobFields],
+    *,
+    rid: Any,
+    returns_prompt: bool = False,
+    truncate_to: int | None = None,
 ) -> PromptBatch:
-    """The prompts of a request, from ``stream``, `SHARED_FIELDS` and what its API has read already.
+    """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
-    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. Raises RequestRefused.
+    logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
+    prompts' ids are wanted back. truncate_to: see `Prompt`. Raises RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
@@ -96,6 +108,10 @@ def read_prompts(
     samplings = read_sampling_params(sampling, per_prompt)
     namespaces = read_namespaces(per_prompt)
     client = read_client(fields)
+    for asked, params in zip(logprobs, samplings, strict=True):
+        if asked.token_ids and params.beam_width is not None:
+            name = "token_ids_logprob"
+            raise RequestRefused(f"{name} does not go with beam_width; use top_logprobs_num", param=name)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read("priority", _priority, 0)
@@ -106,6 +122,7 @@ def read_prompts(
                 sampling=samplings[i],
                 namespace=namespaces[i],
                 logprobs=logprobs[i].options,
+                returns_prompt=returns_prompt,
                 continuation=continuations[i].spec,
                 retain_ttl=retain_ttls[i],
                 retain_n=retain_ns[i],
@@ -117,6 +134,7 @@ def read_prompts(
             input_ids=None if tokens.id_lists is None else tokens.id_lists[i],
             suffix_ids=continuations[i].suffix_ids,
             return_text_in_logprobs=logprobs[i].with_text,
+            truncate_to=truncate_to,
         )
         for i in range(tokens.size)
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ STORED_RESPONSE_PREFIX = "resp_"
 
 def refuse_unserved(
     given: dict[str, Any],
-    served: tuple,
+    served: Collection[str],
     unsupported: dict[str, tuple],
     without_effect: tuple,
     *,

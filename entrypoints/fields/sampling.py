@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ...runtime.text.stop_regex import check_stop_regex
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
 from .reading import PerPrompt, refuse_unserved, shown, spread
@@ -14,7 +15,7 @@ from .reading import PerPrompt, refuse_unserved, shown, spread
 SAMPLING_ALIASES = {"sampling_seed": "seed"}
 
 UNSUPPORTED_SAMPLING: dict[str, tuple] = {
-    "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",), "stop_regex": ("", []),
+    "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
     "custom_params": ({},), "stream_interval": (1,), "use_beam_search": (False,),
 }  # fmt: skip
 
@@ -55,8 +56,11 @@ def parse_sampling_params(
         for name, value in given.items()
         if name in _SERVED and (value is not None or name == "max_new_tokens")
     }
-    if isinstance(values.get("stop"), str):
-        values["stop"] = (values["stop"],)
+    if values.get("stop_regex") == "":
+        del values["stop_regex"]  # SGLang's clients say so where there is none
+    for name in ("stop", "stop_regex"):
+        if isinstance(values.get(name), str):
+            values[name] = (values[name],)
     if isinstance(bias := values.get("logit_bias"), dict):
         values["logit_bias"] = _logit_bias(bias, where)
     for name in ("beam_width", "top_k"):
@@ -70,10 +74,13 @@ def parse_sampling_params(
             f"no_stop_trim and {where}.no_stop_trim contradict each other; give it once", param="no_stop_trim"
         )
     try:
-        return msgspec.convert(values, SamplingParams)
+        params = msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:
         message, param = _readable(str(error))
         raise RequestRefused(f"{where}.{message}", param=f"{where}.{param}" if param else where) from None
+    if params.stop_regex:
+        check_stop_regex(params.stop_regex, f"{where}.stop_regex")
+    return params
 
 
 def _logit_bias(given: dict, where: str) -> dict[int, Any]:

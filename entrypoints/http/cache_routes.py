@@ -6,10 +6,25 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..description.json_schema import open_object, taken
+from ..description.operation import SUCCESS, Operation
 from ..fields.reading import refuse_unserved
 from .route import GET, GET_OR_POST, Route
 from .wire.bodies import Bodies
 from .wire.transport import JSONAnswer
+
+_TIERS = Operation(
+    summary="What each tier of the KV cache holds and has done", tag="Cache", answer=open_object(), refusals=(504,)
+)
+_FLUSH = Operation(
+    summary="Empty the cache",
+    about="GET is for old clients, and needs a key.",
+    tag="Cache",
+    body=taken({}),
+    body_is_optional=True,
+    answer=SUCCESS,
+    refusals=(405, 409, 504),
+)
 
 
 class CacheRoutes:
@@ -19,8 +34,8 @@ class CacheRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/cache/tiers", self.tiers, GET),
-            Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin"),
+            Route("/cache/tiers", self.tiers, GET, operation=_TIERS),
+            Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin", operation=_FLUSH),
         ]
 
     async def tiers(self) -> Response:

@@ -13,6 +13,8 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import RequestSpec
 from ...scheduler.sampling_params import SamplingParams
+from ..description.json_schema import answered, string
+from ..description.operation import Operation
 from ..server_args import ServerArgs
 from .route import POST, PROBE, Route
 from .wire.transport import JSONAnswer
@@ -21,6 +23,12 @@ _HEALTH_GENERATE_TIMEOUT_S = 20.0
 
 _SILENCE_S = 10.0
 """The worker reports once a second, through the detokenizer. --watchdog-timeout ends the server, this only says so."""
+
+_STATUS = answered({"status": string()}, title="Status")
+_HEALTH = Operation(summary="Can the server take requests?", tag="Health", answer=_STATUS)
+_PING = Operation(summary="The same, by another name", tag="Health", answer=_STATUS)
+_READY = Operation(summary="Has a first answer passed through all processes?", tag="Health", answer=_STATUS)
+_GENERATES = Operation(summary="Does it generate a token?", tag="Health", answer=_STATUS, refusals=(404, 409, 429, 504))
 
 
 @dataclass(slots=True)
@@ -38,11 +46,11 @@ class HealthRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/health", self.health, PROBE, "open"),
-            Route("/health_generate", self.health_generate, PROBE, "open"),
-            Route("/ready", self.ready, PROBE, "open"),
-            Route("/ping", self.health, PROBE, "open"),
-            Route("/ping", self.health, POST, "open"),
+            Route("/health", self.health, PROBE, "open", operation=_HEALTH),
+            Route("/health_generate", self.health_generate, PROBE, "open", operation=_GENERATES),
+            Route("/ready", self.ready, PROBE, "open", operation=_READY),
+            Route("/ping", self.health, PROBE, "open", operation=_PING),
+            Route("/ping", self.health, POST, "open", operation=_PING),
         ]
 
     async def health(self) -> Response:

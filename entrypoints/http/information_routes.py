@@ -9,10 +9,31 @@ from starlette.responses import Response
 from ...runtime import metrics
 from ...runtime.tokenizer_manager import TokenizerManager
 from ..chat.chats import Chats
+from ..description.json_schema import Properties, answered, flag, nullable, open_object, string
+from ..description.operation import COUNT, Operation
 from ..server_args import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route
 from .wire.transport import JSONAnswer
+
+_MODEL_INFO: Properties = {
+    "model_path": string(),
+    "tokenizer_path": string(),
+    "served_model_name": string(),
+    "is_generation": flag(),
+    "context_length": nullable(COUNT),
+    "vocab_size": nullable(COUNT),
+    "dtype": nullable(string()),
+    "device": nullable(string()),
+    "chat_template": nullable(string()),
+    "special_tokens": {},
+}
+_MODEL = Operation(summary="The model", answer=answered(_MODEL_INFO, title="ModelInfo"))
+_SERVER = Operation(
+    summary="Every setting but the keys, and the worker's report", answer=open_object(), refusals=(504,)
+)
+_VERSION = Operation(summary="Baton's version", answer=answered({"version": string()}, title="Version"))
+_METRICS = Operation(summary="Metrics, for Prometheus", text="text/plain")
 
 
 class InformationRoutes:
@@ -23,12 +44,12 @@ class InformationRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/model_info", self.model_info, GET),
-            Route("/get_model_info", self.model_info, GET),
-            Route("/server_info", self.server_info, GET),
-            Route("/get_server_info", self.server_info, GET),
-            Route("/version", self.version, GET),
-            Route("/metrics", self.metrics, GET, "open"),
+            Route("/model_info", self.model_info, GET, operation=_MODEL),
+            Route("/get_model_info", self.model_info, GET, operation=_MODEL),
+            Route("/server_info", self.server_info, GET, operation=_SERVER),
+            Route("/get_server_info", self.server_info, GET, operation=_SERVER),
+            Route("/version", self.version, GET, operation=_VERSION),
+            Route("/metrics", self.metrics, GET, "open", operation=_METRICS),
         ]
 
     async def model_info(self) -> Response:

@@ -8,10 +8,36 @@ from starlette.responses import Response
 from ...runtime.constraints import item_tries
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import answered, list_of, open_object, string
+from ..description.operation import Operation
 from ..fields.item_trie_source import build_item_trie
 from .route import BINARY, DELETE, GET, POST, Route
 from .wire.bodies import Bodies
 from .wire.transport import JSONAnswer
+
+_TRIE = open_object("Its name, and how many items it has.")
+_LOAD = Operation(
+    summary="Load an item trie",
+    about="The body is a .npy file: a table of token ids, a row for each item.",
+    tag="Item tries",
+    body={"type": "string", "format": "binary"},
+    query={"name": string("What requests call it.", least=1)},
+    required_query=("name",),
+    answer=_TRIE,
+    refusals=(504,),
+)
+_LIST = Operation(
+    summary="List the item tries",
+    tag="Item tries",
+    answer=answered({"item_tries": list_of(_TRIE)}),
+    refusals=(504,),
+)
+_DELETE = Operation(
+    summary="Forget an item trie",
+    tag="Item tries",
+    answer=answered({"deleted": string()}),
+    refusals=(404, 504),
+)
 
 
 class ItemTrieRoutes:
@@ -21,9 +47,9 @@ class ItemTrieRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/item_tries", self.load_item_trie, POST, "admin", BINARY),
-            Route("/item_tries", self.list_item_tries, GET),
-            Route("/item_tries/{name}", self.delete_item_trie, DELETE, "admin"),
+            Route("/item_tries", self.load_item_trie, POST, "admin", BINARY, operation=_LOAD),
+            Route("/item_tries", self.list_item_tries, GET, operation=_LIST),
+            Route("/item_tries/{name}", self.delete_item_trie, DELETE, "admin", operation=_DELETE),
         ]
 
     async def load_item_trie(self, request: Request) -> Response:

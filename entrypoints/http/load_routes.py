@@ -9,9 +9,57 @@ from typing import Any
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..description.json_schema import answered, list_of, number, string
+from ..description.operation import COUNT, Operation
 from ..version import baton_version
 from .route import GET, Route
 from .wire.transport import JSONAnswer
+
+_LOAD = Operation(
+    summary="How busy the server is, as older routers read it",
+    answer=list_of(
+        answered(
+            dict.fromkeys(("dp_rank", "num_reqs", "num_waiting_reqs", "num_tokens"), COUNT),
+            title="Load",
+        )
+    ),
+    refusals=(504,),
+)
+_LOADS = Operation(
+    summary="How busy the server is",
+    answer=answered(
+        {
+            "timestamp": string(),
+            "version": string(),
+            "dp_rank_count": COUNT,
+            "loads": list_of(
+                answered(
+                    {
+                        **dict.fromkeys(
+                            (
+                                "dp_rank",
+                                "num_running_reqs",
+                                "num_waiting_reqs",
+                                "num_used_tokens",
+                                "max_total_num_tokens",
+                            ),
+                            COUNT,
+                        ),
+                        "token_usage": number("", 0, 1),
+                    }
+                )
+            ),
+            "aggregate": answered(
+                {
+                    **dict.fromkeys(("total_running_reqs", "total_waiting_reqs", "total_reqs"), COUNT),
+                    "avg_token_usage": number("", 0, 1),
+                }
+            ),
+        },
+        title="Loads",
+    ),
+    refusals=(504,),
+)
 
 
 class LoadRoutes:
@@ -20,8 +68,8 @@ class LoadRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/get_load", self.get_load, GET),
-            Route("/v1/loads", self.loads, GET),
+            Route("/get_load", self.get_load, GET, operation=_LOAD),
+            Route("/v1/loads", self.loads, GET, operation=_LOADS),
         ]
 
     async def get_load(self) -> Response:

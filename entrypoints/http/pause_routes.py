@@ -7,10 +7,28 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import answered, enum, list_of, string, taken
+from ..description.operation import Operation
 from ..fields.reading import one_of, refuse_unserved
 from .route import POST, Route
 from .wire.bodies import Bodies
 from .wire.transport import JSONAnswer
+
+_PAUSE = Operation(
+    summary="Launch no step from now on",
+    about="Open requests end (abort), or stay where they are (in_place); new ones wait.",
+    body=taken({"mode": enum("abort", "in_place", default="abort")}, title="PauseBody"),
+    body_is_optional=True,
+    answer=answered({"status": string(), "message": string(), "aborted": list_of(string("rid"))}, title="Paused"),
+    refusals=(504,),
+)
+_RESUME = Operation(
+    summary="Go on after a pause",
+    body=taken({}),
+    body_is_optional=True,
+    answer=answered({"status": string(), "message": string()}, title="Resumed"),
+    refusals=(504,),
+)
 
 
 class PauseRoutes:
@@ -20,8 +38,8 @@ class PauseRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/pause_generation", self.pause, POST, "admin"),
-            Route("/continue_generation", self.resume, POST, "admin"),
+            Route("/pause_generation", self.pause, POST, "admin", operation=_PAUSE),
+            Route("/continue_generation", self.resume, POST, "admin", operation=_RESUME),
         ]
 
     async def pause(self, request: Request) -> Response:

@@ -6,6 +6,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..description.json_schema import open_object, taken
+from ..description.operation import SUCCESS, Operation
 from ..fields.reading import refuse_unserved
 from .route import POST, Route
 from .wire.bodies import Bodies
@@ -18,6 +20,24 @@ _PROFILE_SETTINGS: dict[str, tuple] = {
 }
 """Settings of SGLang's profiler, which writes torch traces; ours only measures times."""
 
+_BODY = taken({}, title="ProfileBody", unsupported=_PROFILE_SETTINGS)
+_START = Operation(
+    summary="Record where steps spend their time",
+    tag="Profile",
+    body=_BODY,
+    body_is_optional=True,
+    answer=SUCCESS,
+    refusals=(409, 504),
+)
+_STOP = Operation(
+    summary="Stop recording, and read what was found",
+    tag="Profile",
+    body=_BODY,
+    body_is_optional=True,
+    answer=open_object(),
+    refusals=(409, 504),
+)
+
 
 class ProfileRoutes:
     def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
@@ -26,8 +46,8 @@ class ProfileRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/start_profile", self.start_profile, POST, "admin"),
-            Route("/stop_profile", self.stop_profile, POST, "admin"),
+            Route("/start_profile", self.start_profile, POST, "admin", operation=_START),
+            Route("/stop_profile", self.stop_profile, POST, "admin", operation=_STOP),
         ]
 
     async def start_profile(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from ..description.operation import Operation
 from .wire.transport import ErrorBody, error_body
 
 GET = ("GET",)
@@ -28,8 +29,8 @@ ANY_MEDIA = "*/*"
 
 class Route(NamedTuple):
     """handler: gets ``request: Request`` if it declares it, and the path's parameters by name. media: the content type
-    of its body, if it takes one. error_body: the shape of its errors. GET of a route that takes POST as well is for old
-    clients, and needs a key."""
+    of its body, if it takes one. error_body: the shape of its errors. operation: how it is described; None for what
+    /openapi.json leaves out. GET of a route that takes POST as well is for old clients, and needs a key."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]
@@ -37,6 +38,7 @@ class Route(NamedTuple):
     access: Access = "serving"
     media: str = JSON
     error_body: ErrorBody = error_body
+    operation: Operation | None = None
 
     def changes_state(self, method: str) -> bool:
         return method not in PROBE or "POST" in self.methods

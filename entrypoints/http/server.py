@@ -24,6 +24,7 @@ from .apis.messages_routes import MessagesRoutes
 from .apis.openai_routes import OpenAIRoutes
 from .apis.responses_routes import ResponsesRoutes
 from .cache_routes import CacheRoutes
+from .docs_routes import DocsRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
 from .information_routes import InformationRoutes
@@ -62,8 +63,9 @@ def build_app(
         PauseRoutes(manager, bodies),
         UnservedRoutes(),
     )
-    app = FastAPI(title="Baton", version=baton_version(), docs_url=None, redoc_url=None, openapi_url=None)
     routes = [route for subject in subjects for route in subject.routes()]
+    routes += DocsRoutes(routes).routes()
+    app = FastAPI(title="Baton", version=baton_version(), docs_url=None, redoc_url=None, openapi_url=None)
     for route in routes:
         app.add_api_route(route.path, route.handler, methods=list(route.methods), response_model=None)
     app.add_exception_handler(RequestRefused, _on_refused)

@@ -12,8 +12,12 @@ from ...runtime.text.prompt_tokenizer import MAX_TOKENS_OF_CALL
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.chats import Chats
+from ..description.json_schema import answered, either, flag, list_of, nullable, string, taken
+from ..description.operation import COUNT, Operation
 from ..fields.reading import check_model, refuse_unserved
+from ..fields.shared_schema import IDS, MODEL
 from ..openai.chat import CHAT_NAMES, parse_chat
+from ..openai.chat_schema import PROPERTIES
 from ..server_args import ServerArgs
 from .route import POST, Route
 from .wire.bodies import Bodies
@@ -25,6 +29,44 @@ _CHAT_FIELDS = (
 )  # fmt: skip
 _CHAT_OFF: dict[str, tuple] = {"add_special_tokens": (False,), "chat_template": (), "mm_processor_kwargs": ({},)}
 
+_TEXTS = either(string(), list_of(string()))
+_TOKENIZE = Operation(
+    summary="Text, or a chat, to token ids",
+    tag="Tokenizer",
+    body=taken(
+        {
+            "prompt": either(string(), list_of(string()), about="A text or a list; or give `messages`."),
+            "add_special_tokens": flag("Of a text; a chat's come from its template.", default=True),
+            "return_token_strs": flag(default=False),
+            "model": MODEL,
+            **{name: PROPERTIES[name] for name in _CHAT_FIELDS if name not in ("prompt", "model")},
+        },
+        title="TokenizeBody",
+        unsupported={name: off for name, off in _CHAT_OFF.items() if name != "add_special_tokens"},
+    ),
+    answer=answered(
+        {
+            "tokens": either(IDS, list_of(IDS)),
+            "count": either(COUNT, list_of(COUNT)),
+            "max_model_len": nullable(COUNT),
+            "token_strs": nullable(either(list_of(string()), list_of(list_of(string())))),
+        },
+        title="Tokenized",
+    ),
+    refusals=(404,),
+)
+_DETOKENIZE = Operation(
+    summary="Token ids to text",
+    tag="Tokenizer",
+    body=taken(
+        {"tokens": either(IDS, list_of(IDS)), "skip_special_tokens": flag(default=True), "model": MODEL},
+        title="DetokenizeBody",
+        required=("tokens",),
+    ),
+    answer=answered({"text": _TEXTS, "prompt": _TEXTS}, title="Detokenized"),
+    refusals=(404,),
+)
+
 
 class TokenizerRoutes:
     def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
@@ -35,10 +77,10 @@ class TokenizerRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/tokenize", self.tokenize, POST),
-            Route("/v1/tokenize", self.tokenize, POST),
-            Route("/detokenize", self.detokenize, POST),
-            Route("/v1/detokenize", self.detokenize, POST),
+            Route("/tokenize", self.tokenize, POST, operation=_TOKENIZE),
+            Route("/v1/tokenize", self.tokenize, POST, operation=_TOKENIZE),
+            Route("/detokenize", self.detokenize, POST, operation=_DETOKENIZE),
+            Route("/v1/detokenize", self.detokenize, POST, operation=_DETOKENIZE),
         ]
 
     async def tokenize(self, request: Request) -> Response:

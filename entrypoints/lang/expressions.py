@@ -20,7 +20,6 @@ _NOT_SUPPORTED = {
     "regex": _NO_CONSTRAINTS,
     "json_schema": _NO_CONSTRAINTS,
     "dtype": f"{_NO_CONSTRAINTS}; generate text and convert it",
-    "stop_regex": "use stop with plain strings",
     "choices_method": "it says how one of choices is taken: give choices too",
 }
 
@@ -62,18 +61,17 @@ def gen(
 
     n: samples; the variable is then a list, and the state goes on with the first. choices: the same as `select`.
     The other names mean what they mean in ``POST /generate``; max_tokens is max_new_tokens there, min_tokens
-    min_new_tokens. Raises ValueError for SGLang's constraints (regex, json_schema, dtype, stop_regex), which are not
-    supported.
+    min_new_tokens. Raises ValueError for SGLang's constraints (regex, json_schema, dtype), which are not supported.
     """
     _check_name(name)
     refuse_unknown("gen", gen, unknown)
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
     _refuse_constraints(choices_method=choices_method, regex=regex, json_schema=json_schema, dtype=dtype)
-    _refuse_constraints(stop_regex=stop_regex or None)
     sampling = {
         "max_new_tokens": max_tokens, "min_new_tokens": min_tokens, "n": n, "stop": _strings(stop),
         "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
+        "stop_regex": _strings(stop_regex),
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
         "repetition_penalty": repetition_penalty, "logit_bias": _biases(logit_bias), "seed": seed,

@@ -13,8 +13,8 @@ from .expressions import did_you_mean
 DEFAULT_RETAIN_TTL = 5.0
 
 SAMPLING_OPTIONS = (
-    "max_new_tokens", "min_new_tokens", "n", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p",
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "seed", "ignore_eos", "skip_special_tokens",
+    "max_new_tokens", "min_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k",
+    "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
 """Defaults for every `gen` of a run."""
 
@@ -52,7 +52,6 @@ OPTION_NAMES = frozenset(
     {
         *SAMPLING_OPTIONS,
         *DETAIL_OPTIONS,
-        "stop_regex",
         *_WITHOUT_EFFECT,
         *(option.name for option in fields(RunOptions)),
     }
@@ -71,8 +70,8 @@ def read_options(given: dict[str, Any]) -> RunOptions:
     """Options by name -> RunOptions. Raises ValueError for a wrong one, or without a backend."""
     options = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
     backend = chosen_backend(options.pop("backend", None))
-    if options.pop("stop_regex", None):
-        raise ValueError("run: stop_regex is not supported: use stop with plain strings")
+    if not options.get("stop_regex", True):
+        del options["stop_regex"]  # SGLang's way to say that there is none
     sampling = {name: options.pop(name) for name in SAMPLING_OPTIONS if name in options}
     details = {name: options.pop(name) for name in DETAIL_OPTIONS if name in options}
     retain_ttl = options.get("retain_ttl", DEFAULT_RETAIN_TTL)

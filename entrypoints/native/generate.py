@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
-from ..fields.reading import PerPrompt, refuse_unserved, typed
-from ..fields.stream_options import include_usage
+import msgspec
 
-FIELDS = (
-    "text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num",
-    "return_text_in_logprobs", "stream_options", *SHARED_FIELDS,
-)  # fmt: skip
+from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import taken
+from ..fields.prompts import LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
+from ..fields.reading import PerPrompt, refuse_unserved, spread, typed
+from ..fields.stream_options import include_usage
+from .generate_schema import PROPERTIES
 
 UNSUPPORTED: dict[str, tuple] = {
     # SGLang's other fields -> the values, besides null, that ask for nothing.
-    "input_embeds": ([],), "positional_embed_overrides": (), "token_ids_logprob": ([],),
+    "input_embeds": ([],), "positional_embed_overrides": (),
     "image_data": ([],), "video_data": ([],), "audio_data": ([],), "modalities": ([],), "mm_hashes": ([],),
     "mm_content_hashes": ([],), "use_audio_in_video": (False,), "video_config": ({},), "images_config": ({},),
     "max_dynamic_patch": (), "min_dynamic_patch": (), "image_max_dynamic_patch": (), "video_max_dynamic_patch": (),
@@ -27,7 +27,7 @@ UNSUPPORTED: dict[str, tuple] = {
     "return_sampling_mask": (False,), "return_flat_raw_top_logprobs": (False,),
     "return_flat_raw_top_logprobs_b64": (False,), "return_hidden_states": (False,), "return_routed_experts": (False,),
     "routed_experts_start_len": (0,), "return_indexer_topk": (False,), "return_bytes": (False,),
-    "return_entropy": (False,), "return_prompt_token_ids": (False,), "multi_item_delimiter_indices": ([],),
+    "return_entropy": (False,), "multi_item_delimiter_indices": ([],),
     "lora_path": ("", []), "lora_id": ("", []), "custom_logit_processor": ("", []),
     "session_id": (), "session_params": ({},), "bootstrap_host": (), "bootstrap_port": (), "bootstrap_room": (),
     "bootstrap_pair_key": (), "decode_tp_size": (), "routed_dp_rank": (0,), "data_parallel_rank": (0,),
@@ -39,17 +39,27 @@ UNSUPPORTED: dict[str, tuple] = {
 WITHOUT_EFFECT = ("routing_key", "conversation_id", "no_logs")
 """Labels for routers and logs. Prompts are never logged, so ``no_logs`` always holds."""
 
+BODY = taken(PROPERTIES, title="GenerateBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
+
 
 def parse_generate(fields: dict[str, Any], *, rid: str | None = None, max_prompts: int | None = None) -> PromptBatch:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = {name: value for name, value in fields.items() if value is not None}
     # Every event has the counts, so there is nothing to be included.
     include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     tokens = read_tokens(fields, max_prompts)
     logprobs = _logprobs(fields, tokens)
-    return read_prompts(fields, tokens, fields.get("sampling_params"), logprobs, rid=fields.get("rid", rid))
+    returns_prompt = typed(fields.get("return_prompt_token_ids", False), bool, "return_prompt_token_ids")
+    return read_prompts(
+        fields,
+        tokens,
+        fields.get("sampling_params"),
+        logprobs,
+        rid=fields.get("rid", rid),
+        returns_prompt=returns_prompt,
+    )
 
 
 def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobFields]:
@@ -59,4 +69,17 @@ def _logprobs(fields: dict[str, Any], tokens: PromptTokens) -> list[LogprobField
     wanted = per_prompt.typed("return_logprob", bool, False)
     starts = per_prompt.typed("logprob_start_len", int, -1)
     tops = per_prompt.typed("top_logprobs_num", int, 0)
-    return [LogprobFields(*each, with_text) for each in zip(wanted, starts, tops, strict=True)]
+    named = _token_ids(fields.get("token_ids_logprob") or [], tokens)
+    each = zip(wanted, starts, tops, named, strict=True)
+    return [LogprobFields(wants, start, top, with_text, token_ids=ids) for wants, start, top, ids in each]
+
+
+def _token_ids(given: Any, tokens: PromptTokens) -> list[tuple[int, ...]]:
+    """One tuple per prompt, from a list of ids for all of them, or a list of such lists."""
+    name = "token_ids_logprob"
+    is_nested = isinstance(given, list) and any(ids is None or isinstance(ids, list) for ids in given)
+    lists = spread(given, name, tokens.size, tokens.is_batch) if is_nested else [given] * tokens.size
+    try:
+        return [() if ids is None else msgspec.convert(ids, tuple[int, ...]) for ids in lists]
+    except msgspec.ValidationError:
+        raise RequestRefused(f"{name} takes a list of token ids, or one list for each prompt", param=name) from None

@@ -1,5 +1,6 @@
 """Outputs in the shape of SGLang's ``/generate`` responses, so that its clients work unchanged:
-{text, output_ids, meta_info}. Streamed events also carry an ``index`` if the request is answered with a list."""
+{text, output_ids, meta_info}, with ``prompt_token_ids`` if asked for. Streamed events also carry an ``index`` if the
+request is answered with a list."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool
 
 
 def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str, Any]:
-    """The dict for an output, or for the new part of one. rows: what is made of the rows of logprobs; ``iter`` makes
-    them as they are read."""
+    """The dict for an output, or for the new part of one. rows: what is made of lists that may be long; ``iter``
+    makes their elements as they are read."""
     prompt, finish = output.prompt, output.finish
     meta: dict[str, Any] = {
         "id": prompt.rid,
@@ -58,7 +59,11 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
         if logprobs.top_k:
             meta["input_top_logprobs"] = rows(map(_top_rows, output.input_logprobs))
             meta["output_top_logprobs"] = rows(map(_top_rows, output.output_logprobs))
-    return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+        if logprobs.token_ids:
+            meta["input_token_ids_logprobs"] = rows(map(_rows, output.input_logprobs.named()))
+            meta["output_token_ids_logprobs"] = rows(map(_rows, output.output_logprobs.named()))
+    answer = {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+    return answer | {"prompt_token_ids": rows(output.prompt_token_ids)} if output.prompt_ids else answer
 
 
 class _OutputSoFar:
@@ -67,6 +72,7 @@ class _OutputSoFar:
     def __init__(self) -> None:
         self._text = ""
         self._ids: list[int] = []
+        self._prompt_ids: list[int] | None = None
         self._logprobs: defaultdict[str, list] = defaultdict(list)
 
     def complete(self, event: dict[str, Any]) -> None:
@@ -74,6 +80,9 @@ class _OutputSoFar:
         self._text += event["text"]
         self._ids += event["output_ids"]
         event["text"], event["output_ids"] = self._text, self._ids.copy()
+        self._prompt_ids = event.get("prompt_token_ids", self._prompt_ids)
+        if self._prompt_ids is not None:
+            event["prompt_token_ids"] = self._prompt_ids
         meta = event["meta_info"]
         if "output_token_logprobs" in meta:
             for name in _LOGPROBS:
@@ -83,7 +92,10 @@ class _OutputSoFar:
                     meta[name] = so_far.copy()
 
 
-_LOGPROBS = ("input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs")
+_LOGPROBS = (
+    "input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs",
+    "input_token_ids_logprobs", "output_token_ids_logprobs",
+)  # fmt: skip
 
 
 def _row(token: TokenLogprob) -> list:
@@ -91,7 +103,11 @@ def _row(token: TokenLogprob) -> list:
 
 
 def _top_rows(token: TokenLogprob) -> list[list] | None:
-    return None if token.top is None else list(map(_row, token.top))
+    return _rows(token.top)
+
+
+def _rows(tokens: list[TokenLogprob] | None) -> list[list] | None:
+    return None if tokens is None else list(map(_row, tokens))
 
 
 def _finish_reason(finish: FinishReason, completion_tokens: int) -> dict[str, Any]:

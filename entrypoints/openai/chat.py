@@ -12,43 +12,43 @@ from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
 from ..chat.messages import Arguments, Conversation, Message, join_parts
 from ..chat.tools import Choice, read_tools
+from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
-from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
+from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
+from ..fields.shared_schema import NO_CONTINUATION
 from ..fields.stream_options import include_usage
+from .chat_schema import MAX_TOP_LOGPROBS, MESSAGE, MESSAGE_OFF, PROPERTIES, ROLES
 from .common import (
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
-    VLLM_NAMES,
     check_temperature,
     read_request_rid,
+    read_truncation,
     template_variables,
+    wants_token_ids,
     with_vllm_names,
 )
+from .prompt_logprobs import read_prompt_logprobs
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED | {"top_logprobs_num": "top_logprobs"})
-
-FIELDS = (
-    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream_options", "logprobs", "top_logprobs",
-    "max_completion_tokens", "response_format", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
-    "continue_final_message", "documents", "separate_reasoning", "rid", "request_id", "stream",
-    *_RENAMED.values(), *OPENAI_SAMPLING, *OTHER_SAMPLING, *VLLM_NAMES, *SHARED_FIELDS,
-)  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "functions": ([],), "function_call": ("none",), "modalities": (["text"],), "audio": (), "prediction": (),
     "web_search_options": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
     "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
-    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,), "prompt_logprobs": (),
+    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,),
     "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), "bad_words": ([],), "truncate_prompt_tokens": (), "return_token_ids": (False,),
-    "stop_regex": ("", []),
+    "thinking_token_budget": (), **NO_CONTINUATION,
 }  # fmt: skip
 
-_INSTEAD = {"functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server"}
+_INSTEAD = {
+    "functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server",
+    **dict.fromkeys(NO_CONTINUATION, "messages alone: what a chat goes on from is found by itself; or /v1/completions"),
+}  # fmt: skip
 
 WITHOUT_EFFECT = (
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -56,21 +56,27 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Labels and wishes about style, accepted and ignored."""
 
-MAX_TOP_LOGPROBS = 20
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "refusal")
-_MESSAGE_OFF: dict[str, tuple] = {"function_call": (), "audio": (), "annotations": ([],), "prefix": (False,)}
+BODY = taken(
+    PROPERTIES,
+    title="ChatBody",
+    required=("messages",),
+    unsupported=UNSUPPORTED,
+    without_effect=WITHOUT_EFFECT,
+    instead=_INSTEAD,
+)
 
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all; prompt_logprobs: the
+    same for the prompt. token_ids: are the ids of prompt and output wanted?"""
 
     call: ChatCall
     model: str | None
     logprobs: int | None
     include_usage: bool
+    token_ids: bool
+    prompt_logprobs: int | None
 
     @property
     def response_id(self) -> str:
@@ -79,25 +85,33 @@ class ChatRequest:
 
 def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     stream = typed(fields.get("stream", False), bool, "stream")
     usage = include_usage(fields.get("stream_options"), stream)
     _check_format(fields.get("response_format"))
-    if "continuation_of" in fields:
-        raise RequestRefused(
-            "a chat goes on from its own messages, and finds what it goes on from by itself; leave continuation_of "
-            "out, or use /v1/completions",
-            param="continuation_of",
-        )
-    logprobs = _logprobs(fields)
+    logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
     tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
     conversation = _conversation(fields, tools, choice)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():
-        asked = LogprobFields() if logprobs is None else LogprobFields(wanted=True, top=logprobs, with_text=True)
+        asked = LogprobFields(
+            wanted=logprobs is not None or of_prompt is not None,
+            start_len=-1 if of_prompt is None else 0,
+            top=logprobs or 0,
+            with_text=True,
+            prompt_top=of_prompt,
+        )
         alone = PromptTokens(1, is_batch=False)
-        batch = read_prompts(fields, alone, _sampling(fields), [asked], rid=rid if given_rid is None else given_rid)
+        batch = read_prompts(
+            fields,
+            alone,
+            _sampling(fields),
+            [asked],
+            rid=rid if given_rid is None else given_rid,
+            returns_prompt=token_ids,
+            truncate_to=read_truncation(fields),
+        )
     call = ChatCall(
         prompt=batch.prompts[0],
         stream=stream,
@@ -106,7 +120,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
         choice=choice,
         separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
     )
-    return ChatRequest(call, fields.get("model"), logprobs, usage)
+    return ChatRequest(call, fields.get("model"), logprobs, usage, token_ids, of_prompt)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
 def _message(given: Any, where: str, arguments: Arguments) -> Message:
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with role and content", param=where)
-    refuse_unserved(given, _MESSAGE_FIELDS, _MESSAGE_OFF, (), where=f"{where}.")
+    refuse_unserved(given, MESSAGE, MESSAGE_OFF, (), where=f"{where}.")
     if given.get("role") == "function":
         raise RequestRefused(f"{where} has the role function; use tool, with tool_call_id", param=f"{where}.role")
     role = one_of(given.get("role"), ROLES, f"{where}.role")

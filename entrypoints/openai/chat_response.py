@@ -13,6 +13,7 @@ from ..chat.chats import ChatAnswer, ChatUpdate
 from ..fields.output_details import stage_details
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning
 from .chat import CHAT_NAMES, ChatRequest
+from .prompt_logprobs import prompt_logprobs
 from .usage import usage
 
 
@@ -35,6 +36,7 @@ class ChatResponse:
         iterators."""
         choices = [self._choice(*update) for update in updates]
         head = {"object": "chat.completion", **self._head}
+        head |= self._of_prompt(updates[0].output, iter)
         return {**head, "choices": choices, "usage": usage(output for output, _ in updates)}
 
     async def chunks(self, answer: ChatAnswer) -> AsyncIterator[dict]:
@@ -43,8 +45,10 @@ class ChatResponse:
         extra = {"usage": None} if self._request.include_usage else {}
         with CHAT_NAMES.translated():
             async for update in answer.updates():
+                of_prompt = self._of_prompt(update.output, list) if not self._newest else {}
                 for choice in self._deltas(*update):
-                    yield {**head, "choices": [choice], **extra}
+                    yield {**head, **of_prompt, "choices": [choice], **extra}
+                    of_prompt = {}
         if self._request.include_usage:
             yield {**head, "choices": [], "usage": usage(self._newest.values())}
 
@@ -60,27 +64,30 @@ class ChatResponse:
             "index": output.sample,
             "message": message,
             "logprobs": self._logprobs(output, iter),
+            **self._token_ids(output),
             **self._end(output),
         }
 
     def _deltas(self, output: Output, pieces: list[Piece]) -> Iterator[dict]:
         self._newest[output.sample] = output
-        logprobs = self._logprobs(output, list)
+        logprobs, token_ids = self._logprobs(output, list), self._token_ids(output)
         deltas = [self._delta(piece) for piece in pieces]
         if output.sample not in self._begun:
             self._begun.add(output.sample)
             deltas = [{"role": "assistant", "content": ""}, *deltas]
         if any(isinstance(piece, CallBegins) for piece in pieces):
             self._called.add(output.sample)
-        if not deltas and logprobs is not None:
+        if not deltas and (logprobs is not None or (token_ids and output.token_ids)):
             deltas = [{"content": ""}]
         for number, delta in enumerate(deltas):
-            last = number == len(deltas) - 1  # its logprobs come with the last: an end may hold back text, not these
+            # Its logprobs and ids come with the last: a parser may hold back text, not these.
+            last = number == len(deltas) - 1
             yield {
                 "index": output.sample,
                 "delta": delta,
                 "logprobs": logprobs if last else None,
                 "finish_reason": None,
+                **(token_ids if last else {}),
             }
         if output.finish is not None:
             yield {"index": output.sample, "delta": {}, "logprobs": None, **self._end(output)}
@@ -105,6 +112,18 @@ class ChatResponse:
         reason = "tool_calls" if finish.type == "stop" and output.sample in self._called else finish.type
         details = {"rid": output.prompt.rid, "index": output.sample, **stage_details(output)}
         return {"finish_reason": reason, "matched_stop": finish.matched, "baton": details}
+
+    def _of_prompt(self, output: Output, rows: Callable[[Iterable], Any]) -> dict[str, Any]:
+        """What the answer says of its prompt, which all samples have in common."""
+        told: dict[str, Any] = {}
+        if self._request.token_ids:
+            told["prompt_token_ids"] = rows(output.prompt_token_ids)
+        if self._request.prompt_logprobs is not None:
+            told["prompt_logprobs"] = rows(prompt_logprobs(output, self._request.prompt_logprobs))
+        return told
+
+    def _token_ids(self, output: Output) -> dict[str, Any]:
+        return {"token_ids": output.token_ids} if self._request.token_ids else {}
 
     def _logprobs(self, output: Output, rows: Callable[[Iterable], Any]) -> dict | None:
         if self._request.logprobs is None or not len(output.output_logprobs):

@@ -14,7 +14,7 @@ OPENAI_SAMPLING = (
 OTHER_SAMPLING = (
     # Not OpenAI's; named as in SGLang and vLLM.
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "allowed_token_ids",
+    "spaces_between_special_tokens", "allowed_token_ids", "stop_regex", "bad_words",
 )  # fmt: skip
 
 
@@ -42,6 +42,30 @@ def with_vllm_names(fields: dict[str, Any]) -> dict[str, Any]:
                 raise RequestRefused(f"{theirs} and {name} mean the same, and differ; give one of them", param=theirs)
             fields = {other: given for other, given in fields.items() if other != theirs} | {name: value}
     return fields
+
+
+def wants_token_ids(fields: dict[str, Any]) -> bool:
+    """vLLM's ``return_token_ids``: the ids of prompt and output beside the text."""
+    return typed(fields.get("return_token_ids", False), bool, "return_token_ids")
+
+
+def read_truncation(fields: dict[str, Any]) -> int | None:
+    """vLLM's ``truncate_prompt_tokens``; see `Prompt.truncate_to`. Raises RequestRefused."""
+    name = "truncate_prompt_tokens"
+    if name not in fields:
+        return None
+    most = typed(fields[name], int, name)
+    if most < 1 and most != -1:
+        raise RequestRefused(
+            f"{name} is {most}; use how many of the prompt's last tokens are to be kept, or -1 for as many as fit",
+            param=name,
+        )
+    if "continuation_of" in fields:
+        raise RequestRefused(
+            f"{name} cannot cut what is continued; leave it out, or send the whole prompt without continuation_of",
+            param=name,
+        )
+    return most
 
 
 def read_request_rid(fields: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from ...runtime.text.tokenizer import Tokenizer
 from ..fields.output_details import beam_scores, stage_details
 from .completions import COMPLETION_NAMES, CompletionRequest
 from .logprobs import LogprobsBuilder
+from .prompt_logprobs import prompt_logprobs
 from .usage import usage
 
 
@@ -39,7 +40,7 @@ class CompletionResponse:
         with COMPLETION_NAMES.translated():
             async for output in updates:
                 choice = self._choices[output.position].add(output)
-                if choice["text"] or choice["finish_reason"] or choice["logprobs"]:
+                if choice["text"] or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"):
                     yield {**self._head, "choices": [choice], **extra}
         if self._include_usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
@@ -54,30 +55,51 @@ class _Choice:
 
     def __init__(self, request: CompletionRequest, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.newest: Output | None = None
-        self._echo = _prompt_text(prompt, tokenizer) if request.echo else ""
-        self._logprobs = None
-        if request.logprobs is not None:
-            skip = prompt.sampling.skip_special_tokens
-            self._logprobs = LogprobsBuilder(tokenizer.token_bytes, self._echo, skip_special_tokens=skip)
+        self._request = request
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._logprobs: LogprobsBuilder | None = None
 
     def add(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict:
         """OpenAI's choice object for what is new in the output. rows: see `LogprobsBuilder.add`."""
+        text = output.text if self.newest is not None else self._begin(output) + output.text
         self.newest = output
-        text, self._echo = self._echo + output.text, ""
         finish = output.finish
-        choice = {
+        choice: dict[str, Any] = {
             "index": output.position,
             "text": text,
             "logprobs": None if self._logprobs is None else self._logprobs.add(output, rows),
             "finish_reason": None if finish is None else finish.type,
         }
+        if (num_top := self._request.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = rows(prompt_logprobs(output, num_top))
+        if self._request.token_ids:
+            choice["token_ids"] = output.token_ids
+            if output.prompt_ids:
+                choice["prompt_token_ids"] = rows(output.prompt_token_ids)
         if finish is not None:
             choice["matched_stop"] = finish.matched
             details = stage_details(output) | beam_scores(output)
             choice["baton"] = {"rid": output.prompt.rid, "index": output.sample, **details}
         return choice
 
+    def _begin(self, first: Output) -> str:
+        """What stands before the output's text."""
+        request, tokenizer = self._request, self._tokenizer
+        echo = _prompt_text(self._prompt, first, tokenizer) if request.echo else None
+        if request.logprobs is not None:
+            skip = self._prompt.sampling.skip_special_tokens
+            self._logprobs = LogprobsBuilder(
+                tokenizer.token_bytes, echo, num_top=request.logprobs, skip_special_tokens=skip
+            )
+        return echo or ""
 
-def _prompt_text(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    """The prompt as it was sent, for ``echo``."""
-    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.input_ids or [], False)
+
+def _prompt_text(prompt: Prompt, first: Output, tokenizer: Tokenizer) -> str:
+    """The prompt as it was sent, for ``echo``; of one that was truncated what is left. first: an output's first
+    update."""
+    if prompt.truncate_to is None:
+        return prompt.text if prompt.text is not None else tokenizer.decode(prompt.input_ids or [], False)
+    kept = tokenizer.decode(list(first.prompt_token_ids), False)
+    # A whole prompt may have a token before it that its sender did not write.
+    return prompt.text if prompt.text is not None and kept.endswith(prompt.text) else kept

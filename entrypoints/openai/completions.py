@@ -9,28 +9,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
+from ...scheduler.sampling_params import MAX_SEQUENCES
+from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
-from ..fields.prompts import SHARED_FIELDS, LogprobFields, PromptBatch, read_prompts, read_tokens
+from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
 from ..fields.reading import refuse_unserved, shown, typed
 from ..fields.stream_options import include_usage
-from .common import OPENAI_SAMPLING, OTHER_SAMPLING, VLLM_NAMES, check_temperature, read_request_rid, with_vllm_names
+from .common import (
+    OPENAI_SAMPLING,
+    OTHER_SAMPLING,
+    check_temperature,
+    read_request_rid,
+    read_truncation,
+    wants_token_ids,
+    with_vllm_names,
+)
+from .completion_schema import DEFAULT_MAX_TOKENS, PROPERTIES
+from .prompt_logprobs import read_prompt_logprobs
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs_num": "logprobs"})
 
-FIELDS = (
-    "model", "prompt", "stream_options", "logprobs", "echo", "best_of", "use_beam_search", "rid", "request_id",
-    *_RENAMED.values(), *_SAMPLING, *VLLM_NAMES, "stream", *SHARED_FIELDS,
-)  # fmt: skip
-
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
-    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "return_token_ids": (False,),
-    "stop_regex": ("", []), "bad_words": ([],), "prompt_logprobs": (), "add_special_tokens": (True,),
-    "truncate_prompt_tokens": (), "return_hidden_states": (False,),
+    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "add_special_tokens": (True,),
+    "return_hidden_states": (False,),
 }  # fmt: skip
 
 WITHOUT_EFFECT = (
@@ -39,18 +45,22 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Labels, accepted and ignored."""
 
-DEFAULT_MAX_TOKENS = 16
+
+BODY = taken(PROPERTIES, title="CompletionBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
 
 
 @dataclass(slots=True, frozen=True)
 class CompletionRequest:
-    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all."""
+    """A parsed request. ``logprobs``: alternatives per token, or None for no logprobs at all; prompt_logprobs:
+    the same for the prompt. token_ids: are the ids of prompts and outputs wanted?"""
 
     batch: PromptBatch
     model: str | None
     echo: bool
     logprobs: int | None
     include_usage: bool
+    token_ids: bool
+    prompt_logprobs: int | None
 
     @property
     def response_id(self) -> str:
@@ -62,25 +72,31 @@ def parse_completion(
 ) -> CompletionRequest:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="")
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     echo = typed(fields.get("echo", False), bool, "echo")
     logprobs = _logprobs(fields.get("logprobs"))
     usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
+    token_ids, of_prompt = wants_token_ids(fields), read_prompt_logprobs(fields)
+    truncate_to = read_truncation(fields)
     sampling = _sampling(fields)
     prompt = _prompt(fields)
     given_rid = read_request_rid(fields)
     with COMPLETION_NAMES.translated():
         tokens = read_tokens(fields | prompt, max_prompts)
-        asked = LogprobFields()
-        if logprobs is not None:
-            asked = LogprobFields(wanted=True, start_len=0 if echo else -1, top=logprobs, with_text=True)
+        asked = _logprob_fields(logprobs, echo, of_prompt)
         batch = read_prompts(
-            fields, tokens, sampling, [asked] * tokens.size, rid=rid if given_rid is None else given_rid
+            fields,
+            tokens,
+            sampling,
+            [asked] * tokens.size,
+            rid=rid if given_rid is None else given_rid,
+            returns_prompt=token_ids or (echo and truncate_to is not None),
+            truncate_to=truncate_to,
         )
-    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage)
+    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids, of_prompt)
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +138,8 @@ def _beam_width(fields: dict[str, Any]) -> Any:
     wanted = typed(fields.get("use_beam_search", has_width), bool, "use_beam_search")
     n = fields.get("n", 1)
     best_of = typed(fields["best_of"], int, "best_of") if "best_of" in fields else n
+    if "best_of" in fields and not 1 <= best_of <= MAX_SEQUENCES:
+        raise RequestRefused(f"best_of is {best_of}; use 1 to {MAX_SEQUENCES}", param="best_of")
     if not wanted:
         if has_width:
             raise RequestRefused(
@@ -140,6 +158,21 @@ def _beam_width(fields: dict[str, Any]) -> Any:
             param="best_of",
         )
     return width
+
+
+def _logprob_fields(logprobs: int | None, echo: bool, of_prompt: int | None) -> LogprobFields:
+    """What is to be computed for ``logprobs``, also of an echoed prompt, and for ``prompt_logprobs``. Raises
+    RequestRefused."""
+    if logprobs is None and of_prompt is None:
+        return LogprobFields()
+    echoed = logprobs if echo else None
+    return LogprobFields(
+        wanted=True,
+        start_len=-1 if echoed is None and of_prompt is None else 0,
+        top=logprobs or 0,
+        with_text=True,
+        prompt_top=None if of_prompt is None else max(of_prompt, echoed or 0),
+    )
 
 
 def _logprobs(given: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 Order, as in SGLang and vLLM:
 
-    allowed tokens → logit_bias → min_new_tokens (no eos, no stop id yet) → penalties
+    allowed tokens → logit_bias, bad words → min_new_tokens (no eos, no stop id yet) → penalties
                    → temperature → top_k → top_p → min_p → draw
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
@@ -30,6 +30,7 @@ import torch
 from ...scheduler.constraints.constraint import AllowedTokens
 from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
+from .banned_tokens import BanPlan, ban_tokens
 from .noise import draw_keys
 from .ops import TORCH_OPS, SamplingOps
 from .penalties import PendingTokens, SeenTokens, apply_penalties
@@ -82,7 +83,9 @@ class _Plan:
     """int64 [m]; None: all rows are greedy."""
     groups: list[_Group]
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    """row, token id, value of each logit_bias entry."""
+    """row, token id, value of each logit_bias entry; minus infinity for a token that is always banned."""
+    bans: BanPlan | None
+    """Of the rows with tokens that are banned after others."""
     min_new_rows: list[int]
     penalty_rows: list[int]
     seen: list[SeenTokens]
@@ -166,8 +169,8 @@ class Sampler:
         greedy = [i for i, p in enumerate(params) if p.is_greedy]
         bias = [
             (i, token_id, value)
-            for i, p in enumerate(params)
-            for token_id, value in (p.logit_bias or {}).items()
+            for i, sequence in enumerate(sequences)
+            for token_id, value in _biases(sequence).items()
             if 0 <= token_id < self._vocab_size
         ]
         slices = list(self._slices(params))
@@ -197,6 +200,7 @@ class Sampler:
             greedy_rows=None if len(greedy) == len(sequences) else greedy_rows,
             groups=groups,
             bias=(bias_rows, bias_ids, bias_values) if bias else None,
+            bans=BanPlan.of([sequence.banned for sequence in sequences], self._device),
             min_new_rows=[i for i, p in enumerate(params) if p.min_new_tokens > 0],
             penalty_rows=[i for i, _ in seen],
             seen=[tokens for _, tokens in seen],
@@ -239,10 +243,10 @@ class Sampler:
         allowed: AllowedTokens | None,
         pending: PendingTokens | None,
     ) -> torch.Tensor:
-        """Apply allowed tokens, logit_bias, min_new_tokens, penalties to a copy; without any, return it as it is."""
+        """Apply allowed tokens, logit_bias, bans, penalties to a copy; without any, return it as it is."""
         sequences = plan.sequences
         too_short = [i for i in plan.min_new_rows if positions[i] < sequences[i].sampling.min_new_tokens]
-        if plan.bias is None and not too_short and not plan.penalty_rows and allowed is None:
+        if plan.bias is None and not too_short and not plan.penalty_rows and allowed is None and plan.bans is None:
             return logits
         logits = logits.clone()
         if allowed is not None:
@@ -250,6 +254,8 @@ class Sampler:
         if plan.bias is not None:
             row, token_id, value = plan.bias
             logits[row, token_id] += value
+        if plan.bans is not None:
+            ban_tokens(logits, plan.bans, pending)
         if too_short:
             ends = [(i, t) for i in too_short for t in self._banned_ids(sequences[i], i, allowed)]
             row, token_id = upload([np.array(ends, dtype=np.int64).reshape(-1, 2)], self._device)[0].unbind(1)
@@ -270,3 +276,11 @@ class Sampler:
             if 0 < len(own) <= len(ends) and ends.issuperset(own.tolist()):
                 return []
         return [i for i in ends if 0 <= i < self._vocab_size]
+
+
+def _biases(sequence: SequenceState) -> dict[int, float]:
+    """Token id -> what is added to its logit, whatever the output."""
+    bias = sequence.sampling.logit_bias or {}
+    if sequence.banned is None:
+        return bias
+    return bias | dict.fromkeys(sequence.banned.singles, -float("inf"))

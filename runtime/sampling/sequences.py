@@ -12,29 +12,35 @@ import numpy as np
 from ...scheduler.batch import SequenceInfo
 from ...scheduler.sampling_params import SamplingParams
 from ...scheduler.token_buffer import TokenBuffer
+from .banned_tokens import BannedTokens
 from .penalties import SeenTokens, uses_penalties
 
 
 class SequenceState:
     """One open sequence."""
 
-    __slots__ = ("_output", "info", "sampling", "seen")
+    __slots__ = ("_output", "banned", "has_stops", "info", "sampling", "seen")
 
     def __init__(self, info: SequenceInfo) -> None:
         self.info = info
         self.sampling: SamplingParams = info.sampling
         self.seen = SeenTokens(info.prompt_ids) if uses_penalties(info.sampling) else None
         """For penalties; None without."""
-        self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if info.sampling.stop else None
+        self.banned = BannedTokens(info.banned) if info.banned else None
+        """What it may not say; None for nothing."""
+        self.has_stops = bool(info.sampling.stop or info.sampling.stop_regex)
+        """True if its text is searched for stop strings or regexes."""
+        self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if self.has_stops else None
 
     @property
     def records_tokens(self) -> bool:
         """False if `append` has nothing to do."""
-        return self.seen is not None or self._output is not None
+        looks_back = self.banned is not None and self.banned.looks_back
+        return self.seen is not None or self._output is not None or looks_back
 
     @property
     def output_ids(self) -> np.ndarray:
-        """int32 view of its output tokens; kept only where stop strings need them, else empty."""
+        """int32 view of its output tokens; kept only where its text is searched, else empty."""
         return self._output.view() if self._output is not None else np.empty(0, dtype=np.int32)
 
     def append(self, token_ids: Iterable[int]) -> None:
@@ -44,6 +50,8 @@ class SequenceState:
                 self.seen.count(token_id)
             if self._output is not None:
                 self._output.append(token_id)
+            if self.banned is not None:
+                self.banned.append(token_id)
 
 
 class SequenceTable:

@@ -60,7 +60,7 @@ class OutputText:
             ids.pop()  # the stop token ends the text and is no part of it
         if self._stop:
             self._ids += ids
-        if isinstance(matched, str) and not self._is_item(matched):
+        if isinstance(matched, str) and self._is_stop_string(matched):
             return self._text_before(matched)[self._sent :]
         text = self._waiting + self._decoder.push(ids)
         if finish is not None:
@@ -71,11 +71,12 @@ class OutputText:
         self._sent += len(ready)
         return ready
 
-    def _is_item(self, matched: str) -> bool:
-        """The sample ended as a whole item of a trie: cut nothing off. (A user's stop string may equal that marker.)"""
-        if matched != ITEM:
+    def _is_stop_string(self, matched: str) -> bool:
+        """False if the sample ended as a whole item of a trie, or where a stop regex matched: nothing is cut off then.
+        (A user's stop string may equal the marker of an item. None equals a regex of the same request.)"""
+        if matched not in self._stop:
             return False
-        return ITEM not in self._stop or find_final_stop(self._tokenizer.token_bytes, self._ids, ITEM) is None
+        return matched != ITEM or find_final_stop(self._tokenizer.token_bytes, self._ids, ITEM) is not None
 
     def _text_before(self, stop: str) -> str:
         """Text of all ids up to the stop string that the last one completed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...scheduler.outcome import RequestRefused
-from ..prompt import Prompt
+from ..prompt import Prompt, truncated
 from .slices import SLICE_CHARS, CannotBeCut, TooManyTokens, encode_slices
 from .tokenizer import Tokenizer
 
@@ -56,7 +56,8 @@ class PromptTokenizer:
         """Yield the prompts' tokens, once the callers of all parents already in progress have taken theirs over. The
         ``with`` body takes these over.
 
-        max_tokens: more cannot be served. Raises RequestRefused for text that is not Unicode, or too long.
+        max_tokens: more cannot be served, unless they are truncated to less. Raises RequestRefused for text that is not
+        Unicode, or too long.
         """
         parents = {prompt.continuation.parent_rid for prompt in prompts if prompt.continuation is not None}
         before = [self._in_progress[rid] for rid in parents & self._in_progress.keys()]
@@ -104,13 +105,16 @@ class PromptTokenizer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _tokenize(self, prompts: list[Prompt], max_tokens: int) -> list[TokenizedPrompt]:
-        texts = iter(await self.encode([prompt.text for prompt in prompts if prompt.text is not None], max_tokens))
+        most = tokens_to_read(max_tokens, is_truncated=any(prompt.truncate_to is not None for prompt in prompts))
+        texts = iter(await self.encode([prompt.text for prompt in prompts if prompt.text is not None], most))
         suffixes = [prompt.continuation.suffix_text for prompt in prompts if prompt.continuation is not None]
         suffixes = [text for text in suffixes if text is not None]
         suffix_texts = iter(await self.encode(suffixes, max_tokens, goes_on=True, param="continuation_suffix"))
         tokenized = []
         for prompt in prompts:
             ids = next(texts) if prompt.text is not None else prompt.input_ids
+            if ids is not None:
+                ids = truncated(prompt, ids, max_tokens)
             suffix_ids = None
             if (came := prompt.continuation) is not None:
                 suffix_ids = next(suffix_texts) if came.suffix_text is not None else prompt.suffix_ids or []
@@ -198,7 +202,18 @@ def _groups(texts: list[str]) -> list[list[str]]:
     return groups
 
 
+def tokens_to_read(context_length: int, *, is_truncated: bool) -> int:
+    """How long a text may be: of one that is truncated afterwards much more is read than the context holds."""
+    return max(context_length, MAX_TOKENS_OF_CALL) if is_truncated else context_length
+
+
 def _too_long(what: str, max_tokens: int, param: str) -> RequestRefused:
+    if max_tokens >= MAX_TOKENS_OF_CALL:
+        return RequestRefused(
+            f"the prompt {what}; no more than {max_tokens} tokens are read. Shorten it",
+            code="context_length_exceeded",
+            param=param,
+        )
     return RequestRefused(
         f"the prompt {what}; the context holds {max_tokens} tokens, the output included. Shorten it",
         code="context_length_exceeded",

@@ -1,4 +1,4 @@
-"""Finds stop strings in the generated text, and the tokens that lie before them.
+"""Finds stop strings in the generated text, and the tokens that lie before them. (For regexes see `stop_regex`.)
 
 The worker matches (StopStringChecker) between sampling and the scheduler's `process_result`; the detokenizer trims the
 text with the same matcher, so both always agree. Only generated text is searched, with special tokens
@@ -21,6 +21,7 @@ import numpy as np
 from ...scheduler.batch import StopMatch
 from ...scheduler.sampling_params import SamplingParams
 from .incremental_decode import IncrementalDecoder
+from .stop_regex import StopRegexMatcher
 from .token_bytes import TokenBytes
 
 
@@ -92,12 +93,32 @@ class StopStringMatcher:
             self._text_start = cut
 
 
+class StringsAndRegexes:
+    """Searches one sequence for its stop strings and its stop regexes. Of two that one token completes, the string
+    counts."""
+
+    __slots__ = ("_regexes", "_strings", "num_tokens")
+
+    def __init__(self, strings: StopStringMatcher | None, regexes: StopRegexMatcher) -> None:
+        self._strings, self._regexes = strings, regexes
+        self.num_tokens = 0
+        """Tokens seen."""
+
+    def push(self, token_id: int) -> StopMatch | None:
+        """Take the next token; return the match its text completes, if any."""
+        self.num_tokens += 1
+        string = self._strings.push(token_id) if self._strings is not None else None
+        regex = self._regexes.push(token_id)
+        return string or regex
+
+
 class StopStringChecker:
-    """The matchers of all open sequences that have stop strings, by serial: one each, or one for each beam."""
+    """The matchers of all open sequences that have stop strings or regexes, by serial: one each, or one for each beam
+    (a search has strings only)."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
-        self._matchers: dict[int, StopStringMatcher] = {}
+        self._matchers: dict[int, StopStringMatcher | StringsAndRegexes] = {}
         self._beams: dict[int, dict[bytes, StopStringMatcher]] = {}
         """For each search, the matchers of its live beams at the last check, by the beam's tokens (int32 bytes)."""
 
@@ -135,6 +156,8 @@ class StopStringChecker:
     def _as_seen(self, sampling: SamplingParams, ids: np.ndarray, found: StopMatch) -> StopMatch:
         """Drop the visible tail if it is part of a special token that the client does not see. ``ids``: the tokens that
         were searched."""
+        if not found.visible_tail:
+            return found
         hidden = sampling.skip_special_tokens and int(ids[found.kept_tokens]) in self._token_bytes.special_ids
         return replace(found, visible_tail="") if hidden else found
 
@@ -158,11 +181,18 @@ class StopStringChecker:
     def _new_matcher(self, sampling: SamplingParams) -> StopStringMatcher:
         return StopStringMatcher(self._token_bytes, sampling.stop, sampling.min_new_tokens)
 
-    def _matcher(self, serial: int, sampling: SamplingParams, output_ids: np.ndarray) -> StopStringMatcher:
+    def _matcher(
+        self, serial: int, sampling: SamplingParams, output_ids: np.ndarray
+    ) -> StopStringMatcher | StringsAndRegexes:
         matcher = self._matchers.get(serial)
         if matcher is None or matcher.num_tokens != len(output_ids):
             # New here, or a step was lost: rebuild the matcher from the sequence's own tokens.
-            matcher = self._matchers[serial] = self._new_matcher(sampling)
+            matcher = self._new_matcher(sampling) if sampling.stop else None
+            if sampling.stop_regex:
+                regexes = StopRegexMatcher(self._token_bytes, sampling.stop_regex, sampling.min_new_tokens)
+                matcher = StringsAndRegexes(matcher, regexes)
+            assert matcher is not None, "only sequences with stops are checked"
+            self._matchers[serial] = matcher
             for token_id in output_ids.tolist():
                 matcher.push(token_id)
         return matcher

@@ -97,16 +97,18 @@ class Sample:
             completion_tokens=len(self.output),
             finish=finish,
             params=self.params,
+            prompt_ids=pack_ids(self.prompt) if self.params is not None and self.request.returns_prompt else b"",
             input_logprobs=self.input_logprobs(),
             output_logprobs=self.logprobs(self.unsent) if self.request.logprobs is not None else None,
         )
         self.params, self.unsent, self.sent_input = None, [], True
         return output
 
-    def logprobs(self, ids: list[int], first_is_none: bool = False) -> LogprobChunk:
-        """Token t has logprob -t / 1000; its alternatives are t, t + 1, ... with the same rule."""
+    def logprobs(self, ids: list[int], of_prompt: bool = False, first_is_none: bool = False) -> LogprobChunk:
+        """Token t has logprob -t / 1000; its alternatives are t, t + 1, ... with the same rule. A token of
+        the prompt has rank t + 1."""
         options = self.request.logprobs
-        k = options.top_k if options is not None else 0
+        k = 0 if options is None else options.input_top_k if of_prompt else options.top_k
         tops = [[(t + j) % VOCAB_SIZE for j in range(k)] for t in ids]
         values = np.array(ids, dtype="<f4") / -1000
         top_values = np.array(tops, dtype="<f4").reshape(-1) / -1000
@@ -118,6 +120,7 @@ class Sample:
             values=values.tobytes(),
             top_ids=pack_ids([i for row in tops for i in row]),
             top_values=top_values.tobytes(),
+            ranks=pack_ids([t + 1 for t in ids]) if of_prompt and options is not None and options.ranks_prompt else b"",
         )
 
     def input_logprobs(self) -> LogprobChunk | None:
@@ -125,7 +128,7 @@ class Sample:
         start = options.start_len if options is not None else -1
         if start < 0 or self.sent_input:
             return None
-        return self.logprobs(self.prompt[start:], first_is_none=start == 0)
+        return self.logprobs(self.prompt[start:], of_prompt=True, first_is_none=start == 0)
 
 
 class Search:

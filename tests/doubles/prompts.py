@@ -8,7 +8,7 @@ from baton.runtime.prompt import Prompt
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 
-_OF_THE_PROMPT = ("group", "text", "input_ids", "suffix_ids", "return_text_in_logprobs")
+_OF_THE_PROMPT = ("group", "text", "input_ids", "suffix_ids", "return_text_in_logprobs", "truncate_to")
 
 
 def make_prompt(rid: str, sampling: SamplingParams | None = None, **fields: Any) -> Prompt:

@@ -21,6 +21,7 @@ def make_info(
     serial: int = 0,
     logprobs: LogprobOptions | None = None,
     eos_ends: bool = True,
+    banned: Sequence[Sequence[int]] = (),
     **sampling,
 ) -> SequenceInfo:
     """What a scheduler says of a sequence. eos_ends: False where a constraint says so."""
@@ -33,6 +34,7 @@ def make_info(
         logprobs=logprobs,
         eos_ends=eos_ends,
         prompt_ids=np.array(counted, dtype=np.int32),
+        banned=tuple(tuple(ids) for ids in banned),
     )
 
 

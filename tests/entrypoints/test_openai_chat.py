@@ -164,6 +164,16 @@ def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, city: str,
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("weather", {"city": city})]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_must_be_made_without_a_token_to_make_it(client: openai.OpenAI, choice: Any) -> None:
+    """What the answer would have been made to begin with is no answer."""
+    asked: dict[str, Any] = {"model": "x", "messages": [user("Now")], "tools": [WEATHER], "tool_choice": choice}
+    (answer,) = client.chat.completions.create(**asked, max_tokens=0).choices
+    assert answer.message.content == "" and answer.message.tool_calls is None and answer.finish_reason == "length"
+    chunks = list(client.chat.completions.create(**asked, max_tokens=0, stream=True))
+    assert called(chunks) == ("", "", []) and chunks[-1].choices[0].finish_reason == "length"
+
+
 def test_no_calls_are_read_where_none_may_be_made(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "x", "messages": [user("Both?")]}
     for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):

@@ -83,3 +83,36 @@ def test_of_a_rows_tokens_only_those_that_count_are_told_with_their_logprobs() -
     assert unpack_ids(item.new_ids).tolist() == [5, 6] and item.completion_tokens == 2
     assert item.output_logprobs is not None and unpack_ids(item.output_logprobs.ids).tolist() == [5, 6]
     assert np.frombuffer(item.output_logprobs.values, dtype=np.float32).tolist() == [-0.5, -0.5]
+
+
+def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
+    for wanted in (True, False):
+        builder = OutputBuilder()
+        spec = make_spec("r", [7, 8], stream=True, returns_prompt=wanted)
+        request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
+        request.begin(request.token_ids, max_new_tokens=10)
+        builder.open(request)
+        told = []
+        for token_id in (5, 6):
+            message = builder.build([token(request, token_id)], None, 0.0)
+            assert message is not None
+            told.append(unpack_ids(message.items[0].prompt_ids).tolist())
+        assert told == [[7, 8] if wanted else [], []]
+
+
+def test_ranks_of_a_prompt_in_chunks_run_beside_its_tokens() -> None:
+    builder = OutputBuilder()
+    request = open_request(builder, [1, 2, 3], stream=False, logprobs=LogprobOptions(start_len=0, prompt_top_k=1))
+    for token_id, rank in ((2, 40), (3, 50)):
+        chunk = logprobs_of(token_id)
+        one = np.array([[9]], dtype=np.int32), np.array([[-0.1]], dtype=np.float32)
+        chunk = TokenLogprobs(chunk.ids, chunk.values, *one, np.array([rank], dtype=np.int32))
+        output = StepOutput(StepResult.of_rows([[]]), input_logprobs=[(request.serial, chunk)])
+        assert builder.build([], output, 0.0) is None
+    output = StepOutput(StepResult.of_rows([[5]]), {0: logprobs_of(5)})
+    message = builder.build([token(request, 5, FinishReason("length"))], output, 0.0)
+    assert message is not None
+    chunk = message.items[0].input_logprobs
+    assert chunk is not None and unpack_ids(chunk.ids).tolist() == [1, 2, 3]
+    assert unpack_ids(chunk.ranks).tolist() == [0, 40, 50] and unpack_ids(chunk.top_ids).tolist() == [0, 9, 9]
+    assert message.items[0].output_logprobs is not None and message.items[0].output_logprobs.top_ids == b""

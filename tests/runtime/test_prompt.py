@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prompts import make_prompt
 
-from baton.runtime.prompt import ModelLimits, Prompt, check_continuation, check_prompt
+from baton.runtime.prompt import ModelLimits, Prompt, check_continuation, check_prompt, truncated
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
@@ -76,3 +76,25 @@ def test_refused_continuations(prompt: Prompt, suffix: list[int], param: str, wo
     with pytest.raises(RequestRefused) as caught:
         check_continuation(prompt, suffix, LIMITS)
     assert caught.value.param == param and words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("truncate_to", "sampling", "left"),
+    [
+        (None, SamplingParams(), 150),
+        (1, SamplingParams(), 1),
+        (149, SamplingParams(), 149),
+        (150, SamplingParams(), 150),
+        (151, SamplingParams(), 150),
+        (-1, SamplingParams(max_new_tokens=30), 70),
+        (-1, SamplingParams(max_new_tokens=0), 100),
+        (-1, SamplingParams(max_new_tokens=None), 99),
+        (-1, SamplingParams(max_new_tokens=None, min_new_tokens=5), 95),
+        (-1, SamplingParams(max_new_tokens=100), 150),  # no room at all: refused as it is
+    ],
+)
+def test_the_last_tokens_are_kept(truncate_to: int | None, sampling: SamplingParams, left: int) -> None:
+    ids = list(range(150))
+    prompt = make_prompt(rid="r", sampling=sampling, truncate_to=truncate_to)
+    assert truncated(prompt, ids, LIMITS.context_length) == ids[150 - left :]
+    assert truncated(prompt, [7], LIMITS.context_length) == [7]

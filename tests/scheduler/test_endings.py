@@ -68,6 +68,16 @@ def test_neither_ids_nor_strings_end_before_the_minimum() -> None:
     assert end([5, 6, 8], StopMatch(0, 2, token=2), **more) == ((5, 6, 8), Ending(stop("x"), 2))
 
 
+def test_a_regex_ends_like_a_string_but_stays() -> None:
+    """It stands behind a string, which the search for both sees to, and before the constraint."""
+    match = StopMatch(1, kept_tokens=2, token=1, is_regex=True)
+    more = {"stop": ("x", "y"), "stop_regex": ("a", "b+"), "stop_token_ids": (7,), "constrained": True}
+    assert end([10, 11, 5], match, **more) == ((10, 11), Ending(stop("b+"))), "a child inherits all of it"
+    assert end([10, 7], match, **more) == ((10, 7), Ending(stop(7), 1))
+    assert not ENDINGS.cuts_token(request(**more), [10, 11], match)
+    assert end([5, 6], match, min_new_tokens=2, stop_regex=("a", "b+")) == ((5, 6), None)
+
+
 def test_end_ids() -> None:
     assert ENDINGS.end_ids(request(stop_token_ids=(7,))) == {7, EOS}
     assert ENDINGS.end_ids(request(stop_token_ids=(7,), ignore_eos=True)) == {7}

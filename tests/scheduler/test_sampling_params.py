@@ -30,6 +30,8 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("repetition_penalty", 2.001, "use a value in (0, 2]; 1 is off", {}),
     ("n", 0, "use 1 to 512", {}),
     ("n", 513, "use 1 to 512", {}),
+    ("stop_regex", ("end", ""), "an empty expression would end every output at once; drop it", {}),
+    ("stop_regex", ("a",), "a beam search ends at plain strings; use stop", {"beam_width": 2}),
     ("stop", ("end", ""), "an empty stop string would end every output at once; drop it", {}),
     ("logit_bias", {3: -100.001}, "use values in [-100, 100]", {}),
     ("logit_bias", {3: 1.0, 4: 100.001}, "use values in [-100, 100]", {}),
@@ -97,3 +99,16 @@ def test_a_search_is_one_request_of_many_rows() -> None:
 )
 def test_greedy(given: dict[str, Any], expected: bool) -> None:
     assert SamplingParams(**given).is_greedy is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stop_regex": ("a",) * 9}, "stop_regex has 9 expressions; use at most 8"),
+        ({"stop_regex": ("a" * 256, "b" * 257)}, "stop_regex has 513 characters; use at most 512"),
+        ({"stop": ("x", "b"), "stop_regex": ("a", "b")}, "stop_regex holds 'b', and so does stop"),
+    ],
+)
+def test_bounds_of_stop_regex(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**given)

@@ -7,14 +7,27 @@ from starlette.responses import Response
 
 from ....runtime.tokenizer_manager import TokenizerManager
 from ...chat.chats import Chats
+from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model
-from ...openai.chat import CHAT_NAMES, parse_chat
+from ...openai.chat import BODY, CHAT_NAMES, parse_chat
 from ...openai.chat_response import ChatResponse
+from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
 from ...server_args import ServerArgs
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
 from ..wire.transport import EventStream, client_gone, request_id, until_disconnect
+
+_CHAT = Operation(
+    summary="Answer a chat",
+    about="OpenAI's chat completions. A chat that has grown goes on from what is cached of it by itself.",
+    tag="OpenAI",
+    body=BODY,
+    examples=EXAMPLES,
+    answer=ANSWER,
+    events=CHUNK,
+    refusals=GENERATING,
+)
 
 
 class ChatRoutes:
@@ -25,7 +38,7 @@ class ChatRoutes:
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/chat/completions", self.completions, POST)]
+        return [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
 
     async def completions(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:

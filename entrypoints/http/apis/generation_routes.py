@@ -7,15 +7,46 @@ from starlette.responses import Response
 
 from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
+from ...description.json_schema import answered, flag, list_of, string, taken
+from ...description.operation import GENERATING, Operation
 from ...fields.reading import read_rid, refuse_unserved
-from ...native.generate import parse_generate
+from ...fields.shared_schema import RID
+from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
+from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
 from ...server_args import ServerArgs
 from ..keys import admin_key_required
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
 from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+
+_GENERATE = Operation(
+    summary="Generate tokens",
+    about="SGLang's native endpoint: a prompt, a batch of them, or what continues an earlier request.",
+    tag="Native",
+    body=BODY,
+    examples=EXAMPLES,
+    answer=ANSWER,
+    events=OUTPUT,
+    refusals=GENERATING,
+)
+_ABORT_OFF = {"abort_message": ("",)}
+_ABORT = Operation(
+    summary="Abort a request, or all",
+    about="Aborting all needs the admin's key, where there is one.",
+    tag="Native",
+    body=taken({"rid": RID, "abort_all": flag(default=False)}, title="AbortBody", unsupported=_ABORT_OFF),
+    answer=answered({"aborted": list_of(string("rid"))}, title="Aborted"),
+    refusals=(404,),
+)
+_RELEASE = Operation(
+    summary="Give up the leases of a finished request",
+    tag="Native",
+    body=taken({"rid": RID}, title="ReleaseBody", required=("rid",)),
+    answer=answered({"released": flag("There were any.")}, title="Released"),
+    refusals=(504,),
+)
 
 
 class GenerationRoutes:
@@ -26,9 +57,9 @@ class GenerationRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/generate", self.generate, POST),
-            Route("/abort_request", self.abort_request, POST),
-            Route("/release", self.release, POST),
+            Route("/generate", self.generate, POST, operation=_GENERATE),
+            Route("/abort_request", self.abort_request, POST, operation=_ABORT),
+            Route("/release", self.release, POST, operation=_RELEASE),
         ]
 
     async def generate(self, request: Request) -> Response:
@@ -49,7 +80,7 @@ class GenerationRoutes:
 
     async def abort_request(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
-            refuse_unserved(fields, ("rid", "abort_all"), {"abort_message": ("",)}, (), where="")
+            refuse_unserved(fields, ("rid", "abort_all"), _ABORT_OFF, (), where="")
         rid, abort_all = fields.get("rid"), fields.get("abort_all") or False
         if abort_all not in (True, False) or not isinstance(rid, str | None):
             raise RequestRefused("rid takes a string and abort_all true or false", param="rid")

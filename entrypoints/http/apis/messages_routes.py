@@ -9,9 +9,11 @@ from starlette.responses import Response
 from ....runtime.tokenizer_manager import TokenizerManager
 from ...anthropic.errors import error_body
 from ...anthropic.message_response import whole_message
+from ...anthropic.message_schema import ANSWER, ERROR, EVENT, EXAMPLES, NUM_TOKENS
 from ...anthropic.message_stream import message_events
-from ...anthropic.messages import MESSAGE_NAMES, MessagesRequest, check_thinking, parse_messages
+from ...anthropic.messages import BODY, COUNT_BODY, MESSAGE_NAMES, MessagesRequest, check_thinking, parse_messages
 from ...chat.chats import Chats
+from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model
 from ...server_args import ServerArgs
 from ..route import POST, Route
@@ -29,6 +31,26 @@ from ..wire.transport import (
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 
+_MESSAGES = Operation(
+    summary="Answer a chat",
+    about="Anthropic's messages. A chat that has grown goes on from what is cached of it by itself.",
+    tag="Anthropic",
+    body=BODY,
+    examples=EXAMPLES,
+    answer=ANSWER,
+    events=EVENT,
+    refusals=(*GENERATING, 499),
+    error=ERROR,
+)
+_COUNT = Operation(
+    summary="Count the tokens of a chat",
+    tag="Anthropic",
+    body=COUNT_BODY,
+    answer=NUM_TOKENS,
+    refusals=(404,),
+    error=ERROR,
+)
+
 
 class MessagesRoutes:
     def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
@@ -39,8 +61,8 @@ class MessagesRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/messages", self.messages, POST, error_body=error_body),
-            Route("/v1/messages/count_tokens", self.count_tokens, POST, error_body=error_body),
+            Route("/v1/messages", self.messages, POST, error_body=error_body, operation=_MESSAGES),
+            Route("/v1/messages/count_tokens", self.count_tokens, POST, error_body=error_body, operation=_COUNT),
         ]
 
     async def messages(self, request: Request) -> Response:

@@ -9,14 +9,45 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ....runtime.tokenizer_manager import TokenizerManager
+from ...description.json_schema import answered, enum, list_of, nullable, string
+from ...description.operation import COUNT, GENERATING, Operation
 from ...fields.reading import check_model
 from ...openai.completion_response import CompletionResponse
-from ...openai.completions import COMPLETION_NAMES, parse_completion
+from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
+from ...openai.completions import BODY, COMPLETION_NAMES, parse_completion
 from ...server_args import ServerArgs
 from ..route import GET, POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
 from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+
+_MODEL = answered(
+    {
+        "id": string("The served name."),
+        "object": enum("model"),
+        "created": COUNT,
+        "owned_by": string(),
+        "root": string("The model's folder."),
+        "max_model_len": nullable(COUNT),
+    },
+    title="Model",
+)
+_MODELS = Operation(
+    summary="The one model, in a list",
+    tag="OpenAI",
+    answer=answered({"object": enum("list"), "data": list_of(_MODEL)}, title="Models"),
+)
+_ONE_MODEL = Operation(summary="The one model, by its name", tag="OpenAI", answer=_MODEL, refusals=(404,))
+_COMPLETE = Operation(
+    summary="Complete a text",
+    about="OpenAI's completions, with continuation and beam search.",
+    tag="OpenAI",
+    body=BODY,
+    examples=EXAMPLES,
+    answer=ANSWER,
+    events=CHUNK,
+    refusals=GENERATING,
+)
 
 
 class OpenAIRoutes:
@@ -28,9 +59,9 @@ class OpenAIRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/models", self.models, GET),
-            Route("/v1/models/{model:path}", self.model, GET),
-            Route("/v1/completions", self.completions, POST),
+            Route("/v1/models", self.models, GET, operation=_MODELS),
+            Route("/v1/models/{model:path}", self.model, GET, operation=_ONE_MODEL),
+            Route("/v1/completions", self.completions, POST, operation=_COMPLETE),
         ]
 
     async def models(self) -> Response:

@@ -10,9 +10,12 @@ from starlette.responses import Response
 from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
 from ...chat.chats import Chats
-from ...fields.namespaces import read_namespaces
+from ...description.json_schema import Properties, enum, string, whole
+from ...description.operation import GENERATING, Operation
+from ...fields.namespaces import MAX_KEY_CHARS, read_namespaces
 from ...fields.reading import PerPrompt, check_model, one_of, refuse_unserved
-from ...openai.responses.fields import parse_response
+from ...openai.responses.fields import BODY, parse_response
+from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
 from ...server_args import ServerArgs
 from ..route import DELETE, GET, POST, Route
@@ -37,6 +40,47 @@ _INCLUDE = ("include", "include[]")
 _NO_STREAM: dict[str, tuple] = {"stream": ("false",), "starting_after": (), "include_obfuscation": ("false",)}
 _MAX_ITEMS = 100
 
+_SALT = string("Whose cache it was made with, where that was said.", most=MAX_KEY_CHARS)
+_WHOSE_QUERY: Properties = dict.fromkeys(_WHOSE, _SALT)
+_INCLUDE_QUERY: Properties = dict.fromkeys(_INCLUDE, string("Adds nothing: it was said when the response was made."))
+_CREATE = Operation(
+    summary="Make a response",
+    about="OpenAI's responses. `previous_response_id` is a continuation: `metadata` says what was inherited.",
+    tag="OpenAI",
+    body=BODY,
+    examples=EXAMPLES,
+    answer=ANSWER,
+    events=EVENT,
+    refusals=GENERATING,
+)
+_GET = Operation(
+    summary="Read a response",
+    tag="OpenAI",
+    query=_WHOSE_QUERY
+    | _INCLUDE_QUERY
+    | {
+        "stream": enum("false", about="A stored response is not streamed."),
+        "include_obfuscation": enum("false", about="Nothing is obfuscated."),
+    },
+    answer=ANSWER,
+    refusals=(404,),
+)
+_DELETE = Operation(summary="Forget a response", tag="OpenAI", query=_WHOSE_QUERY, answer=DELETED, refusals=(404, 504))
+_CANCEL = Operation(summary="Stop a response", tag="OpenAI", query=_WHOSE_QUERY, answer=ANSWER, refusals=(404,))
+_ITEMS = Operation(
+    summary="What a response was made from",
+    tag="OpenAI",
+    query=_WHOSE_QUERY
+    | _INCLUDE_QUERY
+    | {
+        "after": string("The id of an item: list those behind it."),
+        "limit": whole("", 1, _MAX_ITEMS, default=20),
+        "order": enum("asc", "desc", default="desc"),
+    },
+    answer=ITEMS,
+    refusals=(404,),
+)
+
 
 class ResponsesRoutes:
     def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
@@ -47,11 +91,11 @@ class ResponsesRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/responses", self.create, POST),
-            Route("/v1/responses/{response_id}", self.get, GET),
-            Route("/v1/responses/{response_id}", self.delete, DELETE),
-            Route("/v1/responses/{response_id}/cancel", self.cancel, POST),
-            Route("/v1/responses/{response_id}/input_items", self.input_items, GET),
+            Route("/v1/responses", self.create, POST, operation=_CREATE),
+            Route("/v1/responses/{response_id}", self.get, GET, operation=_GET),
+            Route("/v1/responses/{response_id}", self.delete, DELETE, operation=_DELETE),
+            Route("/v1/responses/{response_id}/cancel", self.cancel, POST, operation=_CANCEL),
+            Route("/v1/responses/{response_id}/input_items", self.input_items, GET, operation=_ITEMS),
         ]
 
     async def create(self, request: Request) -> Response:

@@ -36,7 +36,10 @@ async def json_answer(build: Callable[[], Any], size: int, headers: dict[str, st
 def size_of(outputs: list[Output]) -> int:
     """The estimate for an answer of these outputs."""
     return sum(
-        len(each.text) + len(each.token_ids) + 3 * (each.input_logprobs.num_entries + each.output_logprobs.num_entries)
+        len(each.text)
+        + len(each.token_ids)
+        + len(each.prompt_ids) // 4
+        + 3 * (each.input_logprobs.num_entries + each.output_logprobs.num_entries)
         for each in outputs
     )
 

@@ -23,7 +23,11 @@ def kept_ids(answer: dict[str, Any], sampling: dict[str, Any]) -> list[int] | No
     finish, ids = answer["meta_info"]["finish_reason"], answer["output_ids"]
     if finish["type"] != "stop" or sampling.get("no_stop_trim", False):
         return ids
-    stop = sampling.get("stop", ())
-    if finish["matched"] == _ITEM and _ITEM not in ([stop] if isinstance(stop, str) else stop):
-        return ids
+    stop, regexes = (_listed(sampling.get(name, ())) for name in ("stop", "stop_regex"))
+    if (finish["matched"] == _ITEM and _ITEM not in stop) or finish["matched"] in regexes:
+        return ids  # what a regex matched is text
     return None if isinstance(finish["matched"], str) else ids[:-1]
+
+
+def _listed(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given

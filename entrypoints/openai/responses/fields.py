@@ -14,11 +14,14 @@ from ....scheduler.outcome import RequestRefused
 from ...chat.call import ChatCall
 from ...chat.messages import Conversation, Message
 from ...chat.tools import Choice, read_tools
+from ...description.json_schema import taken
 from ...fields.field_names import FieldNames
-from ...fields.prompts import SHARED_FIELDS, LogprobFields, PromptTokens, read_prompts
+from ...fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
-from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, read_request_rid, template_variables
+from ...fields.shared_schema import NO_CONTINUATION
+from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 from .items import read_input
+from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES, TOOL_OFF
 
 _RENAMED = {"max_new_tokens": "max_output_tokens", "min_new_tokens": "min_tokens"}
 
@@ -26,22 +29,18 @@ RESPONSE_NAMES = FieldNames(prompt="input", renamed=_RENAMED, params={"messages"
 
 _SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING)
 
-FIELDS = (
-    "model", "input", "instructions", "previous_response_id", "store", "background", "metadata", "tools", "tool_choice",
-    "parallel_tool_calls", "reasoning", "text", "include", "top_logprobs", "stream", "stream_options",
-    "chat_template_kwargs", "separate_reasoning", "rid", "request_id", *_RENAMED.values(), *_SAMPLING, *SHARED_FIELDS,
-)  # fmt: skip
-
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.
     "conversation": (), "prompt": (), "max_tool_calls": (), "truncation": ("disabled",), "n": (1,),
     "context_management": ([],), "moderation": (), "background_options": (), "prompt_cache_options": (), "image": (),
     "access_programs": (), "messages": (), "max_tokens": (), "max_completion_tokens": (), "response_format": (),
+    **NO_CONTINUATION,
 }  # fmt: skip
 
 _INSTEAD = {
     "conversation": "previous_response_id", "messages": "input", "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
+    **dict.fromkeys(NO_CONTINUATION, "previous_response_id, or /v1/completions"),
 }  # fmt: skip
 
 WITHOUT_EFFECT = (
@@ -50,17 +49,14 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Labels, accepted and ignored."""
 
-LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (
-    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)  # fmt: skip
-"""Only the first adds anything: thoughts come as they are, and the others belong to tools that are refused."""
-
-MAX_TOP_LOGPROBS = 20
-_MAX_METADATA = (16, 64, 512)
-"""Keys, and characters of a key and of a value; OpenAI's limits."""
+BODY = taken(
+    PROPERTIES,
+    title="ResponseBody",
+    required=("input",),
+    unsupported=UNSUPPORTED,
+    without_effect=WITHOUT_EFFECT,
+    instead=_INSTEAD,
+)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -95,19 +91,13 @@ class ResponseRequest:
 
 def parse_response(fields: dict[str, Any], *, rid: str | None = None) -> ResponseRequest:
     """Fields of the request body -> a request. ``rid`` is used if the body has none. Raises RequestRefused."""
-    refuse_unserved(fields, FIELDS, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     stream = _flag(fields, "stream", default=False)
     _check_stream_options(fields.get("stream_options"), stream)
     _check_text(fields.get("text"))
     store, background = _flag(fields, "store", default=True), _flag(fields, "background", default=False)
     _check_background(background, store, stream)
-    if "continuation_of" in fields:
-        raise RequestRefused(
-            "a response goes on from another one by previous_response_id; leave continuation_of out, or use "
-            "/v1/completions",
-            param="continuation_of",
-        )
     effort = _effort(fields.get("reasoning"))
     tools, choice = _tools(fields)
     given_rid = read_request_rid(fields)
@@ -244,7 +234,7 @@ def _effort(reasoning: Any) -> str | None:
 
 
 def _metadata(given: Any) -> dict[str, str]:
-    most, key_chars, value_chars = _MAX_METADATA
+    most, key_chars, value_chars = MAX_METADATA
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise RequestRefused("metadata takes an object whose values are strings", param="metadata")
     if len(given) > most or any(len(key) > key_chars or len(value) > value_chars for key, value in given.items()):
@@ -271,14 +261,13 @@ def _logprobs(fields: dict[str, Any]) -> LogprobFields:
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters in SGLang's names. Without a limit an answer may fill the context."""
+    check_temperature(fields)
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
     return sampling | {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
-
-_TOOL_OFF: dict[str, tuple] = {"allowed_callers": (), "async": (False,), "defer_loading": (False,), "output_schema": ()}
 
 
 def _tools(fields: dict[str, Any]) -> tuple[list[dict], Choice]:
@@ -312,5 +301,5 @@ def _nested(tool: Any, where: str) -> Any:
             code="unsupported_tool",
             param=where,
         )
-    refuse_unserved(tool, ("type", "name", "description", "parameters"), _TOOL_OFF, ("strict",), where=f"{where}.")
+    refuse_unserved(tool, ("type", "name", "description", "parameters"), TOOL_OFF, ("strict",), where=f"{where}.")
     return {"type": "function", "function": {name: tool.get(name) for name in ("name", "description", "parameters")}}

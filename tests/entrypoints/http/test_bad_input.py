@@ -11,7 +11,7 @@ import pytest
 from http_calls import error_of, generate
 from server_under_test import ServerUnderTest
 
-from baton.entrypoints.fields.continuation import CONTINUATION_FIELDS
+from baton.entrypoints.fields.shared_schema import CONTINUATION
 
 pytestmark = pytest.mark.process
 
@@ -116,7 +116,7 @@ def test_random_bodies_never_break_the_server(server: ServerUnderTest) -> None:
         "length_penalty",
         "early_stopping",
         "item_trie",
-        *CONTINUATION_FIELDS,
+        *CONTINUATION,
     ]
     values: list[Any] = [
         None,

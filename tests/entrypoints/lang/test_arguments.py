@@ -48,8 +48,11 @@ def test_options_of_a_run_are_defaults_for_every_gen() -> None:
     assert {name: first[name] for name in details} == {**details, "return_logprob": False}
     assert {name: second[name] for name in details} == details
     assert [call["sampling_params"] for call in backend.calls] == [{"stop": "|"}, {"stop": ["."]}]
-    with pytest.raises(ValueError, match="stop_regex is not supported: use stop"):
-        two.run(backend=backend, stop_regex="a+")
+    two.run(backend=backend, stop_regex="a+")
+    assert [call["sampling_params"] for call in backend.calls[2:]] == [
+        {"stop": "|", "stop_regex": "a+"},
+        {"stop_regex": "a+"},
+    ]
 
 
 def test_items_of_a_batch_may_have_options_of_their_own() -> None:

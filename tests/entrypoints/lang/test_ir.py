@@ -103,14 +103,14 @@ def test_choices() -> None:
 
 
 def test_the_order_of_parameters_is_sglangs() -> None:
-    expr = gen("x", 3, 1, 2, "a", [5], None, 0.5, 0.9, 4, 0.1, 0.2, 0.3, True, True, 7, 2, True)
+    expr = gen("x", 3, 1, 2, "a", [5], "b+", 0.5, 0.9, 4, 0.1, 0.2, 0.3, True, True, 7, 2, True)
     assert isinstance(expr, Gen) and expr.options == {
         "return_logprob": True,
         "logprob_start_len": 7,
         "top_logprobs_num": 2,
         "return_text_in_logprobs": True,
     }
-    assert list(expr.sampling.values()) == [3, 1, 2, "a", [5], 0.5, 0.9, 4, 0.1, 0.2, 0.3, True]
+    assert list(expr.sampling.values()) == [3, 1, 2, "a", [5], "b+", 0.5, 0.9, 4, 0.1, 0.2, 0.3, True]
     assert list(expr.sampling)[-3:] == ["frequency_penalty", "presence_penalty", "ignore_eos"]
 
 
@@ -125,7 +125,6 @@ def test_thoughts_are_taken_out_of_gens_alone() -> None:
         (lambda: gen("x", regex="[0-9]"), ValueError, "regex is not supported: constrained"),
         (lambda: gen("x", json_schema="{}"), ValueError, "json_schema is not supported"),
         (lambda: gen("x", dtype=int), ValueError, "dtype is not supported"),
-        (lambda: gen("x", stop_regex="a+"), ValueError, "stop_regex is not supported: use stop"),
         (lambda: gen("x", choices_method="greedy_token_selection"), ValueError, "choices_method .* give choices too"),
         (lambda: gen("x", choices=[]), ValueError, "at least one non-empty string"),
         (

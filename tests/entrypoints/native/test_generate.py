@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.fields.sampling import UNSUPPORTED_SAMPLING, parse_sampling_params
-from baton.entrypoints.native.generate import FIELDS, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
+from baton.entrypoints.native.generate import PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, parse_generate
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -54,7 +54,7 @@ def test_namespaces() -> None:
 
 
 def test_null_is_the_default() -> None:
-    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    nulls = dict.fromkeys([*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT])
     call = parse_generate({**nulls, "text": "a"})
     assert call.prompts[0].sampling == SamplingParams() and not call.stream
     params = dict.fromkeys([*SamplingParams.__struct_fields__, *UNSUPPORTED_SAMPLING, "sampling_seed"])
@@ -105,7 +105,7 @@ def test_labels_are_without_effect() -> None:
 
 
 def test_no_field_is_in_two_tables() -> None:
-    names = [*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT]
+    names = [*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT]
     assert len(names) == len(set(names))
     assert not set(UNSUPPORTED_SAMPLING) & set(SamplingParams.__struct_fields__)
 
@@ -137,6 +137,9 @@ def test_sampling_params_in_sglang_names() -> None:
         ({"n": True}, "sampling_params.n: expected int, got bool", "n"),
         ({"stop": [1]}, "sampling_params.stop: expected str, got int", "stop"),
         ({"stop": ""}, "an empty stop string", "stop"),
+        ({"stop_regex": [""]}, "an empty expression", "stop_regex"),
+        ({"stop_regex": 5}, "sampling_params.stop_regex: expected array, got int", "stop_regex"),
+        ({"stop_regex": "a(?=b)"}, "sampling_params.stop_regex holds 'a(?=b)': look-arounds", "stop_regex"),
         ({"stop_token_ids": 5}, "sampling_params.stop_token_ids: expected array, got int", "stop_token_ids"),
         ({"logit_bias": {"a": 1}}, "its keys must be token ids", "logit_bias"),
         ({"logit_bias": {"1": "a"}}, "sampling_params.logit_bias: expected float, got str", "logit_bias"),

@@ -93,10 +93,11 @@ def test_logprobs_are_lists_of_logprob_id_and_text() -> None:
     assert not [name for name in dressed(output())["meta_info"] if "logprobs" in name]
 
 
-def update(text: str, finish: FinishReason | None = None) -> TextOutput:
+def update(text: str, finish: FinishReason | None = None, prompt_ids: bytes = b"") -> TextOutput:
     ids = pack_ids(list(text.encode()))
     chunk = LogprobChunk(ids=ids, values=b"\0\0\0\xbf" * len(text))  # -0.5
-    return TextOutput(output=TokenOutput(rid="r", new_ids=ids, finish=finish, output_logprobs=chunk), text=text)
+    output = TokenOutput(rid="r", new_ids=ids, prompt_ids=prompt_ids, finish=finish, output_logprobs=chunk)
+    return TextOutput(output=output, text=text)
 
 
 def streamed(incremental: bool, **fields: Any) -> list[dict]:
@@ -108,7 +109,8 @@ def streamed(incremental: bool, **fields: Any) -> list[dict]:
         events = stream_events(answer, batch, incremental=incremental)
         got = []
         for letter, finish in (("a", None), ("b", None), ("c", LENGTH)):
-            answer.feed(0, update(letter, finish), 1.0)
+            prompt_ids = pack_ids([7, 8]) if letter == "a" and fields.get("return_prompt_token_ids") else b""
+            answer.feed(0, update(letter, finish, prompt_ids), 1.0)
             got.append(await anext(events))
         if len(batch.prompts) > 1:
             answer.feed(1, update("x", LENGTH), 1.0)
@@ -124,6 +126,13 @@ def test_events_hold_the_output_so_far() -> None:
     rows = [event["meta_info"]["output_token_logprobs"] for event in events]
     assert rows == [[[-0.5, token, None] for token in b"abc"[:length]] for length in (1, 2, 3)]
     assert not any("index" in event for event in events)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_the_prompts_ids_are_of_what_is_so_far_or_of_the_first_event(incremental: bool) -> None:
+    events = streamed(incremental, text="p", return_prompt_token_ids=True)
+    told = [event.get("prompt_token_ids") for event in events]
+    assert told == ([[7, 8], None, None] if incremental else [[7, 8]] * 3)
 
 
 def test_incremental_events_hold_what_is_new() -> None:

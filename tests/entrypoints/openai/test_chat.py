@@ -48,6 +48,8 @@ def test_sampling_goes_by_openais_names() -> None:
     assert asked.call.prompt.spec.client
     vllm = parse(include_stop_str_in_output=True, allowed_token_ids=[7]).call.prompt.sampling
     assert vllm.no_stop_trim and vllm.allowed_token_ids == (7,)
+    assert parse(bad_words=["b"]).call.prompt.sampling.bad_words == ("b",)
+    assert parse(stop_regex="a+").call.prompt.sampling.stop_regex == ("a+",)
     assert parse(max_tokens=3).call.prompt.sampling.max_new_tokens == 3
     assert parse(max_tokens=3, max_completion_tokens=3).call.prompt.sampling.max_new_tokens == 3
     assert parse_chat({"messages": HI}, rid="header").call.rid == "header"

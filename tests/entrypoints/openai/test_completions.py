@@ -9,7 +9,7 @@ import pytest
 from baton.entrypoints.fields.namespaces import namespace_of
 from baton.entrypoints.openai.completions import (
     COMPLETION_NAMES,
-    FIELDS,
+    PROPERTIES,
     UNSUPPORTED,
     WITHOUT_EFFECT,
     parse_completion,
@@ -44,7 +44,7 @@ def test_openais_defaults() -> None:
 
 
 def test_null_is_the_default() -> None:
-    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    nulls = dict.fromkeys([*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT])
     (prompt,) = parse_completion({**nulls, "prompt": "a"}).batch.prompts
     assert prompt.sampling == SamplingParams(max_new_tokens=16) and prompt.continuation is None
 
@@ -65,6 +65,10 @@ def test_sampling_fields_under_openais_names() -> None:
     assert not prompt_of(prompt="a", include_stop_str_in_output=False).sampling.no_stop_trim
     assert prompt_of(prompt="a", allowed_token_ids=[3, 4]).sampling.allowed_token_ids == (3, 4)
     assert prompt_of(prompt="a", allowed_token_ids=[]).sampling.allowed_token_ids == ()
+    assert prompt_of(prompt="a", stop_regex=["a+", "b$"]).sampling.stop_regex == ("a+", "b$")
+    assert prompt_of(prompt="a", bad_words=["b", " c"]).sampling.bad_words == ("b", " c")
+    assert prompt_of(prompt="a", bad_words=[]).sampling.bad_words == ()
+    assert prompt_of(prompt="a", stop_regex="").sampling.stop_regex == ()
     assert prompt_of(prompt="a", temperature=2).sampling.temperature == 2.0
 
 
@@ -191,6 +195,10 @@ def test_labels_are_without_effect() -> None:
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "true or false"),
         ({"include_stop_str_in_output": True, "no_stop_trim": False}, "include_stop_str_in_output", "mean the same"),
         ({"allowed_token_ids": "x"}, "allowed_token_ids", "expected array"),
+        ({"stop_regex": r"(a)\1"}, "stop_regex", "back-references are not supported"),
+        ({"stop_regex": ["a", ""]}, "stop_regex", "an empty expression"),
+        ({"bad_words": "a"}, "bad_words", "expected array"),
+        ({"bad_words": ["a"], "beam_width": 4}, "beam_width", "it does not go with bad_words"),
         ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids", "use at most 16384"),
         ({"max_new_tokens": 5}, "max_new_tokens", "did you mean"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: its keys must be token ids"),
@@ -223,3 +231,11 @@ def test_more_prompts_than_one_request_may_bring() -> None:
     with pytest.raises(RequestRefused, match="prompt holds 3 prompts; send at most 2") as refused:
         parse_completion({"prompt": [[1], [2], [3]]}, max_prompts=2)
     assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize("best_of", [0, -1, 513])
+@pytest.mark.parametrize("search", [False, True])
+def test_best_of_has_the_limits_of_n(best_of: int, search: bool) -> None:
+    """A search of no beams would be none."""
+    error = refusal(prompt="a", best_of=best_of, use_beam_search=search)
+    assert (error.message, error.param) == (f"best_of is {best_of}; use 1 to 512", "best_of")

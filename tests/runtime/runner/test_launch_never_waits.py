@@ -42,6 +42,7 @@ WISHES: dict[str, list[dict[str, Any]]] = {
     "top_p": [{"top_p": 0.9}, {"top_p": 0.2, "min_p": 0.2}],
     "min_p": [{"min_p": 0.3}],
     "bias": [{"temperature": 0.0, "logit_bias": {5: 3.0, 9: -100.0}}, {"logit_bias": {7: 1.0}}],
+    "banned": [{"banned": [[5], [6, 7], [8, 9, 10]]}, {"temperature": 0.0, "banned": [[1, 2, 3, 4]]}],
     "min_new_tokens": [{"temperature": 0.0, "min_new_tokens": 9, "stop_token_ids": (4, 5)}, {"min_new_tokens": 9}],
     "penalties": [{"repetition_penalty": 1.3}, {"temperature": 0.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}],
 }
@@ -75,7 +76,7 @@ def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, i
     infos, input_ids, positions = [], [], []
     for row, wish in enumerate(wishes):
         has_allowed = allowed and row % 3 == 0
-        options = LogprobOptions(-1, 1 + row % 3) if logprobs and row % 2 else None
+        options = LogprobOptions(-1, 1 + row % 3, token_ids=(5, 7) if row % 3 else ()) if logprobs and row % 2 else None
         infos.append(
             make_info(
                 prompt=[1, 7, 7, 9], seed=row, serial=row, logprobs=options, eos_ends=not has_allowed,
@@ -86,7 +87,9 @@ def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, i
         input_ids.append(-(row + 1) if row % 2 else 12)
     extend_lens, starts, samples = [1] * len(wishes), [1] * len(wishes), [True] * len(wishes)
     if idle_row:
-        infos.insert(0, make_info(prompt=[1, 4, 5, 6, 7, 8], serial=len(wishes), logprobs=LogprobOptions(0, 2)))
+        infos.insert(
+            0, make_info(prompt=[1, 4, 5, 6, 7, 8], serial=len(wishes), logprobs=LogprobOptions(0, 2, 1, (3,)))
+        )
         input_ids, positions = [1, 4, 5, *input_ids], [0, *positions]
         extend_lens, starts, samples = [3, *extend_lens], [0 if logprobs else 3, *starts], [False, *samples]
     nothing = np.empty(0, dtype=np.int32)

@@ -90,6 +90,61 @@ def test_results_outlive_the_logits():
     assert np.array_equal(result.values, before)
 
 
+NAMED = [(3, 59), (), (7, 0, 7, 11), (1,)]
+
+
+def test_named_tokens_of_outputs():
+    logits, ids, top_ks = random_logits(4, 4), torch.tensor([3, 59, 0, 7]), [2, 0, 1, 0]
+    scores = output_logprobs(logits, ids, top_ks, named=NAMED)
+    results = read(scores, list(ids.numpy().astype(np.int32).reshape(-1, 1)))
+    expected = logits.double().log_softmax(-1)
+    for i, (result, named, k) in enumerate(zip(results, NAMED, top_ks)):
+        check(result, logits[i : i + 1], [int(ids[i])], k)
+        if not named:
+            assert result.named_values is None
+        else:
+            assert result.named_values is not None and result.named_values.dtype == np.float32
+            np.testing.assert_allclose(result.named_values, expected[i : i + 1, list(named)], atol=1e-5)
+            none = result.first(0).named_values
+            assert none is not None and none.shape == (0, len(named))
+
+
+@pytest.mark.parametrize("prompt_slice", [1, 4, 256])
+def test_named_tokens_of_ragged_prompts(monkeypatch, prompt_slice):
+    monkeypatch.setattr(logprobs, "PROMPT_SLICE", prompt_slice)
+    monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 3 * VOCAB)
+    generator = torch.Generator().manual_seed(1)
+    head, lengths, top_ks = torch.randn(8, VOCAB, generator=generator), [5, 3, 0, 9], [2, 0, 3, 4]
+    hidden = torch.randn(sum(lengths), 8, generator=generator)
+    targets = [np.arange(n, dtype=np.int32) + i for i, n in enumerate(lengths)]
+    scores = input_logprobs(hidden, targets, top_ks, lambda states: states @ head, [True, False, True, False], NAMED)
+    start, expected = 0, (hidden @ head).log_softmax(-1)
+    for result, target, k, named in zip(read(scores, targets), targets, top_ks, NAMED):
+        part = slice(start, start + len(target))
+        check(result, (hidden @ head)[part], target.tolist(), k)
+        assert (result.named_values is None) is not bool(named)
+        assert (result.ranks is None) is (k in (0, 4))
+        if result.named_values is not None:
+            np.testing.assert_allclose(result.named_values, expected[part][:, list(named)], atol=1e-5)
+        start += len(target)
+
+
+def test_who_names_no_tokens_pays_nothing_for_them():
+    logits, ids = random_logits(5, 2), torch.tensor([3, 4])
+    assert len(output_logprobs(logits, ids, [1, 0]).tensors) == 3
+    assert len(input_logprobs(torch.zeros(2, VOCAB), [np.zeros(2, np.int32)], [1], lambda h: h).tensors) == 3
+
+
+def test_a_row_that_says_nothing_has_no_named_logprobs():
+    logits = random_logits(6, 2)
+    logits[1, 5] = torch.nan
+    first, second = read(
+        output_logprobs(logits, torch.tensor([0, 0]), [0, 0], [(1,), (1,)]), [np.zeros(1, np.int32)] * 2
+    )
+    assert first.named_values is not None and np.isfinite(first.named_values).all()
+    assert second.named_values is not None and np.isnan(second.named_values).all()
+
+
 @pytest.mark.equality
 def test_equals_transformers():
     """Logprobs of a prompt and of the token after it, from hidden states, as the model's own forward gives them."""
@@ -118,3 +173,24 @@ def test_equals_transformers():
     last = of_outputs(output.logits[:, -1], next_id, [5])[0]
     np.testing.assert_allclose(last.values, expected[-1, next_id], atol=1e-4)
     assert np.array_equal(last.top_ids[0], expected[-1].topk(5).indices)
+
+
+@pytest.mark.parametrize("prompt_slice", [1, 3, 256])
+def test_ranks_of_those_who_want_them(monkeypatch, prompt_slice):
+    """Against a full sort; equal logits share the best place."""
+    monkeypatch.setattr(logprobs, "PROMPT_SLICE", prompt_slice)
+    monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 2 * VOCAB)
+    lengths = [4, 3, 5]
+    hidden = random_logits(3, sum(lengths)).round()  # many ties
+    targets = [np.arange(n, dtype=np.int32) * 7 + i for i, n in enumerate(lengths)]
+    for ranked in ([True, False, True], [False] * 3, [True] * 3):
+        scores = input_logprobs(hidden, targets, [0, 2, 1], lambda rows: rows, ranked)
+        start = 0
+        for result, target, wanted in zip(read(scores, targets), targets, ranked):
+            if wanted:
+                assert result.ranks is not None and result.ranks.dtype == np.int32
+                for row, token, rank in zip(hidden[start:], target.tolist(), result.ranks.tolist()):
+                    assert row.sort(descending=True).values.tolist().index(row[token].item()) + 1 == rank
+            else:
+                assert result.ranks is None
+            start += len(target)

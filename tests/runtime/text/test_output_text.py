@@ -125,3 +125,12 @@ def test_a_stop_string_may_be_named_like_the_end_of_an_item() -> None:
         assert at_once(encode(text), ITEM, stop=("item",)) == shown
         assert "".join(streamed(encode(text), ITEM, stop=("item",))) == shown
     assert at_once(encode("the item"), ITEM, stop=("item",), no_stop_trim=True) == "the item"
+
+
+def test_what_a_regex_matched_stays_in_the_text() -> None:
+    """It may look like a stop string, and be among the tail that waits for one."""
+    finish = FinishReason(type="stop", matched="#+")
+    for stop in ((), ("####",), ("item", "##!")):
+        assert at_once(encode("a ##"), finish, stop=stop) == "a ##"
+        assert "".join(streamed(encode("a ##"), finish, stop=stop)) == "a ##"
+        assert at_once(encode("an item"), FinishReason(type="stop", matched="it.m"), stop=stop) == "an item"

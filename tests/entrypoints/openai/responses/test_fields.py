@@ -8,9 +8,9 @@ import pytest
 
 from baton.entrypoints.chat.tools import Choice
 from baton.entrypoints.openai.responses.fields import (
-    FIELDS,
     INCLUDABLE,
     LOGPROBS,
+    PROPERTIES,
     UNSUPPORTED,
     WITHOUT_EFFECT,
     ResponseRequest,
@@ -45,7 +45,7 @@ def test_the_defaults() -> None:
 
 
 def test_null_is_the_default() -> None:
-    nulls = dict.fromkeys([*FIELDS, *UNSUPPORTED, *WITHOUT_EFFECT])
+    nulls = dict.fromkeys([*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT])
     asked = parse_response({**nulls, "input": "Hi", "rid": "r"})
     assert asked.call.prompt.sampling == parse(rid="r").call.prompt.sampling and asked.store
 

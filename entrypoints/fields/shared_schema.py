@@ -1,0 +1,97 @@
+"""The fields that every API has under the same names, as ``/openapi.json`` describes them."""
+
+from __future__ import annotations
+
+from ..description.json_schema import (
+    Properties,
+    Schema,
+    either,
+    enum,
+    flag,
+    list_of,
+    nullable,
+    number,
+    per_prompt,
+    string,
+    taken,
+    whole,
+)
+from .continuation import MAX_RETAIN_TTL
+from .namespaces import MAX_KEY_CHARS
+from .prompts import MAX_PRIORITY
+from .reading import MAX_RID_CHARS
+
+TOKEN_ID = whole("", 0)
+"""How many ids there are depends on the model."""
+
+IDS = list_of(TOKEN_ID)
+
+RID = string("The request's name; the X-Request-Id header where it is missing.", least=1, most=MAX_RID_CHARS)
+
+MODEL = string("The served model's name; any, where the operator gave none (--served-model-name).")
+
+STREAM = flag("Answer with server-sent events, as tokens come.", default=False)
+
+STREAM_OPTIONS = taken(
+    {"include_usage": flag("The last event says how many tokens there were.", default=False)},
+    "With stream: true only.",
+    title="StreamOptions",
+)
+
+_KEY_ABOUT = "Requests share cached prefixes only where it is equal."
+
+CONTINUATION: Properties = {
+    "continuation_of": per_prompt(
+        string("The rid of the request to go on from; its output, and its KV, come first.", least=1, most=MAX_RID_CHARS)
+    ),
+    "continuation_suffix": per_prompt(string("Text that follows the parent's output.")),
+    "continuation_ids": either(
+        IDS, list_of(nullable(IDS)), about="The suffix as token ids, for all prompts or a list for each."
+    ),
+    "continuation_at": per_prompt(
+        enum("finish", "now", about="Go on from the parent's end, or from where it is.", default="finish")
+    ),
+    "continuation_index": per_prompt(whole("Which of the parent's samples.", 0, default=0)),
+    "keep_parent": per_prompt(flag("The parent stays, for other children.", default=False)),
+    "retain_ttl": per_prompt(
+        number(
+            "Seconds for which the output's KV is kept for a continuation; meta_info.retained says what was granted.",
+            0,
+            MAX_RETAIN_TTL,
+        )
+    ),
+    "retain_n": per_prompt(whole("How many of the n outputs are kept; all, where it is missing.", 1)),
+}
+
+SHARED: Properties = {
+    "cache_salt": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
+    "extra_key": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
+    "no_stop_trim": per_prompt(flag("Leave the stop string in the text.", default=False)),
+    "priority": per_prompt(
+        whole("A higher one is admitted earlier and retracted later.", -MAX_PRIORITY, MAX_PRIORITY, default=0)
+    ),
+    "user": string("Whose request it is: each user holds a share of the leases at most.", most=MAX_KEY_CHARS),
+    **CONTINUATION,
+}
+
+
+NO_CONTINUATION: dict[str, tuple] = {
+    name: (False,) if name == "keep_parent" else () for name in CONTINUATION if not name.startswith("retain")
+}
+"""Field -> values that ask for nothing, for APIs of chats: a chat goes on from its own messages, and finds what it goes
+on from by itself."""
+
+
+def picked(properties: Properties, names: tuple[str, ...]) -> Properties:
+    """Those of these names, in this order."""
+    return {name: properties[name] for name in names}
+
+
+def _of_one_prompt(schema: Schema) -> Schema:
+    """The form of a `per_prompt` field in an API whose calls have a single prompt."""
+    return schema["anyOf"][0] if "anyOf" in schema else schema
+
+
+SHARED_OF_CHATS: Properties = {
+    name: _of_one_prompt(schema) for name, schema in SHARED.items() if name not in NO_CONTINUATION
+}
