@@ -29,7 +29,7 @@ from .message_schema import (
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED)
+MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED, params={"stop": "stop_sequences"})
 
 UNSUPPORTED: dict[str, tuple] = {
     # Field -> the values, besides null, that ask for nothing.

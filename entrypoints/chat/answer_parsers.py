@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from typing import Any
@@ -19,6 +20,10 @@ from .messages import read_arguments
 from .tools import specs_of
 
 AUTO, NONE = "auto", "none"
+
+_LAST_CHARS = 200
+_CLOSING_MARKS = re.compile(r"(?:(?:<[^<>\s]+>|\])\s*)*$")
+"""What may stand behind the arguments of the last call."""
 
 
 class AnswerParsers:
@@ -77,6 +82,12 @@ class AnswerParsers:
                 case _:
                     if words := piece.text.strip():
                         meaning.append(("text", words))
+        # Where the answer was cut off, the template ends the thought, or the call, that the model did not.
+        if self._reasoning is not None and self._reasoning.begins_inside(text):
+            meaning.append(("unfinished reasoning",))
+        if meaning and meaning[-1][0] == "call":
+            marks = _CLOSING_MARKS.search(text[-_LAST_CHARS:])
+            meaning.append(("end", "".join(marks[0].split()) if marks else ""))
         return meaning
 
     def new_call_id(self) -> str:

@@ -6,7 +6,7 @@ call ─▶ Renderer ─▶ Conversations.find ─▶ tokenise what is new ─�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -24,9 +24,9 @@ from ..reasoning_parsers.output_parser import OutputParser
 from ..tool_parsers.pieces import Piece
 from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
-from .conversations import Conversations, Turn
+from .conversations import Conversations, GoesOn, Turn
 from .messages import Conversation
-from .rendering import Renderer, size_of
+from .rendering import Renderer, beside_others, size_of
 
 _GENEROUS = 16
 """A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
@@ -60,11 +60,17 @@ class Chats:
         self._manager = manager
         self._conversations = conversations
         self._retain_ttl = retain_ttl
+        tokenizer = manager.tokenizer
+        self._tokens = _Tokens(
+            tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
+        )
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
-        rendered, forced, make_parser = await self._rendered(call)
-        prompt = await self._prompt(call, rendered + forced, make_parser().keeps_special_tokens)
+        size = self._check_size(call.conversation)
+        rendered, forced, make_parser = await self._rendered(call, size)
+        known = await beside_others(size, lambda: self._known(call, rendered + forced))
+        prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
         answer = await self._manager.open([prompt], stream=call.stream)
 
         turn = _Asked(
@@ -72,18 +78,18 @@ class Chats:
             num_messages=len(call.conversation.messages) - call.conversation.goes_on,
             text=rendered + forced,
             prompt_chars=len(rendered),
+            hides_special=known is not None and known.turn.hides_special,
         )
-        token_bytes = self._manager.tokenizer.token_bytes
-        return ChatAnswer(answer, call, turn, make_parser, forced, token_bytes, self._conversations.record)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, self._conversations.record)
 
     async def render(self, call: ChatCall) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
-        rendered, forced, _ = await self._rendered(call)
+        rendered, forced, _ = await self._rendered(call, self._check_size(call.conversation))
         (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
         return ids
 
-    async def _rendered(self, call: ChatCall) -> tuple[str, str, Callable[[], OutputParser]]:
-        """The prompt, what the answer is made to begin with, and what makes its parser."""
+    async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser]]:
+        """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
                 "the chat template has no place for tools, so the model would not learn of them; start the server "
@@ -91,19 +97,22 @@ class Chats:
                 code="no_tools_in_template",
                 param="tools",
             )
-        self._check_size(call.conversation)
-        rendered = await self.renderer.prompt(call.conversation)
-        make_parser = partial(self.parsers.make, call, self._opening(call.conversation, rendered))
+        rendered = await beside_others(size, lambda: self.renderer.render(call.conversation))
+        opening = await beside_others(size, lambda: self._opening(call.conversation, rendered))
+        make_parser = partial(self.parsers.make, call, opening)
         is_forced = call.choice.kind in ("any", "named")
         return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
-    async def _prompt(self, call: ChatCall, text: str, keeps_special_tokens: bool) -> Prompt:
-        """The call's prompt with its tokens, and with the turn that it goes on from."""
-        spec, known, is_truncated = call.prompt.spec, None, call.prompt.truncate_to is not None
+    def _known(self, call: ChatCall, text: str) -> GoesOn | None:
+        """The turn that the call, with this prompt, goes on from."""
+        known = None
         if call.after is not None:
             known = self._conversations.after(call.after, call.conversation, text)
-        if known is None:
-            known = self._conversations.find(call.conversation, text, spec.namespace)
+        return known or self._conversations.find(call.conversation, text, call.prompt.spec.namespace)
+
+    async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:
+        """The call's prompt with its tokens."""
+        spec, is_truncated = call.prompt.spec, call.prompt.truncate_to is not None
         if known is not None:
             (rest,) = await self._manager.tokenize(
                 [known.rest], goes_on=True, is_truncated=is_truncated, param="messages"
@@ -121,8 +130,8 @@ class Chats:
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
 
-    def _check_size(self, conversation: Conversation) -> None:
-        """Refuse what can never fit before it is rendered, which takes time that others need."""
+    def _check_size(self, conversation: Conversation) -> int:
+        """The `size_of` it. Refuses what can never fit before it is rendered, which takes time that others need."""
         context = self._manager.limits.context_length
         count, size = len(conversation.messages), size_of(conversation)
         if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
@@ -132,6 +141,7 @@ class Chats:
                 code="context_length_exceeded",
                 param="messages",
             )
+        return size
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:
         """What the template wrote behind the last message; of a message that the model goes on with, its content."""
@@ -151,10 +161,19 @@ class _Asked:
     num_messages: int
     text: str
     prompt_chars: int
+    hides_special: bool
+
+
+class _Tokens(NamedTuple):
+    """Of the tokenizer. special: id -> text."""
+
+    bytes: TokenBytes
+    special: Mapping[int, str]
 
 
 class ChatAnswer:
-    """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well."""
+    """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well.
+    forced: what its text was made to begin with, which is no part of any output."""
 
     def __init__(
         self,
@@ -163,14 +182,15 @@ class ChatAnswer:
         asked: _Asked,
         make_parser: Callable[[], OutputParser],
         forced: str,
-        token_bytes: TokenBytes,
+        tokens: _Tokens,
         record: Callable[[Turn], None],
     ) -> None:
         self.answer = answer
+        self.forced = forced
         self.turns: list[Turn] = []
         self._call = call
         self._asked = asked
-        self._token_bytes = token_bytes
+        self._tokens = tokens
         self._record = record
         self._samples = [_Sample(make_parser(), forced) for _ in range(asked.prompt.sampling.n)]
 
@@ -199,7 +219,7 @@ class ChatAnswer:
         if finish is not None and isinstance(finish.matched, int):
             ids = ids[:-1]
         cut = sample.text if finish is not None and isinstance(finish.matched, str) else None
-        ids, said = kept_tokens(self._token_bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
+        ids, said = kept_tokens(self._tokens.bytes, ids, cut, asked.prompt.sampling.skip_special_tokens)
         return Turn(
             rid=asked.prompt.rid,
             index=output.sample,
@@ -208,6 +228,7 @@ class ChatAnswer:
             prompt_chars=asked.prompt_chars,
             text=asked.text + said,
             ids=np.array((asked.prompt.input_ids or []) + ids, dtype=np.int32),
+            hides_special=asked.hides_special or spells_special(self._tokens.special, asked.text, said, ids),
         )
 
 
@@ -245,3 +266,12 @@ def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, sk
         if not whole.has_pending_bytes:
             kept = number
     return ids[:kept], "".join(texts[:kept])
+
+
+def spells_special(special: Mapping[int, str], before: str, said: str, ids: list[int]) -> bool:
+    """Whether ``said``, which ``ids`` are, behind ``before`` has the text of a special token that is none of them.
+    special: id -> text."""
+    begun = before[max(0, len(before) - max(map(len, special.values()), default=0)) :]
+    text = begun + said
+    spelled = sum(text.count(each) - begun.count(each) for each in special.values() if each)
+    return spelled != sum(each in special for each in ids)

@@ -17,8 +17,9 @@ Kept for the last turns only, by number and by size; with one that is forgotten 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,12 @@ MAX_CHARS = 2**25
 
 MAX_TEMPLATES_ASKED = 2
 """Prompts of one chat for which the template is asked how it writes the answer: rendering takes milliseconds."""
+
+MAX_TURNS_READ = 8
+"""Answers to one prompt, the latest, that are read for whether they say the same as the template's words."""
+
+_OTHERWISE, _FEW_CHARS = 16, 1000
+"""A template's words for an answer are no more than so many times longer, and some: escapes, spaces and marks."""
 
 Key = tuple[str, bytes]
 """Namespace, and the digest of a prompt."""
@@ -51,6 +58,9 @@ class Turn:
     """Up to where the answer begins, with what was put there for the model."""
     text: str
     ids: np.ndarray
+    hides_special: bool = False
+    """Somewhere in it the model spelled a special token in letters. Who sends this text means the token, which ends a
+    message; so only who names the turn goes on from it."""
 
     @property
     def said(self) -> str:
@@ -66,7 +76,8 @@ class GoesOn:
 
 
 class Conversations:
-    """The recorded turns."""
+    """The recorded turns. Long chats are looked up in threads while others are recorded, and each is counted on as it
+    was then."""
 
     def __init__(
         self,
@@ -88,22 +99,25 @@ class Conversations:
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
         self._chars = 0
+        self._lock = threading.Lock()
+        """Of all that is recorded; never held while a template is asked, or an answer read."""
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def record(self, turn: Turn) -> None:
-        if not self._keeps:
+        if not self._keeps or turn.hides_special:
             return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
         key = turn.namespace, hashlib.blake2b(prompt, digest_size=16).digest()
-        self._forget(turn.rid, turn.index)
-        self._turns[turn.rid, turn.index] = key, turn
-        self._by_prompt.setdefault(key, []).append(turn)
-        self._lengths[len(prompt)] += 1
-        self._chars += len(turn.text)
-        while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
-            self._forget(*next(iter(self._turns)))
+        with self._lock:
+            self._forget(turn.rid, turn.index)
+            self._turns[turn.rid, turn.index] = key, turn
+            self._by_prompt.setdefault(key, []).append(turn)
+            self._lengths[len(prompt)] += 1
+            self._chars += len(turn.text)
+            while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
+                self._forget(*next(iter(self._turns)))
 
     def find(self, conversation: Conversation, text: str, namespace: str) -> GoesOn | None:
         """The longest turn that ``text``, the conversation's prompt, goes on from."""
@@ -114,7 +128,7 @@ class Conversations:
                 templates_asked += 1
                 found = self._in_other_words(turns, conversation, text)
             if found is not None:
-                self._turns.move_to_end((found.turn.rid, found.turn.index))
+                self._used(found.turn)
                 return found
         return None
 
@@ -124,21 +138,22 @@ class Conversations:
             return None
         return self._word_for_word([turn], text) or self._in_other_words([turn], conversation, text)
 
-    def _begun_by(self, text: str, namespace: str) -> Iterator[list[Turn]]:
+    def _begun_by(self, text: str, namespace: str) -> list[list[Turn]]:
         """The turns of each prompt that ``text`` begins with; the longest prompt, and the latest turn, first."""
         data = text.encode("utf-8", "surrogatepass")
+        with self._lock:
+            lengths = sorted(self._lengths)
         digest, start = hashlib.blake2b(digest_size=16), 0
-        found: list[list[Turn]] = []
-        for length in sorted(self._lengths):
+        keys: list[Key] = []
+        for length in lengths:
             if length > len(data):
                 break
             digest.update(data[start:length])
             start = length
-            if turns := self._by_prompt.get((namespace, digest.digest())):
-                found.append(turns)
-        for turns in reversed(found):
-            if text.startswith(turns[0].text[: turns[0].prompt_chars]):
-                yield turns[::-1]
+            keys.append((namespace, digest.digest()))
+        with self._lock:
+            found = [turns[::-1] for key in reversed(keys) if (turns := self._by_prompt.get(key))]
+        return [turns for turns in found if text.startswith(turns[0].text[: turns[0].prompt_chars])]
 
     def _word_for_word(self, turns: list[Turn], text: str) -> GoesOn | None:
         """A turn whose text ``text`` begins with. What follows must be nothing, or begin with a token that merges with
@@ -160,10 +175,17 @@ class Conversations:
         if not (text.startswith(written) and written.endswith(end) and len(written) >= start + len(end)):
             return None
         words = written[start : len(written) - len(end)]
-        said = next((turn for turn in turns if self._says_the_same(words, turn.said)), None)
+        near = [turn for turn in turns[:MAX_TURNS_READ] if len(words) <= _OTHERWISE * len(turn.said) + _FEW_CHARS]
+        said = next((turn for turn in near if self._says_the_same(words, turn.said)), None)
         return None if said is None else GoesOn(said, end + text[len(written) :])
 
+    def _used(self, turn: Turn) -> None:
+        with self._lock:
+            if (turn.rid, turn.index) in self._turns:
+                self._turns.move_to_end((turn.rid, turn.index))
+
     def _forget(self, rid: str, index: int) -> None:
+        """The lock is held."""
         if (known := self._turns.pop((rid, index), None)) is None:
             return
         key, turn = known

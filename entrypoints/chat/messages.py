@@ -92,3 +92,26 @@ def read_arguments(text: Any) -> Any:
         return msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError):
         return text
+
+
+class Arguments:
+    """Reads those of one request. The body counted them as text, and took that it has few values for granted: so they
+    are counted here, before the decoder, which holds everybody up, makes many millions of them."""
+
+    def __init__(self) -> None:
+        self._num_values = 0
+
+    def read(self, text: Any, where: str) -> Any:
+        """Raises RequestRefused."""
+        if isinstance(text, str):
+            self._num_values += sum(map(text.count, "[{,"))
+            if self._num_values > MAX_ARGUMENT_VALUES:
+                raise RequestRefused(
+                    f"the arguments of the calls up to {where} hold more than {MAX_ARGUMENT_VALUES} values, or commas; "
+                    "send fewer",
+                    param=where,
+                )
+        return read_arguments(text)
+
+
+MAX_ARGUMENT_VALUES = 500_000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -10,8 +12,10 @@ from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...scheduler.outcome import RequestRefused
 from .messages import Conversation, Message
 
+T = TypeVar("T")
+
 _INLINE_BYTES = 20_000
-"""Longer conversations are rendered in a thread, so that the loop goes on serving the others."""
+"""Longer conversations are rendered, and compared, in a thread, so that the loop goes on serving the others."""
 
 _MARK = "BatonGoesOnHere7Q"
 """Only letters and digits: templates strip, split and escape other characters."""
@@ -32,14 +36,8 @@ class Renderer:
     def knows_tools(self) -> bool:
         return "tools" in self.source
 
-    async def prompt(self, conversation: Conversation) -> str:
-        """The text that the model goes on from. Raises RequestRefused."""
-        if size_of(conversation) <= _INLINE_BYTES:
-            return self.render(conversation)
-        return await asyncio.to_thread(self.render, conversation)
-
     def render(self, conversation: Conversation) -> str:
-        """`prompt`, at once."""
+        """The text that the model goes on from. Raises RequestRefused."""
         if conversation.goes_on:
             return self._up_to_the_last_content(conversation) + conversation.forced
         return self._rendered(conversation, conversation.messages) + conversation.forced
@@ -83,6 +81,11 @@ class Renderer:
             )
         except ChatTemplateError as error:
             raise RequestRefused(str(error), code="chat_template_error", param="messages") from None
+
+
+async def beside_others(size: int, work: Callable[[], T]) -> T:
+    """What ``work`` makes of a conversation of this `size_of`, and of its text."""
+    return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def size_of(conversation: Conversation) -> int:

@@ -62,6 +62,8 @@ def _tool(tool: Any, where: str) -> dict:
         raise RequestRefused(
             f"{where}.function.name is {shown(name)}; it takes up to 128 letters, digits and _ - . : /", param=where
         )
+    if function.get("description") is not None:
+        typed(function["description"], str, f"{where}.function.description")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestRefused(f"{where}.function.parameters takes a JSON schema", param=where)

@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 MAX_RID_CHARS = 512
 
+_LONGEST_RID = 2 * MAX_RID_CHARS
+"""With prefixes; in a longer one, which may have megabytes, none are looked for."""
+
 MAX_INT = 2**63 - 1
 """Larger numbers do not fit the messages between the processes."""
 
@@ -154,7 +157,7 @@ def check_model(name: Any, served: str) -> None:
 def read_rid(given: Any, name: str) -> str:
     """A request's name. The prefix of a response's id is dropped, so that both forms mean the same request."""
     rid = given
-    if isinstance(given, str) and (prefix := _RESPONSE_ID_PREFIX.match(given)):
+    if isinstance(given, str) and len(given) <= _LONGEST_RID and (prefix := _RESPONSE_ID_PREFIX.match(given)):
         rid = given[prefix.end() :]
     if not isinstance(rid, str) or not 1 <= len(rid) <= MAX_RID_CHARS:
         raise RequestRefused(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
-from ..chat.messages import Conversation, Message, join_parts, read_arguments
+from ..chat.messages import Arguments, Conversation, Message, join_parts
 from ..chat.tools import Choice, read_tools
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
@@ -170,7 +170,8 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
     given = fields.get("messages")
     if not isinstance(given, list) or not given:
         raise RequestRefused("messages takes a list with at least one message", param="messages")
-    messages = [_message(message, f"messages[{number}]") for number, message in enumerate(given)]
+    arguments = Arguments()
+    messages = [_message(message, f"messages[{number}]", arguments) for number, message in enumerate(given)]
     goes_on = typed(fields.get("continue_final_message", False), bool, "continue_final_message")
     answers = typed(fields.get("add_generation_prompt", not goes_on), bool, "add_generation_prompt")
     if goes_on and (answers or messages[-1]["role"] != "assistant"):
@@ -195,7 +196,7 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
     )
 
 
-def _message(given: Any, where: str) -> Message:
+def _message(given: Any, where: str, arguments: Arguments) -> Message:
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with role and content", param=where)
     refuse_unserved(given, MESSAGE, MESSAGE_OFF, (), where=f"{where}.")
@@ -209,7 +210,7 @@ def _message(given: Any, where: str) -> Message:
     if role == "tool":
         message["tool_call_id"] = typed(given.get("tool_call_id"), str, f"{where}.tool_call_id")
     if role == "assistant":
-        return _assistant(message, given, where)
+        return _assistant(message, given, where, arguments)
     if content is None:
         raise RequestRefused(f"{where}.content is missing; it takes a string or a list of parts", param=where)
     for name in ("tool_calls", "reasoning_content", "reasoning"):
@@ -218,33 +219,41 @@ def _message(given: Any, where: str) -> Message:
     return message
 
 
-def _assistant(message: Message, given: dict[str, Any], where: str) -> Message:
-    if calls := given.get("tool_calls"):
-        if not isinstance(calls, list):
-            raise RequestRefused(f"{where}.tool_calls takes a list", param=f"{where}.tool_calls")
-        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    reasoning = given.get("reasoning_content") or given.get("reasoning")
-    if reasoning is not None:
-        message["reasoning_content"] = typed(reasoning, str, f"{where}.reasoning_content")
+def _assistant(message: Message, given: dict[str, Any], where: str, arguments: Arguments) -> Message:
+    calls = given.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise RequestRefused(f"{where}.tool_calls takes a list", param=f"{where}.tool_calls")
+    if calls:
+        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]", arguments) for i, call in enumerate(calls)]
+    reasoning, other, refusal = (_text(given, name, where) for name in ("reasoning_content", "reasoning", "refusal"))
+    if reasoning := reasoning or other:
+        message["reasoning_content"] = reasoning
     if message["content"] is None:
-        message["content"] = given.get("refusal") or ""
+        message["content"] = refusal or ""
         if not message["content"] and not calls and reasoning is None:
             raise RequestRefused(f"{where} has neither content nor tool_calls", param=where)
     return message
 
 
-def _call(given: Any, where: str) -> dict[str, Any]:
+def _call(given: Any, where: str, arguments: Arguments) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestRefused(
             f'{where} takes {{"id", "type": "function", "function": {{"name", "arguments"}}}}', param=where
         )
-    arguments = read_arguments(function.get("arguments"))
+    name, came = f"{where}.function.arguments", function.get("arguments")
+    if not isinstance(came, str | dict | None):
+        raise RequestRefused(f"{name} is {shown(came)}; it takes a string of JSON, or an object", param=name)
     return {
-        "id": given.get("id"),
+        "id": _text(given, "id", where),
         "type": "function",
-        "function": {"name": function["name"], "arguments": {} if arguments is None else arguments},
+        "function": {"name": function["name"], "arguments": {} if came is None else arguments.read(came, name)},
     }
+
+
+def _text(given: dict[str, Any], name: str, where: str) -> str | None:
+    """A field that may be missing."""
+    return None if given.get(name) is None else typed(given[name], str, f"{where}.{name}")
 
 
 def _content(given: Any, where: str) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....scheduler.outcome import RequestRefused
-from ...chat.messages import Message, join_parts, read_arguments
+from ...chat.messages import Arguments, Message, join_parts, read_arguments
 from ...fields.reading import one_of, refuse_unserved, shown, typed
 
 ROLES = ("user", "system", "developer", "assistant")
@@ -58,7 +58,11 @@ def read_input(given: Any, rid: str) -> tuple[list[Message], list[dict]]:
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call as templates take it."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read_arguments(arguments)}}
+    return _call_of(call_id, name, read_arguments(arguments))
+
+
+def _call_of(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
@@ -91,6 +95,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self.read: list[Message] = []
+        self.arguments = Arguments()
         self._answer: Message | None = None
         """The assistant's message that is still growing."""
 
@@ -154,7 +159,8 @@ def _reasoning(messages: _Messages, item: dict, where: str) -> dict:
 
 def _function_call(messages: _Messages, item: dict, where: str) -> dict:
     read = {name: typed(item.get(name), str, f"{where}.{name}") for name in ("call_id", "name", "arguments")}
-    messages.call(tool_call(**read))
+    arguments = messages.arguments.read(read["arguments"], f"{where}.arguments")
+    messages.call(_call_of(read["call_id"], read["name"], arguments))
     return {"type": "function_call", **read, "status": "completed"}
 
 

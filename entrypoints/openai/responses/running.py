@@ -52,7 +52,8 @@ class RunningResponse:
         self._response = response
         self._on_end = on_end
         tells_thoughts = parsers.reasoning_name is not None and request.call.separate_reasoning
-        self._tokens = TextTokens(token_bytes) if request.wants_logprobs or tells_thoughts else None
+        needs_tokens = request.wants_logprobs or tells_thoughts
+        self._tokens = TextTokens(token_bytes, answer.forced) if needs_tokens else None
         self._items = OutputItems(request.call.rid, parsers.new_call_id, self._tokens)
 
     def __enter__(self) -> RunningResponse:

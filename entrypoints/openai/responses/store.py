@@ -12,6 +12,9 @@ from ...chat.messages import Message
 MAX_BYTES = 2**27
 """Of all stored responses."""
 
+_OBJECT_BYTES = 700
+"""Of an item, and of its message: what Python's objects take beside their texts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredResponse:
@@ -37,7 +40,7 @@ class StoredResponse:
     def size(self) -> int:
         """In bytes, roughly and not too little: what it shares with other responses counts for each of them."""
         turn = 0 if self.turn is None else sys.getsizeof(self.turn.text) + self.turn.ids.nbytes
-        return len(self.body) + turn + 2 * self.item_bytes
+        return len(self.body) + turn + 2 * self.item_bytes + _OBJECT_BYTES * len(self.items)
 
 
 class ResponseStore:

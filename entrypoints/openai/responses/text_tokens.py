@@ -20,7 +20,8 @@ class TextTokens:
     """One output. A piece of it is looked up in its text, from where the last one ended; what lies between (the marks
     of thoughts and calls) belongs to none. Words behind a call may be found too early, inside of the call."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes, forced: str) -> None:
+        """forced: what stands before the output's text, and may be the beginning of a piece."""
         self._token_bytes = token_bytes
         self._decoder: IncrementalDecoder | None = None
         """As the output itself was decoded."""
@@ -28,9 +29,9 @@ class TextTokens:
         """Characters of all tokens so far."""
         self._waiting: deque[tuple[int, int, LogprobRow | None]] = deque()
         """Tokens that no piece was made of yet: from where to where each goes in the text."""
-        self._text = ""
+        self._text = forced
         """What lies behind the last piece, and where that ended."""
-        self._start = 0
+        self._start = -len(forced)
 
     def add(self, output: Output) -> None:
         """The output has grown."""

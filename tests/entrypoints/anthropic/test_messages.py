@@ -110,6 +110,7 @@ def test_tokens_are_counted_without_a_limit() -> None:
         ({"top_p": 2}, "top_p is 2.0", "top_p"),
         ({"stop_sequences": "x"}, "a list of strings", "stop_sequences"),
         ({"stop_sequences": ["x", 1]}, "a list of strings", "stop_sequences"),
+        ({"stop_sequences": ["x", ""]}, "an empty stop string", "stop_sequences"),
         ({"metadata": {"user": "me"}}, "unknown field metadata.user", "metadata.user"),
         ({"metadata": "me"}, "takes an object", "metadata"),
         ({"metadata": {"user_id": 7}}, "metadata.user_id is 7", "metadata.user_id"),

@@ -94,6 +94,12 @@ def test_only_the_first_call() -> None:
         (call("[" * 900 + "]" * 900), call("[" * 900 + " ]" + "]" * 899), False),
         ("<think>\na\n</think>\n\nb", "<think>a</think>b", True),
         ("a b", "<think>a</think>b", False),
+        ("<think>a</think>", "<think>\na\n</think>\n", True),
+        ("<think>a</think>", "<think>a", False),
+        ("", "<think>", False),
+        (CALL, CALL.removesuffix("</tool_call>"), False),
+        (CALL, CALL.removesuffix("}\n</tool_call>"), False),
+        (CALL + " <", CALL + "\n<", True),
     ],
 )
 def test_saying_the_same(words: str, said: str, same: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +14,7 @@ from byte_tokenizer import CHAT_TEMPLATE, EOS_ID, write_byte_tokenizer
 
 from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
 from baton.entrypoints.chat.config import ChatConfig
+from baton.entrypoints.chat.conversations import Turn
 from baton.entrypoints.chat.setup import ChatSetup
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Reasoning, Text
@@ -105,6 +108,69 @@ def test_the_next_turn_names_it(scene: Scene, stream: bool) -> None:
     scene.chat(HI, said("Ho"), HI, rid="two")
     assert scene.sent.spec.predecessor == Predecessor("one")
     assert scene.text == "[user]Hi<eos>\n[assistant]Ho<eos>\n[user]Hi<eos>\n[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("begun", "said_ids"),
+    [("", [*b"a<eos>"]), ("a<eo", [*b"s>"]), ("", [*b"a<eos>", EOS_ID, ord("b")])],
+    ids=["spelled", "completed", "one of two"],
+)
+def test_nobody_goes_on_from_a_special_token_in_letters(scene: Scene, begun: str, said_ids: list[int]) -> None:
+    """Whoever sends its text means the token: a model that sees letters reads on in the same message."""
+    text = bytes(each for each in said_ids if each != EOS_ID).decode()
+    goes_on = {"continue_final_message": True, "skip_special_tokens": False}
+    length = FinishReason("length")
+    scene.run(HI, said(begun), says=[(0, text, said_ids, length)], **goes_on)
+    whole = begun + "".join("<eos>" if each == EOS_ID else chr(each) for each in said_ids)
+    scene.run(HI, said(whole), says=[(0, "x", [ord("x")], length)], **goes_on)
+    assert scene.sent.spec.predecessor is None
+    assert (scene.sent.input_ids or []).count(EOS_ID) == 1 + whole.count("<eos>")
+
+
+def test_special_tokens_that_the_model_wrote_are_gone_on_from(scene: Scene) -> None:
+    length = FinishReason("length")
+    goes_on = {"continue_final_message": True}
+    scene.run(HI, said("<eos>"), says=[(0, "a", [ord("a"), EOS_ID, ord("b")], length)], rid="one", **goes_on)
+    scene.run(HI, said("<eos>a<eos>b"), says=[(0, "x", [ord("x")], length)], **goes_on)
+    assert scene.sent.spec.predecessor == Predecessor("one")
+
+
+def test_what_goes_on_from_letters_is_not_found_either(scene: Scene) -> None:
+    """A turn that is named is gone on from as it was said, and so its letters are in the next one."""
+    length = FinishReason("length")
+
+    async def turn_after(content: str, ids: list[int], after: Turn | None) -> Turn:
+        scene.manager.says = [(0, bytes(ids).decode(), ids, length)]
+        fields = {"messages": [HI, said(content)], "continue_final_message": True}
+        call = dataclasses.replace(parse_chat(fields).call, after=after)
+        answer = await scene.chats.open(call)
+        await answer.outputs()
+        return answer.turns[0]
+
+    spelled = asyncio.run(turn_after("", [*b"a<eos>"], None))
+    asyncio.run(turn_after("a<eos>", [*b"b"], spelled))
+    assert scene.sent.spec.predecessor is not None and scene.sent.input_ids == spelled.ids.tolist()
+    scene.run(HI, said("a<eos>b"), says=[(0, "x", [ord("x")], length)], continue_final_message=True)
+    assert scene.sent.spec.predecessor is None
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_the_loop_renders_and_compares_short_chats_alone(scene: Scene, long: bool) -> None:
+    """Nobody waits until a long one is rendered, its opening found, and its answer compared with what was said."""
+    threads: set[threading.Thread] = set()
+
+    def watched(work: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: [threads.add(threading.current_thread()), work(*given)][1]
+
+    asked = {"role": "user", "content": "Hi" * (20_000 if long else 1)}
+    scene.chat(asked, says=" Ho")
+    conversations = scene.chats._conversations
+    scene.chats.renderer.render = watched(scene.chats.renderer.render)  # type: ignore[method-assign]
+    conversations._says_the_same = watched(conversations._says_the_same)
+    scene.manager.limits = ModelLimits(context_length=100_000, vocab_size=257)
+    scene.chat(asked, said("Ho"), HI)
+    assert scene.sent.spec.predecessor is not None
+    assert threads and (threading.current_thread() not in threads if long else threads == {threading.current_thread()})
 
 
 def test_what_the_model_really_said_stays_as_it_was(scene: Scene, tokenizer: Tokenizer) -> None:

@@ -103,6 +103,33 @@ def test_an_answer_goes_on_where_it_was_cut_off():
     assert found is not None and (found.turn.rid, found.rest[:12]) == ("more", "<eos>\n[user]")
 
 
+def test_only_the_latest_answers_to_a_prompt_are_read():
+    """Reading takes time: a thousand may have asked the same."""
+    recorder, read = Recorder(), []
+    recorder.conversations._says_the_same = lambda words, said: read.append(said) or False
+    for number in range(20):
+        recorder.answer(conversation("a"), str(number), f"turn {number}")
+    assert recorder.find(conversation("a", "x", "c")) is None
+    assert read == [str(number) for number in range(19, 11, -1)]
+    assert recorder.find(conversation("a", "0", "c")) is not None, "the same words are found in all of them"
+
+
+def test_what_is_much_longer_than_the_answer_is_not_read():
+    recorder, read = Recorder(), []
+    recorder.conversations._says_the_same = lambda words, said: read.append(said) or False
+    recorder.answer(conversation("a"), "b")
+    assert recorder.find(conversation("a", "x" * 1500, "c")) is None and not read
+    assert recorder.find(conversation("a", "x" * 900, "c")) is None and read == ["b"]
+
+
+def test_a_turn_may_be_replaced_while_it_is_read():
+    recorder = Recorder()
+    turn = recorder.answer(conversation("a"), " b")
+    recorder.conversations._says_the_same = lambda *_: bool(recorder.answer(conversation("z"), "y"))
+    found = recorder.find(conversation("a", "b", "c"))
+    assert found is not None and found.turn is turn and len(recorder.conversations) == 1
+
+
 # -- the template writes it another way -------------------------------------------------------------------------------
 
 

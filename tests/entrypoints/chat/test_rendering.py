@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from chats import conversation, make_renderer
 
 from baton.entrypoints.chat.messages import Conversation
-from baton.entrypoints.chat.rendering import Renderer, size_of
+from baton.entrypoints.chat.rendering import Renderer, beside_others, size_of
 from baton.scheduler.outcome import RequestRefused
 
 PLAIN = (
@@ -16,12 +17,15 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize("words", [["Hi"], ["x" * 30_000]])
-def test_the_model_answers(words: list[str]) -> None:
-    """Long ones are rendered elsewhere, to the same."""
-    asked = conversation(*words, forced="{")
-    text = f"<user>{words[0]}</><a>{{"
-    assert asyncio.run(make_renderer(PLAIN).prompt(asked)) == make_renderer(PLAIN).render(asked) == text
+def test_the_model_answers() -> None:
+    assert make_renderer(PLAIN).render(conversation("Hi", forced="{")) == "<user>Hi</><a>{"
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_long_conversations_are_worked_on_beside_the_loop(long: bool) -> None:
+    size = size_of(conversation("x" * (30_000 if long else 1_000)))
+    at_work = asyncio.run(beside_others(size, threading.current_thread))
+    assert (at_work is not threading.current_thread()) is long
 
 
 def test_nothing_is_asked_of_the_model() -> None:

@@ -38,7 +38,7 @@ def test_the_id_of_a_response_names_its_request(given: str) -> None:
     assert read_rid(f"x{given}", "rid") == f"x{given}", "only what it begins with"
 
 
-@pytest.mark.parametrize("given", ["", "msg_", "x" * 513, 1, None])
+@pytest.mark.parametrize("given", ["", "msg_", "x" * 513, "msg_" * 300 + "x", 1, None])
 def test_names_that_are_none(given: Any) -> None:
     with pytest.raises(RequestRefused, match=r"continuation_of is .*; it takes a string of 1 to 512 characters"):
         read_rid(given, "continuation_of")

@@ -111,6 +111,20 @@ def test_arguments_that_a_model_left_unfinished_stay_as_they_are(arguments: Any,
     assert found["function"]["arguments"] == read
 
 
+def called(**fields: Any) -> dict[str, Any]:
+    """A message with a call that has these fields."""
+    return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "ls", "arguments": "{}"}} | fields]}
+
+
+def test_arguments_with_millions_of_values_are_refused_before_they_are_read() -> None:
+    """They came as text, so the body's own limit has not seen them. All of a request count together."""
+    each = "[" + ",".join(["[]"] * 100_000) + "]"
+    message = called(function={"name": "ls", "arguments": each})
+    assert parse(messages=[*HI, message, message]).call.conversation.messages[2]["tool_calls"]
+    error = refused(messages=[*HI, message, message, message])
+    assert error.param == "messages[3].tool_calls[0].function.arguments" and "more than 500000 values" in error.message
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "says"),
     [
@@ -135,6 +149,12 @@ def test_arguments_that_a_model_left_unfinished_stay_as_they_are(arguments: Any,
         ([{"role": "tool", "content": "etc"}], "messages[0].tool_call_id", "a string"),
         ([{"role": "assistant"}], "messages[0]", "neither content nor tool_calls"),
         ([{"role": "assistant", "tool_calls": "ls"}], "messages[0].tool_calls", "takes a list"),
+        ([{"role": "assistant", "content": "x", "tool_calls": {}}], "messages[0].tool_calls", "takes a list"),
+        ([{"role": "assistant", "refusal": 5}], "messages[0].refusal", "a string"),
+        ([{"role": "assistant", "content": "x", "reasoning_content": 0}], "messages[0].reasoning_content", "a string"),
+        ([{"role": "assistant", "content": "x", "reasoning": 0}], "messages[0].reasoning", "is 0; it takes a string"),
+        ([called(id=5)], "messages[0].tool_calls[0].id", "is 5; it takes a string"),
+        ([called(function={"name": "ls", "arguments": [1]})], "messages[0].tool_calls[0].function.arguments", "[1]"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0]", '"arguments"'),
         ([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}], "messages[0].function_call", "not"),
     ],
@@ -187,6 +207,10 @@ def test_one_call_at_a_time() -> None:
     assert not parse(tools=[LS], parallel_tool_calls=False).call.choice.parallel
 
 
+def described(description: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a", "description": description}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
@@ -195,6 +219,7 @@ def test_one_call_at_a_time() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]", "letters, digits"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools[0]", "JSON schema"),
+        ({"tools": [described(5)]}, "tools[0].function.description", "is 5; it takes a string"),
         ({"tools": [LS, LS]}, "tools", "'ls' twice"),
         ({"tools": [*MANY_TOOLS, LS, LS]}, "tools", "'ls' twice"),
         ({"tools": [LS], "tool_choice": "maybe"}, "tool_choice", "none, auto or required"),

@@ -46,14 +46,16 @@ class Closable:
 
 
 class Said:
-    """An answer that says these texts, an update each, and ends; or fails, if that is an error."""
+    """An answer that says these texts, an update each, and ends; or fails, if that is an error. forced: what was put
+    before them."""
 
-    def __init__(self, request: Any, texts: Iterable[str], end: FinishReason | RequestRefused) -> None:
+    def __init__(self, request: Any, texts: Iterable[str], end: FinishReason | RequestRefused, forced: str) -> None:
         self.answer = Closable()
         self.turns: list = []
         self._call, self._texts, self._end = request.call, list(texts), end
         self._parser = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE).make(self._call, "")
         self.continuation: ContinuationOutput | None = None
+        self.forced = forced
 
     async def updates(self) -> AsyncIterator[ChatUpdate]:
         count = 0
@@ -69,7 +71,7 @@ class Said:
                 values = (np.array(ids, dtype="<f4") / -1000).tobytes()
                 chunk = LogprobChunk(ids=pack_ids(ids), values=values, top_ids=pack_ids(ids), top_values=values)
                 output.output_logprobs = Logprobs([chunk], lambda token_id: chr(token_id))
-            pieces = self._parser.push(text)
+            pieces = self._parser.push(text if number else self.forced + text)
             yield ChatUpdate(output, pieces + self._parser.finish() if finish is not None else pieces)
         if isinstance(self._end, RequestRefused):
             raise self._end
@@ -79,10 +81,15 @@ class Scene:
     """One response. ``stored``: what it gave to the store, once it has ended."""
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: Iterable[str], end: FinishReason | RequestRefused = STOP, **fields: Any
+        self,
+        tokenizer: Tokenizer,
+        texts: Iterable[str],
+        end: FinishReason | RequestRefused = STOP,
+        forced: str = "",
+        **fields: Any,
     ) -> None:
         request = parse_response({"input": "Hi", "rid": "r", **fields})
-        self.said = Said(request, texts, end)
+        self.said = Said(request, texts, end, forced)
         self.stored: list[StoredResponse | None] = []
         parsers = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE)
         response = ResponseObject(request, "served")
@@ -225,6 +232,19 @@ def test_logprobs_are_those_of_the_words(tokenizer: Tokenizer, size: int) -> Non
     assert done["logprobs"] == part["logprobs"]
     (stored,) = scene.stored
     assert stored is not None and "logprobs" not in stored.output[1]["content"][0]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_what_an_answer_was_made_to_begin_with_has_no_tokens(tokenizer: Tokenizer, size: int) -> None:
+    """It was to be a call, and became words, of which the model wrote only the last."""
+    text = "no call.</tool_call>\n" + CALL + "Day."
+    parts = [text[i : i + size] for i in range(0, len(text), size)]
+    scene = Scene(tokenizer, parts, forced="<tool_call>\n", include=[LOGPROBS], tools=[LS])
+    scene.events()
+    words, _, more = scene.body()["output"]
+    assert words["content"][0]["text"].startswith("<tool_call>\nno call.")
+    assert "".join(row["token"] for row in words["content"][0]["logprobs"]).startswith("no call.")
+    assert "".join(row["token"] for row in more["content"][0]["logprobs"]) == more["content"][0]["text"] == "Day."
 
 
 def test_an_answer_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:

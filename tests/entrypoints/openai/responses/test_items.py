@@ -36,6 +36,14 @@ def test_contents_are_strings_or_parts() -> None:
     assert read == [says("system", "s"), says("developer", "d"), says("user", "a\nb"), says("assistant", "c")]
 
 
+def test_arguments_with_millions_of_values_are_refused() -> None:
+    each = CALL | {"arguments": "[" + ",".join(["[]"] * 100_000) + "]"}
+    assert messages(each, each)
+    with pytest.raises(RequestRefused, match="more than 500000 values") as error:
+        messages(each, CALL, each, each)
+    assert error.value.param == "input[3].arguments"
+
+
 def test_the_items_of_one_answer_are_one_message() -> None:
     other = CALL | {"call_id": "c2"}
     output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a.txt"}]}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 
 from baton.entrypoints.chat.conversations import Turn
+from baton.entrypoints.openai.responses.items import read_input
 from baton.entrypoints.openai.responses.store import ResponseStore, StoredResponse
+
+CALL = {"type": "function_call", "call_id": "1", "name": "l", "arguments": "{}"}
 
 
 def response(rid: str, namespace: str = "", body: bytes = b"{}", **more: Any) -> StoredResponse:
@@ -69,3 +75,15 @@ def test_a_size_counts_all_that_is_kept() -> None:
     grown = response("r", turn=turn("x" * 100, 50)).size - response("r", turn=turn("", 0)).size
     assert grown == 100 + 4 * 50
     assert response("r", turn=turn("漢" * 100, 0)).size >= response("r", turn=turn("x" * 100, 0)).size + 100
+
+
+@pytest.mark.parametrize("item", [{"role": "user", "content": "a"}, CALL], ids=["message", "call"])
+def test_many_small_items_count_as_much_as_they_take(item: dict[str, str]) -> None:
+    """Their objects take several times the memory of their JSON."""
+    given = [dict(item) for _ in range(2000)]
+    tracemalloc.start()
+    messages, items = read_input(given, "r" * 32)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    counted = response("r", items=items, messages=messages, item_bytes=len(msgspec.json.encode(items))).size
+    assert taken <= counted <= 2 * taken
