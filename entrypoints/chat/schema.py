@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..description.json_schema import Schema, either, enum, list_of, open_object, string
+from ..description.json_schema import Schema, either, enum, list_of, nullable, open_object, string
 from .messages import TEXT_PARTS
 from .tools import MAX_TOOL_NAME
 
@@ -20,7 +20,7 @@ _FUNCTION: Schema = {
     "type": "object",
     "properties": {
         "name": FUNCTION_NAME,
-        "description": {},
+        "description": nullable(string()),
         "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
     },
     "required": ["name"],

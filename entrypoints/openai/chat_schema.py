@@ -10,11 +10,13 @@ from ..description.json_schema import (
     Properties,
     Schema,
     answered,
+    either,
     enum,
     flag,
     list_of,
     nullable,
     number,
+    open_object,
     string,
     taken,
     whole,
@@ -49,10 +51,10 @@ MESSAGE: Properties = {
         {
             "type": "object",
             "properties": {
-                "id": {},
+                "id": nullable(string()),
                 "function": {
                     "type": "object",
-                    "properties": {"name": string(), "arguments": {"description": "JSON, as a text."}},
+                    "properties": {"name": string(), "arguments": nullable(either(string(), open_object()))},
                     "required": ["name"],
                 },
             },
