@@ -98,8 +98,9 @@ def _responses(operation: Operation, refusals: list[int], components: dict[str, 
 
 def _event(data: Schema) -> Schema:
     """A server-sent event, as OpenAPI 3.2 describes one. Its data are JSON, or the [DONE] that ends a stream."""
-    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
-    return {"type": "object", "properties": {"event": {"type": "string"}, "data": text}, "required": ["data"]}
+    json = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    said = {"anyOf": [{"const": "[DONE]"}, json]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": said}, "required": ["data"]}
 
 
 def _examples(operation: Operation) -> dict[str, Any]:

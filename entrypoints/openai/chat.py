@@ -213,9 +213,11 @@ def _message(given: Any, where: str, arguments: Arguments) -> Message:
         return _assistant(message, given, where, arguments)
     if content is None:
         raise RequestRefused(f"{where}.content is missing; it takes a string or a list of parts", param=where)
-    for name in ("tool_calls", "reasoning_content", "reasoning"):
+    for name in ("tool_calls", "reasoning_content", "reasoning", "refusal"):
         if given.get(name):
             raise RequestRefused(f"{where}.{name} belongs to the assistant's messages", param=f"{where}.{name}")
+    if role != "tool" and given.get("tool_call_id"):
+        raise RequestRefused(f"{where}.tool_call_id belongs to a tool's message", param=f"{where}.tool_call_id")
     return message
 
 

@@ -234,6 +234,19 @@ def test_tools_that_are_none(fields: dict[str, Any], param: str, says: str) -> N
     assert error.param == param and says in error.message
 
 
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user", "content": "x", "refusal": "no"}, "refusal"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1", "reasoning_content": "hm"}, "reasoning_content"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "tool_call_id"),
+    ],
+)
+def test_fields_of_other_roles_are_refused(message: dict[str, Any], field: str) -> None:
+    error = refused(messages=[message])
+    assert error.param == f"messages[0].{field}" and "belongs to" in error.message
+
+
 # -- everything else ---------------------------------------------------------------------------------------------------
 
 
