@@ -90,4 +90,6 @@ def _choice(given: Any, names: list[str], parallel: bool) -> Choice:
         raise RequestRefused("tool_choice is required and there are no tools", param="tool_choice")
     if not names:
         return Choice("none", parallel=parallel)
-    return Choice("any" if given == "required" else given, parallel=parallel)
+    if given == "required":  # where there is one alone, its name need not be left to the model
+        return Choice("any", parallel=parallel) if len(names) > 1 else Choice("named", names[0], parallel)
+    return Choice(given, parallel=parallel)

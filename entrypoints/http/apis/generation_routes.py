@@ -9,7 +9,7 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import answered, flag, list_of, string, taken
 from ...description.operation import GENERATING, Operation
-from ...fields.reading import read_rid, refuse_unserved
+from ...fields.reading import MAX_RID_CHARS, read_rid, refuse_unserved
 from ...fields.shared_schema import RID
 from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
@@ -31,12 +31,13 @@ _GENERATE = Operation(
     events=OUTPUT,
     refusals=GENERATING,
 )
+_ABORTED = string("The rid of the request; empty, as SGLang's clients send it, beside abort_all.", most=MAX_RID_CHARS)
 _ABORT_OFF = {"abort_message": ("",)}
 _ABORT = Operation(
     summary="Abort a request, or all",
     about="Aborting all needs the admin's key, where there is one.",
     tag="Native",
-    body=taken({"rid": RID, "abort_all": flag(default=False)}, title="AbortBody", unsupported=_ABORT_OFF),
+    body=taken({"rid": _ABORTED, "abort_all": flag(default=False)}, title="AbortBody", unsupported=_ABORT_OFF),
     answer=answered({"aborted": list_of(string("rid"))}, title="Aborted"),
     refusals=(404,),
 )

@@ -316,7 +316,7 @@ def test_tools_take_the_shape_that_templates_expect() -> None:
     [
         ({"type": "auto"}, Choice("auto")),
         ({"type": "auto", "disable_parallel_tool_use": True}, Choice("auto", parallel=False)),
-        ({"type": "any", "disable_parallel_tool_use": False}, Choice("any")),
+        ({"type": "any", "disable_parallel_tool_use": False}, Choice("named", "ls")),
         ({"type": "tool", "name": "ls", "disable_parallel_tool_use": True}, Choice("named", "ls", parallel=False)),
         ({"type": "none"}, Choice("none")),
     ],

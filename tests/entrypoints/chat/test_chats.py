@@ -238,13 +238,14 @@ def test_chats_that_go_on_from_nothing(tokenizer: Tokenizer) -> None:
 ])  # fmt: skip
 def test_a_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: str) -> None:
     rest = ('ls", "arguments": ' if choice == "required" else "") + '{"a": 1}}\n</tool_call>'
-    (update,) = scene.chat(HI, says=rest, tools=[LS], tool_choice=choice, rid="one")
+    tools = [LS, {"type": "function", "function": {"name": "pwd"}}]
+    (update,) = scene.chat(HI, says=rest, tools=tools, tool_choice=choice, rid="one")
     assert scene.text.endswith("[assistant]" + forced)
     assert update.pieces[0] == CallBegins(0, "ls")
     assert "".join(piece.delta for piece in update.pieces if isinstance(piece, CallArguments)) == '{"a": 1}'
     call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"a":1}'}}
     answered = {"role": "assistant", "content": None, "tool_calls": [call]}
-    scene.chat(HI, answered, {"role": "tool", "tool_call_id": "1", "content": "etc"}, tools=[LS])
+    scene.chat(HI, answered, {"role": "tool", "tool_call_id": "1", "content": "etc"}, tools=tools)
     assert scene.sent.spec.predecessor == Predecessor("one")
 
 

@@ -192,7 +192,7 @@ def test_variables_of_the_template() -> None:
         (None, Choice("auto")),
         ("auto", Choice("auto")),
         ("none", Choice("none")),
-        ("required", Choice("any")),
+        ("required", Choice("named", "ls")),
         ({"type": "function", "function": {"name": "ls"}}, Choice("named", "ls")),
     ],
 )
@@ -201,6 +201,11 @@ def test_tools_and_what_is_chosen(choice: Any, expected: Choice) -> None:
     assert call.tools == [LS] and call.choice == expected
     assert call.may_call == (expected.kind != "none")
     assert call.conversation.tools == ([LS] if call.may_call else None), "no tools are shown where none may be called"
+
+
+def test_of_several_tools_the_model_takes_one() -> None:
+    pwd = {"type": "function", "function": {"name": "pwd"}}
+    assert parse(tools=[LS, pwd], tool_choice="required").call.choice == Choice("any")
 
 
 def test_one_call_at_a_time() -> None:

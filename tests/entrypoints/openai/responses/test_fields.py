@@ -127,7 +127,7 @@ def test_tools_are_flat_here_and_never_strict() -> None:
     assert asked.echo["tools"] == [LS | {"strict": False}] and asked.echo["parallel_tool_calls"] is False
     assert asked.echo["tool_choice"] == {"type": "function", "name": "ls"}
     assert parse(tools=[LS], tool_choice="none").call.conversation.tools is None
-    assert parse(tools=[LS], tool_choice="required").call.choice.kind == "any"
+    assert parse(tools=[LS], tool_choice="required").call.choice == Choice("named", "ls")
 
 
 def test_logprobs_are_asked_for_by_include() -> None:
