@@ -49,7 +49,7 @@ def refuse_unserved(
     instead: dict[str, str] | None = None,
 ) -> None:
     """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages.
-    ``instead``: unsupported field -> what to use instead."""
+    ``instead``: unsupported or unknown field -> what to use instead."""
     for name, value in given.items():
         if name in served or name in without_effect:
             continue
@@ -58,6 +58,11 @@ def refuse_unserved(
                 raise RequestRefused(
                     f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",
                     code="unknown_field",
+                )
+            if instead and name in instead:
+                use = f"use {where}{instead[name]}"
+                raise RequestRefused(
+                    f"unknown field {where}{name}; {use}", code="unknown_field", param=f"{where}{name}"
                 )
             near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
             hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"

@@ -14,6 +14,7 @@ from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import taken
 from ..fields.prompts import LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
 from ..fields.reading import PerPrompt, refuse_unserved, spread, typed
+from ..fields.sampling_schema import SAMPLING
 from ..fields.stream_options import include_usage
 from .generate_schema import PROPERTIES
 
@@ -39,13 +40,19 @@ UNSUPPORTED: dict[str, tuple] = {
 WITHOUT_EFFECT = ("routing_key", "conversation_id", "no_logs")
 """Labels for routers and logs. Prompts are never logged, so ``no_logs`` always holds."""
 
+_INSTEAD = {
+    "prompt": "text", "messages": "/v1/chat/completions", "max_tokens": "sampling_params.max_new_tokens",
+    **{name: f"sampling_params.{name}" for name in SAMPLING if name not in PROPERTIES},
+}  # fmt: skip
+"""Fields of other APIs, and those that are one level too high."""
+
 BODY = taken(PROPERTIES, title="GenerateBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
 
 
 def parse_generate(fields: dict[str, Any], *, rid: str | None = None, max_prompts: int | None = None) -> PromptBatch:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
-    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     # Every event has the counts, so there is nothing to be included.
     include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))

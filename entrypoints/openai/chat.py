@@ -46,6 +46,7 @@ UNSUPPORTED: dict[str, tuple] = {
 }  # fmt: skip
 
 _INSTEAD = {
+    "prompt": "messages, or /v1/completions", "guided_json": "messages to ask for JSON: text is not constrained yet",
     "functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server",
     **dict.fromkeys(NO_CONTINUATION, "messages alone: what a chat goes on from is found by itself; or /v1/completions"),
 }  # fmt: skip

@@ -46,6 +46,8 @@ WITHOUT_EFFECT = (
 """Labels, accepted and ignored."""
 
 
+_INSTEAD = {"messages": "prompt, or /v1/chat/completions", "text": "prompt"}
+
 BODY = taken(PROPERTIES, title="CompletionBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
 
 
@@ -72,7 +74,7 @@ def parse_completion(
 ) -> CompletionRequest:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
     Raises RequestRefused."""
-    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="")
+    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     echo = typed(fields.get("echo", False), bool, "echo")
     logprobs = _logprobs(fields.get("logprobs"))

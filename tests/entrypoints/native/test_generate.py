@@ -113,6 +113,8 @@ def test_no_field_is_in_two_tables() -> None:
 def test_unknown_fields_name_the_nearest() -> None:
     assert "did you mean input_ids?" in refusal(inputids=[1]).message
     assert "known fields: text, input_ids" in refusal(qqq=1).message
+    assert refusal(text="a", top_p=0.5).message == "unknown field top_p; use sampling_params.top_p"
+    assert refusal(prompt="a").message == "unknown field prompt; use text"
     error = refusal(text="a", sampling_params={"top_P": 0.5})
     assert error.message == "unknown field sampling_params.top_P; did you mean sampling_params.top_p?"
 

@@ -274,6 +274,7 @@ def test_fields_of_other_roles_are_refused(message: dict[str, Any], field: str) 
         ({"beam_width": 4}, "beam_width", "unknown field"),
         ({"continuation_of": "x"}, "continuation_of", "by itself"),
         ({"mesages": []}, "mesages", "did you mean messages?"),
+        ({"prompt": "x"}, "prompt", "unknown field prompt; use messages, or /v1/completions"),
         ({"n": 0}, "n", "n"),
     ],
 )

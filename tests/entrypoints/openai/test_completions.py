@@ -202,6 +202,7 @@ def test_labels_are_without_effect() -> None:
         ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids", "use at most 16384"),
         ({"max_new_tokens": 5}, "max_new_tokens", "did you mean"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: its keys must be token ids"),
+        ({"text": "x"}, "text", "unknown field text; use prompt"),
         ({"continuation_suffix": "x"}, "continuation_suffix", "add continuation_of"),
         ({"continuation_of": ["p", "q"]}, "prompt", "list 2 prompts and text holds 1"),
         ({"no_stop_trim": 1}, "no_stop_trim", "true or false"),
