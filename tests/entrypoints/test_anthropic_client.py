@@ -137,7 +137,8 @@ def test_calls_at_the_same_time(client: anthropic.Anthropic, stream: bool) -> No
 @pytest.mark.parametrize(("choice", "city"), [({"type": "any"}, "Rome"), ({"type": "tool", "name": "weather"}, "Oslo")])
 @both_ways
 def test_a_call_that_must_be_made(client: anthropic.Anthropic, choice: Any, city: str, stream: bool) -> None:
-    message = ask(client, user("Now"), stream=stream, tools=[WEATHER], tool_choice=choice)
+    tools: Any = [WEATHER, {"name": "other", "input_schema": {}}]
+    message = ask(client, user("Now"), stream=stream, tools=tools, tool_choice=choice)
     assert shown(message) == [{"type": "tool_use", "name": "weather", "input": {"city": city}}]
     assert message.stop_reason == "tool_use"
 

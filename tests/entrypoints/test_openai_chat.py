@@ -152,7 +152,8 @@ def test_calls_at_the_same_time(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, city: str, stream: bool) -> None:
     """The answer is made to begin with it."""
-    asked: dict[str, Any] = {"model": "x", "messages": [user("Now")], "tools": [WEATHER], "tool_choice": choice}
+    tools: Any = [WEATHER, {"type": "function", "function": {"name": "other"}}]
+    asked: dict[str, Any] = {"model": "x", "messages": [user("Now")], "tools": tools, "tool_choice": choice}
     if stream:
         chunks = list(client.chat.completions.create(**asked, stream=True))
         _, _, calls = called(chunks)

@@ -153,7 +153,8 @@ def test_a_tool_by_what_the_client_sends_back(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
-    response = client.responses.create(model="any", input="Hi", tools=[WEATHER], tool_choice="required")
+    tools: Any = [WEATHER, {"type": "function", "name": "other", "parameters": {}}]
+    response = client.responses.create(model="any", input="Hi", tools=tools, tool_choice="required")
     (call,) = response.output
     assert isinstance(call, ResponseFunctionToolCall) and json.loads(call.arguments) == {"city": "Rome"}
 
