@@ -71,6 +71,7 @@ class Chats:
         rendered, forced, make_parser = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced))
         prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
+        prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         answer = await self._manager.open([prompt], stream=call.stream)
 
         turn = _Asked(
