@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...radix.lease import Lease, LeaseState
+from ..jobs.job import FinishedStep
 from ..request import Request
 from .fill_time import FillTime
 
@@ -106,6 +107,10 @@ class BasePolicy(ABC):
         """True for a lease that has been idle for longer than T_fill. Breaking younger ones lets newcomers in at the
         cost of those who are about to return, who then do the same to the next: everybody thrashes."""
         return lease.state is LeaseState.GRANTED and now - lease.idle_since > self._fill_time.seconds
+
+    def ttl(self, step: FinishedStep, now: float) -> float:
+        """Nothing is pinned."""
+        return 0.0
 
 
 def _by_priority(request: Request) -> int:
