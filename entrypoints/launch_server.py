@@ -125,6 +125,7 @@ class _Server:
             tokenizer=tokenizer,
             endpoints=endpoints,
             metrics=ServerMetrics(args.served_model_name),
+            read_calls=chat.read_calls,
         )
         self._state = Readiness()
         limits = ConnectionLimits(

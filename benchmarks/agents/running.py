@@ -13,12 +13,10 @@ import openai
 
 from benchmarks.agents.workload import Job, Message, Turn
 
-WORDS = tuple(
-    """
+WORDS = """
 the file holds a list of names and numbers that were written by the last run of the program which reads every line
 counts the words in it and prints what it has found to the log before it goes on with the next one
-""".split()
-)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,4 +184,4 @@ async def _use_tool(seconds: float) -> float:
 
 
 def _some(count: int, seed: object) -> list[str]:
-    return random.Random(str(seed)).choices(WORDS, k=count)
+    return random.Random(str(seed)).choices(WORDS.split(), k=count)
