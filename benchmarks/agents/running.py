@@ -70,16 +70,30 @@ class Server:
         await self._client.close()
 
     async def _prompt_tokens(self, words: int) -> int:
-        answer = await self._client.chat.completions.create(
-            model=self.model, messages=[{"role": "user", "content": " ".join(_some(words, 0))}], max_tokens=1
-        )
-        assert answer.usage is not None
-        return answer.usage.prompt_tokens
+        message: dict[str, str] = {"role": "user", "content": " ".join(_some(words, 0))}
+        _, cost = await self.answer([message], 1, f"words-{time.time_ns():x}", is_last=True)  # nothing stays of it
+        return cost.prompt_tokens
 
-    def filler(self, text: str, tokens: float, seed: object) -> str:
+    def _filler(self, text: str, tokens: float, seed: object) -> str:
         """Words that make a message with this text some ``tokens`` long."""
         own = self._tokens_around + 1.5 * self._tokens_per_word * len(text.split())
         return " ".join(_some(max(0, round((tokens - own) / self._tokens_per_word)), seed))
+
+    def messages_of(self, turn: Turn, known: int, seed: str) -> list[dict[str, str]]:
+        """What a turn says, as long as it should be. known: tokens of the conversation up to here."""
+        *before, last = turn.says
+        wanted = turn.prompt_tokens - known if turn.prompt_tokens else turn.new_tokens
+        if wanted > 0 and (words := self._filler(last.text, wanted, seed)):
+            last = Message(last.role, f"{words}\n{last.text}")
+        # A result of a tool has to name the call; what it is called is of no interest to the template.
+        return [
+            {"role": each.role, "content": each.text} | ({"tool_call_id": "call"} if each.role == "tool" else {})
+            for each in (*before, last)
+        ]
+
+    def system_of(self, job: Job) -> dict[str, str]:
+        words = self._filler(job.system, job.system_tokens, "system") if job.system_tokens else ""
+        return {"role": "system", "content": f"{job.system}\n{words}".rstrip()}
 
     async def answer(self, messages: list[Any], max_tokens: int, job_id: str, is_last: bool) -> tuple[str, TurnResult]:
         """Its text, and what it cost; without what only the job knows."""
@@ -142,14 +156,12 @@ async def run_jobs(
 
 
 async def _run_job(server: Server, job: Job, result: JobResult, seed: int, job_id: str) -> None:
-    system = {"role": "system", "content": job.system}
-    if job.system_tokens:
-        system["content"] += "\n" + server.filler(job.system, job.system_tokens, "system")
+    system = server.system_of(job)
     messages, known = [system], 0
     for number, turn in enumerate(job.turns):
         if turn.drops_history:
             messages, known = [system], 0
-        messages += _messages(server, turn, known, f"{seed} {job.number} {number}")
+        messages += server.messages_of(turn, known, f"{seed} {job.number} {number}")
         is_last = number == len(job.turns) - 1
         text, cost = await server.answer(messages, turn.max_tokens, job_id, is_last)
         messages.append({"role": "assistant", "content": text})
@@ -158,20 +170,6 @@ async def _run_job(server: Server, job: Job, result: JobResult, seed: int, job_i
         # The last token of an answer was not computed.
         result.turns.append(replace(cost, reusable_tokens=max(0, known - 1), tool_s=slept, followed=followed))
         known = cost.prompt_tokens + cost.output_tokens
-
-
-def _messages(server: Server, turn: Turn, known: int, seed: str) -> list[dict[str, str]]:
-    """What a turn says, as long as it should be. known: tokens of the conversation up to here."""
-    *before, last = turn.says
-    wanted = turn.prompt_tokens - known if turn.prompt_tokens else turn.new_tokens
-    if wanted > 0 and (words := server.filler(last.text, wanted, seed)):
-        last = Message(last.role, f"{words}\n{last.text}")
-    says = [*before, last]
-    # A result of a tool has to name the call; what it is called is of no interest to the template.
-    return [
-        {"role": each.role, "content": each.text} | ({"tool_call_id": "call"} if each.role == "tool" else {})
-        for each in says
-    ]
 
 
 async def _use_tool(seconds: float) -> float:

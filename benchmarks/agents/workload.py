@@ -92,9 +92,17 @@ def arrivals(rng: random.Random, jps: float, duration: float) -> Iterator[float]
 
 def plan(workload: str, sizes: Sizes, *, jps: float, duration: float, seed: int) -> list[Job]:
     """The jobs that arrive, in order. Equal arguments give equal jobs; a job does not depend on how many there are."""
-    make = WORKLOADS[workload]
     times = arrivals(random.Random(f"{seed} arrivals"), jps, duration)
-    return [make(random.Random(f"{seed} job {number}"), number, at, sizes) for number, at in enumerate(times)]
+    return [_job(workload, sizes, seed, number, at) for number, at in enumerate(times)]
+
+
+def plan_jobs(workload: str, sizes: Sizes, number: int, seed: int) -> list[Job]:
+    """So many jobs, all there at once."""
+    return [_job(workload, sizes, seed, each, 0.0) for each in range(number)]
+
+
+def _job(workload: str, sizes: Sizes, seed: int, number: int, at: float) -> Job:
+    return WORKLOADS[workload](random.Random(f"{seed} job {number}"), number, at, sizes)
 
 
 def heavy_tool(rng: random.Random) -> tuple[str, float]:
