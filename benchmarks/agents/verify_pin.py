@@ -125,7 +125,7 @@ class Watch:
 
 def show(step: Step) -> None:
     usages = " ".join(f"{look.usage:.6f}" for look in step.looks)
-    leased = "-" if step.looks[-1].leased is None else f"{step.looks[-1].leased:g}"
+    leased = "-" if step.looks[0].leased is None else f"{step.looks[0].leased:g}"
     cached = "-" if step.cost.cached_tokens is None else str(step.cost.cached_tokens)
     print(
         f"{step.job:>4}{step.turn:>5}{'*' if step.is_last else ' '}{step.cost.prompt_tokens:>8}{cached:>8}"
