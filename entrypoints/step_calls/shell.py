@@ -43,6 +43,7 @@ _PYTHONS = frozenset({"python", "pypy"})
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*+(?:\[[^\]]*\])?\+?=")
 _SCRIPT_OPTION = re.compile(r"-[a-z]*c[a-z]*")
+_SUBSTITUTED = re.compile(r"[`$\n]")
 _VERSION = re.compile(r"(python|pypy|pip|perl|ruby|php|lua|node|java|gcc|g\+\+|clang|clang\+\+)-?[0-9][0-9.]*")
 
 
@@ -116,8 +117,10 @@ def sendable(text: str) -> str:
 
 
 def clean_name(word: str) -> str:
-    """A command's name without folders, version, and what cannot be printed."""
+    """A command's name without folders, version, what a shell puts in behind its beginning, and what cannot be
+    printed."""
     name = word.rstrip("/").rpartition("/")[2][:MAX_NAME]
+    name = _SUBSTITUTED.split(name, 1)[0] or name
     name = "".join(character for character in name if character.isprintable())
     version = _VERSION.fullmatch(name)
     return version[1] if version else name

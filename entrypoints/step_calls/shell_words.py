@@ -88,7 +88,7 @@ def unquoted(word: str) -> str:
         return word[1:-1]
     if len(word) > 1 and word[0] == word[-1] == '"':
         return re.sub(r'\\([\\"$`])', r"\1", word[1:-1])
-    return re.sub(r"[\"'\\]", "", word)
+    return re.sub(r"\\\r?\n|[\"'\\]", "", word)
 
 
 class _HereDocuments:

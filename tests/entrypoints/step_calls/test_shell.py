@@ -90,6 +90,7 @@ SCRIPTS: dict[str, str | None] = {
     ">out 2>&1 <in &>>log 3<>f grep x": "grep x",
     "grep x>out": "grep x>out",
     "diff <(sort a) b": "diff <(sort a) b",
+    "grep```bash\ngrep x\n": "grep",
     "<(sort a)/x y": "x y",
     "cat f | head": "cat f | head",
     "echo x & sleep 1": "echo x & sleep 1",
