@@ -82,7 +82,7 @@ class Scheduler:
         self._endings = Endings(eos_token_ids)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
-        self.pins = Pins(self.leases, self._policy, config.max_jobs)
+        self.pins = Pins(cache, self.leases, self._policy, config.max_jobs)
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)

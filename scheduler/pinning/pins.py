@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...radix.cache import RadixCache
 from ...radix.lease import Lease, LeaseState, LeaseTable
+from ...radix.retire import retire
 from ..jobs.calls import ToolCall
 from ..jobs.job import FinishedStep, Job
 from ..jobs.job_table import JobTable
@@ -38,7 +40,8 @@ _ENDS = {
 class Pins:
     """Called by the scheduler as requests come and go, and once a turn."""
 
-    def __init__(self, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
+    def __init__(self, cache: RadixCache, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
+        self._cache = cache
         self._leases = leases
         self._policy = policy
         self._table = JobTable(max_jobs)
@@ -112,6 +115,9 @@ class Pins:
         if request.spec.is_last_step:
             job.is_over = True
             self._let_go(job)
+            if self._policy.retires_jobs:
+                node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
+                retire(self._cache, node, job.shared_tokens or 0)
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
@@ -194,6 +200,10 @@ class Pins:
         return [describe(job, now, None) for job in jobs]
 
     def _let_go(self, job: Job) -> None:
-        for step in job.steps:
-            if step.lease is not None:
-                self._leases.release(step.lease)
+        """Give up the leases of a job."""
+        for step in job.pinned_steps():
+            assert step.lease is not None and step.lease.kv is not None
+            node = step.lease.kv.node
+            self._leases.release(step.lease)
+            if self._policy.retires_jobs and node is not None:
+                retire(self._cache, node, job.shared_tokens or 0)

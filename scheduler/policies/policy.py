@@ -24,6 +24,9 @@ class SchedulePolicy(Protocol):
     max_deferred: int
     """At most this many requests of a turn may wait like that and be passed by others; then admission stops."""
 
+    retires_jobs: bool
+    """Once a job is over, what only it has in the cache is evicted before all else."""
+
     def order(self, waiting: list[Request], now: float) -> list[Request]:
         """The order in which admission tries the waiting requests: all of them, each once.
 
