@@ -35,6 +35,8 @@ MINI_TOOLS: tuple[tuple[str, float, float], ...] = (
 
 SYSTEM = "You are an agent with a shell. Answer with one ```bash code block and nothing else."
 MAX_TOOL_S = 600.0
+_ENOUGH_TOKENS = 24
+"""For any of the commands in a code block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def _growing_job(number: int, at: float, sizes: Sizes, tool: Callable[[int], tup
             Turn(
                 says=(_request(turn, command),),
                 prompt_tokens=sizes.scaled(tokens),
+                max_tokens=max(_ENOUGH_TOKENS, sizes.scaled(96)),
                 command=command,
                 tool_s=0.0 if is_last else seconds * sizes.time,
             )
@@ -160,7 +163,7 @@ def coding_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
             Turn(
                 says=(_request(turn, command),),
                 new_tokens=sizes.scaled(rng.uniform(1000, 2000)),
-                max_tokens=sizes.scaled(rng.uniform(150, 450)),
+                max_tokens=max(_ENOUGH_TOKENS, sizes.scaled(rng.uniform(150, 450))),
                 command=command,
                 tool_s=0.0 if turn == sizes.turns - 1 else seconds * sizes.time,
                 drops_history=turn > 0 and turn == forgets,
