@@ -1,19 +1,22 @@
-"""The command that a shell script is about: what takes its time, not what stands before it.
+"""The commands that a shell script is about: what takes its time, not what stands around it.
 
-    cd /repo && FOO=1 timeout 60 python3 -m pytest -q     ->    pytest, "pytest -q"
+    cd /repo && FOO=1 timeout 60 python3 -m pytest -q 2>&1 | tail     ->    pytest, "pytest -q | tail"
 
-It is the first that does anything: changes of folder, settings, tests, and files written from a here-document only
-prepare it, and a script of nothing else is about the first of these. What runs another command (sudo, time, bash -c)
-gives way to that one. ``python -m x`` is x; folders and versions are left out of a name.
+The first that does anything names the call. Changes of folder, settings, tests, and files written from a here-document
+only prepare; a script of nothing else is about these. What runs another command (sudo, time, bash -c) gives way to
+that one. ``python -m x`` is x; folders and versions are left out of a name. Redirections are left out, and an argument
+that holds an operator or a line break (a pattern, a program) stands as "…": so the text can be split at operators.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...scheduler.jobs.calls import MAX_COMMAND, ToolCall
-from .shell_words import Command, Word, commands, unquoted
+from .shell_words import Command, commands, unquoted
 
 MAX_NAME = 128
 """Characters of a tool's name."""
@@ -43,6 +46,8 @@ _PYTHONS = frozenset({"python", "pypy"})
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*+(?:\[[^\]]*\])?\+?=")
 _SCRIPT_OPTION = re.compile(r"-[a-z]*c[a-z]*")
+_OPERATOR = re.compile(r"[|;&\n]")
+_JOINTS = {"&&": " && ", "||": " || ", "|": " | ", "|&": " | ", "&": " & "}
 _SUBSTITUTED = re.compile(r"[`$\n]")
 _VERSION = re.compile(r"(python|pypy|pip|perl|ruby|php|lua|node|java|gcc|g\+\+|clang|clang\+\+)-?[0-9][0-9.]*")
 
@@ -95,20 +100,30 @@ _WRAPPERS = {
 }
 
 
-class _Found(NamedTuple):
-    tool: str
-    rest: str
-    """What follows its name in the script."""
-    prepares: bool
+class _Run(NamedTuple):
+    """One command, its name first in the text. ends_with: the operator behind it."""
 
-    def call(self) -> ToolCall:
-        return ToolCall(self.tool, sendable(self.tool + self.rest.rstrip()))
+    tool: str
+    text: str
+    prepares: bool
+    ends_with: str
 
 
 def effective_command(script: str) -> ToolCall | None:
-    """The command that the script is about, with what follows it, its name first. None if there is no command."""
-    found = _find(script[:MAX_SCRIPT], _MAX_DEPTH)
-    return found.call() if found is not None else None
+    """The commands that the script is about; their first one names the call. None if there is no command."""
+    acts: list[_Run] = []
+    prepares: list[_Run] = []
+    size = 0
+    for run in _runs(script[:MAX_SCRIPT], _MAX_DEPTH):
+        (prepares if run.prepares else acts).append(run)
+        size += 0 if run.prepares else len(run.text)
+        if size >= MAX_COMMAND:
+            break
+    runs = acts or prepares
+    if not runs:
+        return None
+    text = "".join(run.text + _JOINTS.get(run.ends_with, "; ") for run in runs[:-1]) + runs[-1].text
+    return ToolCall(runs[0].tool, sendable(text))
 
 
 def sendable(text: str) -> str:
@@ -126,37 +141,53 @@ def clean_name(word: str) -> str:
     return version[1] if version else name
 
 
-def _find(script: str, depth: int) -> _Found | None:
-    first: _Found | None = None
+def _runs(script: str, depth: int) -> Iterator[_Run]:
+    """What the script runs, in order; the scripts that it hands to a shell read, too."""
     for command in commands(script):
-        found = _read(script, command, depth)
-        if found is not None and not found.prepares:
-            return found
-        first = first or found
-    return first
+        inner = _script_of(command.words) if depth else None
+        if inner is not None:
+            yield from _runs(inner, depth - 1)
+        elif (run := _read(command)) is not None:
+            yield run
 
 
-def _read(script: str, command: Command, depth: int) -> _Found | None:
+def _read(command: Command) -> _Run | None:
     """What one simple command runs. None if it is no command: a loop's header, a function's name, assignments."""
-    words = command.words
-    if command.ends_with == "(":
+    at = _name_place(command.words) if command.ends_with != "(" else None
+    if at is None:
         return None
+    words = command.words
+    tool = clean_name(unquoted(words[at]))
+    if tool in _PYTHONS and (module := _module_place(words, at + 1)) is not None:
+        at, tool = module, clean_name(unquoted(words[module].removeprefix("-m")))
+    arguments = words[at + 1 :]
+    prepares = (
+        tool in _PREPARES
+        or tool.startswith("((")
+        or (tool in _ACTIVATES and bool(arguments) and arguments[0] in _ACTIVATING)
+        or (tool in _WRITES_DOCUMENTS and command.has_here_document)
+    )
+    text = " ".join([tool, *("…" if _OPERATOR.search(word) else word for word in arguments)])
+    return _Run(tool, text, prepares, command.ends_with) if tool else None
+
+
+def _name_place(words: list[str]) -> int | None:
+    """Where the name of the command stands that is run in the end; None if there is none."""
     at, wrapper = _past_keywords(words), None
     while at is not None and at < len(words):
-        name = clean_name(unquoted(words[at].text))
-        inner = _past_wrapper(words, at, name)
+        inner = _past_wrapper(words, at, clean_name(unquoted(words[at])))
         if inner is None:
-            return _named(script, command, at, name, depth)
-        wrapper = wrapper or _Found(name, _rest(script, words[at]), False)
+            return at
+        wrapper = at if wrapper is None else wrapper
         at = inner
     return wrapper
 
 
-def _past_keywords(words: list[Word]) -> int | None:
+def _past_keywords(words: list[str]) -> int | None:
     """Where the command begins behind keywords and assignments; None in a header."""
     at = 0
     while at < len(words):
-        word = words[at].text
+        word = words[at]
         if word in _HEADERS:
             return None
         if word == "function":
@@ -168,61 +199,42 @@ def _past_keywords(words: list[Word]) -> int | None:
     return at
 
 
-def _past_wrapper(words: list[Word], at: int, name: str) -> int | None:
+def _past_wrapper(words: list[str], at: int, name: str) -> int | None:
     """Where the command begins that this one runs; None if it runs no other."""
     wrapper = _WRAPPERS.get(name)
     at += 1
-    following = words[at].text if at < len(words) else ""
+    following = words[at] if at < len(words) else ""
     if wrapper is None or (wrapper.second and following != wrapper.second):
         return None
     if name == "command" and following in ("-v", "-V"):
         return None
     at += bool(wrapper.second)
-    while at < len(words) and (option := words[at].text).startswith("-"):
+    while at < len(words) and (option := words[at]).startswith("-"):
         at += 2 if option in wrapper.with_value else 1
         if option == "--":
             break
     at += wrapper.words
-    while at < len(words) and _ASSIGNMENT.match(words[at].text):
+    while at < len(words) and _ASSIGNMENT.match(words[at]):
         at += 1
     return at
 
 
-def _named(script: str, command: Command, at: int, name: str, depth: int) -> _Found | None:
-    """The command whose name stands there."""
-    words = command.words
-    if name in _SHELLS and depth and (inner := _script_of(words, at)) is not None:
-        return _find(inner, depth - 1)
-    if name in _PYTHONS and (module := _module_place(words, at + 1)) is not None:
-        text = words[module].text.removeprefix("-m")
-        return _Found(clean_name(unquoted(text)), _rest(script, words[module]), False)
-    prepares = (
-        name in _PREPARES
-        or name.startswith("((")
-        or (name in _ACTIVATES and len(words) > at + 1 and words[at + 1].text in _ACTIVATING)
-        or (name in _WRITES_DOCUMENTS and command.has_here_document)
-    )
-    return _Found(name, _rest(script, words[at]), prepares) if name else None
-
-
-def _rest(script: str, word: Word) -> str:
-    return script[word.end : word.end + MAX_COMMAND]
-
-
-def _script_of(words: list[Word], at: int) -> str | None:
-    """The script that a shell is given with -c."""
-    for place in range(at + 1, len(words) - 1):
-        option = words[place].text
+def _script_of(words: list[str]) -> str | None:
+    """The script that a shell is given with -c; None if this is no shell, or has none."""
+    at = _name_place(words)
+    if at is None or clean_name(unquoted(words[at])) not in _SHELLS:
+        return None
+    for option, following in itertools.pairwise(words[at + 1 :]):
         if _SCRIPT_OPTION.fullmatch(option):
-            return unquoted(words[place + 1].text)
+            return unquoted(following)
         if not option.startswith("-"):
             break
     return None
 
 
-def _module_place(words: list[Word], at: int) -> int | None:
+def _module_place(words: list[str], at: int) -> int | None:
     """The word that names the module which Python is to run, if it is to run one."""
-    while at < len(words) and (option := words[at].text).startswith("-"):
+    while at < len(words) and (option := words[at]).startswith("-"):
         if option == "-m":
             return at + 1 if at + 1 < len(words) else None
         if option.startswith("-m"):

@@ -33,24 +33,18 @@ _SPECIAL = {
 _OPENS = {"(": ")", "{": "}"}
 
 
-class Word(NamedTuple):
-    """As written, quotes and all. end: where it ends in the script."""
-
-    text: str
-    end: int
-
-
 class Command(NamedTuple):
-    """One simple command: its first words, without redirections. ends_with: the operator behind it, "" for none."""
+    """One simple command: its first words as written, quotes and all, without redirections. ends_with: the operator
+    behind it, "" for none."""
 
-    words: list[Word]
+    words: list[str]
     has_here_document: bool
     ends_with: str
 
 
 def commands(script: str) -> Iterator[Command]:
     """In the order they are written; those without a word are left out."""
-    words: list[Word] = []
+    words: list[str] = []
     here = _HereDocuments()
     has_here_document = in_test = False
     at = 0
@@ -62,20 +56,18 @@ def commands(script: str) -> Iterator[Command]:
         if script[at] == "#":
             at = _or_end(script, script.find("\n", at))
         elif redirect := _REDIRECT.match(script, at):
-            target = _word(script, redirect.end())
-            at = target.end
-            if redirect[0].endswith(("<<", "<<-")):
+            target, at = _word(script, redirect.end())
+            if redirect[0].lstrip("0123456789") in ("<<", "<<-"):
                 has_here_document = True
-                here.announce(unquoted(target.text), redirect[0].endswith("-"))
+                here.announce(unquoted(target), redirect[0].endswith("-"))
         elif (control := _CONTROL.match(script, at)) and not script.startswith("((", at):
             at = here.skip(script, control.end()) if control[0] == "\n" else control.end()
             if words and not in_test:
                 yield Command(words, has_here_document, control[0])
                 words, has_here_document = [], False
         else:
-            word = _word(script, at)
-            at = word.end
-            in_test = (in_test or (not words and word.text == "[[")) and word.text != "]]"
+            word, at = _word(script, at)
+            in_test = (in_test or (not words and word == "[[")) and word != "]]"
             if len(words) < _KEPT_WORDS:
                 words.append(word)
     if words:
@@ -110,8 +102,8 @@ class _HereDocuments:
         return at
 
 
-def _word(script: str, start: int) -> Word:
-    """The word that begins here, behind blanks; empty where an operator stands."""
+def _word(script: str, start: int) -> tuple[str, int]:
+    """The word that begins here, behind blanks, and where it ends; empty where an operator stands."""
     blank = _BLANK.match(script, start)
     start = at = blank.end() if blank else start
     if script.startswith(("((", "<(", ">("), at):
@@ -130,7 +122,7 @@ def _word(script: str, start: int) -> Word:
         else:
             break
     end = min(at, len(script))
-    return Word(script[start:end], end)
+    return script[start:end], end
 
 
 def _expansion_end(script: str, at: int) -> int:

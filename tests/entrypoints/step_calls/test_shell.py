@@ -13,10 +13,10 @@ from baton.entrypoints.step_calls.shell_words import MAX_TOKENS
 from baton.scheduler.jobs.calls import MAX_COMMAND, ToolCall
 
 SCRIPTS: dict[str, str | None] = {
-    # script -> the command, its name first
+    # script -> the commands, the name of the call first
     "ls -la": "ls -la",
     "\n\n  # why\n\nls": "ls",
-    "ls # and why": "ls # and why",
+    "ls # and why": "ls",
     "$ ls -l": "ls -l",
     "/usr/bin/git log": "git log",
     "./run_tests.sh --fast": "run_tests.sh --fast",
@@ -31,7 +31,7 @@ SCRIPTS: dict[str, str | None] = {
     "cd /x && git status": "git status",
     "cd /x\r\nls\r\n": "ls",
     "cd /x &&\\\n  make all": "make all",
-    "(cd x; make)": "make)",
+    "(cd x; make)": "make",
     "set -euo pipefail\ncd /x\nls": "ls",
     ". venv/bin/activate && pytest": "pytest",
     "export A=1; source env.sh; conda activate e && pytest": "pytest",
@@ -46,20 +46,22 @@ SCRIPTS: dict[str, str | None] = {
     "A=\\ b python x.py": "python x.py",
     "cd x": "cd x",
     "set -e; cd x": "set -e; cd x",
+    "make && cd y && ls": "make && ls",
     # here-documents
     "cat > a.py <<'EOF'\nimport os\nit's\nEOF\npython a.py": "python a.py",
     "cat <<-E >f\n\tcd\n EOF\n\tE\nls": "ls",
     "tee f <<A <<B\n1\nB\nA\n2\nB\nls": "ls",
-    "cat <<E | psql -c '1\n2'\nrm\nE\nls": "psql -c '1\n2'\nrm\nE\nls",
-    "cat <<< word\nls": "cat <<< word\nls",
-    "cat > f <<EOF\nls": "cat > f <<EOF\nls",
-    "python - <<EOF\nls\nEOF": "python - <<EOF\nls\nEOF",
+    "cat <<E | psql -c '1\n2'\nrm\nE\nls": "psql -c …; ls",
+    "cat <<< word\nls": "cat; ls",
+    "cat > f <<EOF\nls": "cat",
+    "make 3<<E\nrm\nE\nls": "make; ls",
+    "python - <<EOF\nls\nEOF": "python -",
     # what runs another command
     "sudo -u bob -E A=1 apt-get install -y foo": "apt-get install -y foo",
     "sudo -- ls": "ls",
     "env -i A=1 B=2 ls": "ls",
     "env": "env",
-    "time -p nohup ./x.sh &": "x.sh &",
+    "time -p nohup ./x.sh &": "x.sh",
     "timeout 30 make": "make",
     "timeout -k 5 --signal=KILL 30s make": "make",
     "timeout 30": "timeout 30",
@@ -70,7 +72,7 @@ SCRIPTS: dict[str, str | None] = {
     "uv pip install x": "uv pip install x",
     "poetry run python -m pytest": "pytest",
     "npx -y jest": "jest",
-    'bash -lc "cd /r && pytest -x \\"a b\\""': 'pytest -x "a b"',
+    'bash -lc "cd /r && pytest -x \\"a b\\"" && ls': 'pytest -x "a b"; ls',
     "bash -c 'bash -c \"ls -l\"'": "ls -l",
     "bash -e -c 'ls'": "ls",
     "bash -c": "bash -c",
@@ -80,24 +82,26 @@ SCRIPTS: dict[str, str | None] = {
     "python -m": "python -m",
     "python -c 'import os'": "python -c 'import os'",
     # the language around commands
-    "if [ -f x ]; then cat x; fi": "cat x; fi",
-    "! { grep -q x f; }": "grep -q x f; }",
-    "for f in *.py; do wc -l $f; done": "wc -l $f; done",
-    "while read l; do echo $l; done < f": "echo $l; done < f",
-    "case $x in a) ls ;; esac": "ls ;; esac",
-    "f() { curl x; }; f": "curl x; }; f",
-    "function f { wget x; }": "wget x; }",
+    "if [ -f x ]; then cat x; else ls; fi": "cat x; ls",
+    "! { grep -q x f; }": "grep -q x f",
+    "for f in *.py; do wc -l $f; done": "wc -l $f",
+    "while read l; do echo $l; done < f": "echo $l",
+    "case $x in a) ls ;; esac": "ls",
+    "f() { curl x; }; f": "curl x; f",
+    "function f { wget x; }": "wget x",
     ">out 2>&1 <in &>>log 3<>f grep x": "grep x",
-    "grep x>out": "grep x>out",
+    "grep x>out": "grep x",
     "diff <(sort a) b": "diff <(sort a) b",
     "grep```bash\ngrep x\n": "grep",
     "<(sort a)/x y": "x y",
-    "cat f | head": "cat f | head",
+    "cat f | head |& tail || ls": "cat f | head | tail || ls",
+    "grep -E 'a|b;c' f | awk '{print\n$1}'": "grep -E … f | awk …",
+    "make > log 2>&1 && ls": "make && ls",
     "echo x & sleep 1": "echo x & sleep 1",
     "A=1|ls": "ls",
     # nobody closes these
-    "cd 'x\nls": "cd 'x\nls",
-    'cd "x\nls': 'cd "x\nls',
+    "cd 'x\nls": "cd …",
+    'cd "x\nls': "cd …",
     "cd $(ls": "cd $(ls",
     "cd `ls": "cd `ls",
     "cd ${x ls": "cd ${x ls",
@@ -124,7 +128,7 @@ def test_what_it_is_about(script: str) -> None:
         return
     assert found is not None
     assert found.command == command
-    assert command.startswith(found.tool) and command[len(found.tool) :][:1] in ("", " ", ")")
+    assert command.startswith(found.tool) and command[len(found.tool) :][:1] in ("", " ", ";")
 
 
 def test_a_variable_is_a_name_as_it_is_written() -> None:
@@ -132,7 +136,7 @@ def test_a_variable_is_a_name_as_it_is_written() -> None:
 
 
 def test_a_call_is_short() -> None:
-    found = effective_command("cd x && " + "y" * 1000 + " z" * 1000)
+    found = effective_command("cd x && " + "y" * 1000 + " z" * 20 + " zzzzzzzzz" * 100)
     assert found is not None and found.tool == "y" * MAX_NAME and len(found.command) == MAX_COMMAND
 
 
