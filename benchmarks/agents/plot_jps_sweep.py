@@ -79,11 +79,12 @@ def draw(runs: Sequence[Run], baseline: str, file: Path) -> None:
     parts: list[tuple[str, Curves]] = [(title, curves(runs, key)) for key, title in PANELS.items()]
     if baseline in parts[0][1] and len(parts[0][1]) > 1:
         parts.append((f"faster than {baseline} in the mean, %", gains(parts[0][1], baseline)))
-    policies = list(parts[0][1])
+    policies = sorted(parts[0][1], key=lambda name: name != baseline)
     figure, panels = pyplot.subplots(1, len(parts), figsize=(4.4 * len(parts), 3.9), layout="constrained")
     for panel, (title, by_policy) in zip(panels, parts):
-        for name, by_load in by_policy.items():
-            _curve(panel, by_load, name, f"C{policies.index(name)}")
+        for number, name in enumerate(policies):
+            if name in by_policy:
+                _curve(panel, by_policy[name], name, f"C{number}")
         panel.set(title=title, xlabel="jobs that arrive a second")
         panel.spines[["top", "right"]].set_visible(False)
         if title == parts[-1][0] and len(parts) > len(PANELS):
