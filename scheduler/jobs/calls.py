@@ -36,6 +36,6 @@ def name_of(calls: tuple[ToolCall, ...]) -> str:
 
 
 def text_of(calls: tuple[ToolCall, ...]) -> str:
-    """What is called, in one line of at most MAX_COMMAND characters: what is learned about durations is learned of it."""
+    """What is called, in at most MAX_COMMAND characters: what is learned about durations is learned from this."""
     parts = [call.command if call.command.startswith(call.tool) else f"{call.tool} {call.command}" for call in calls]
     return " ; ".join(parts)[:MAX_COMMAND]
