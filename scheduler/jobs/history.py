@@ -87,7 +87,7 @@ class History:
         return name in self._tools
 
     def seconds(self, name: str) -> np.ndarray:
-        """float64 [kept], oldest first; empty for a key never seen. Looking is no use: it changes no order."""
+        """float64 [kept], oldest first; empty for a key never seen. Reading does not count as use."""
         ring = self._tools.get(name)
         return ring.seconds() if ring is not None else np.empty(0)
 

@@ -87,9 +87,9 @@ def student_t_quantiles(probabilities: np.ndarray, freedom: float) -> np.ndarray
 
 @lru_cache(maxsize=64)
 def _t_table(freedom: float) -> tuple[np.ndarray, np.ndarray]:
-    """The distribution function, and the angles at which it was taken. With t = sqrt(freedom) · tan(angle) the density of
-    the angle is cos(angle) ^ (freedom - 1), which is bounded and ends at ±π/2. The angles stop at 12 standard deviations,
-    so that the points lie where the mass is."""
+    """The distribution function, and the angles at which it was taken. With t = sqrt(freedom) · tan(angle) the density
+    of the angle is cos(angle) ^ (freedom - 1), which is bounded and ends at ±π/2. The angles stop at 12 standard
+    deviations, so that the points lie where the mass is."""
     end = min(math.pi / 2.0, 12.0 / math.sqrt(freedom))
     angles = np.linspace(-end, end, T_POINTS + 1)
     density = np.cos(angles) ** (freedom - 1.0)

@@ -13,8 +13,9 @@ def shell(command: str) -> tuple[ToolCall, ...]:
 
 
 @pytest.mark.parametrize("command", [
-    "ls -la", "cat x.py", "pwd", "head -5 x", "grep -rn make .", "git status", "git -C d diff", "git log --oneline", "echo x",
-    "cd /a && ls | wc -l", "make --version", "pip list", "sleep 1", "/bin/cat x", "for f in a b; do cat $f; done", "sleep 0.5s",
+    "ls -la", "cat x.py", "pwd", "head -5 x", "grep -rn make .", "git status", "git -C d diff", "git log --oneline",
+    "echo x", "cd /a && ls | wc -l", "make --version", "pip list", "sleep 1", "/bin/cat x",
+    "for f in a b; do cat $f; done", "sleep 0.5s",
 ])  # fmt: skip
 def test_fast(command: str) -> None:
     rule = rule_of(shell(command))
@@ -24,7 +25,8 @@ def test_fast(command: str) -> None:
 @pytest.mark.parametrize("command", [
     "make -j4", "pip install x", "pip -q install x", "docker build .", "pytest -q", "npm install", "cargo build",
     "apt-get install -y x", "ls | make", "cd a; make", "ls && python -m pytest", "bash -c 'cd a && make'", "sleep 1m",
-    "git clone x", "python setup.py install", "tail -f log", "sudo apt update", "unknown | make", "sleep 5 5", "sleep infinity",
+    "git clone x", "python setup.py install", "tail -f log", "sudo apt update", "unknown | make", "sleep 5 5",
+    "sleep infinity",
 ])  # fmt: skip
 def test_slow(command: str) -> None:
     rule = rule_of(shell(command))

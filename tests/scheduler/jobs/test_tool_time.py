@@ -90,6 +90,11 @@ def test_calls_never_seen_together_are_as_slow_as_the_slowest() -> None:
     assert times.predicted_s(RUN + LS) == 7.0
 
 
+def gain(law: Durations, ttl: float, benefit_s: float) -> float:
+    longer, occupied = law.at_age(ttl)
+    return (1.0 - longer) * benefit_s - occupied
+
+
 def test_few_samples_mislead_less_than_they_would_alone() -> None:
     """Lost gain against the best TTL of the true law, for tools of several kinds, from one to eight samples."""
     rng = np.random.default_rng(4)
@@ -99,23 +104,18 @@ def test_few_samples_mislead_less_than_they_would_alone() -> None:
         "build": lambda n: 8.0 * np.exp(rng.normal(0.0, 0.8, n)),
         "wait": lambda n: 60.0 * np.exp(rng.normal(0.0, 1.2, n)),
     }
-    past, lost, lost_alone, t_fill = [(name, s) for name, law in laws.items() for s in law(60)], 0.0, 0.0, 9.0
-    for name, law in laws.items():
+    past = [(name, float(seconds)) for name, law in laws.items() for seconds in law(60)]
+    t_fill, lost, lost_alone = 9.0, 0.0, 0.0
+    for law in laws.values():
         true = Durations.of(law(10_000))
-        best = true.at_age(gittins_ttl(true, t_fill))
+        best = gain(true, gittins_ttl(true, t_fill), t_fill)
         for count in (1, 2, 4, 8):
-            samples, times = law(count), ToolTimes()
-            for other, seconds in past:
-                times.observe((ToolCall(other),), float(seconds))
+            samples = law(count)
+            times = seen(*(((ToolCall(name),), seconds) for name, seconds in past))
             for seconds in samples:
-                times.observe((ToolCall(f"new-{name}"),), float(seconds))
-            for ttl, alone in (
-                (times.gittins_ttl((ToolCall(f"new-{name}"),), t_fill), False),
-                (gittins_ttl(Durations.of(samples), t_fill), True),
-            ):
-                longer, occupied = true.at_age(ttl)
-                loss = (best[1] + best[0] * t_fill) - (occupied + longer * t_fill)
-                lost, lost_alone = (lost, lost_alone - loss) if alone else (lost - loss, lost_alone)
+                times.observe(RUN, float(seconds))
+            lost += best - gain(true, times.gittins_ttl(RUN, t_fill), t_fill)
+            lost_alone += best - gain(true, gittins_ttl(Durations.of(samples), t_fill), t_fill)
     assert 0.0 <= lost < lost_alone / 2.0
 
 
