@@ -23,7 +23,17 @@ from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
-from .messages import AbortRequest, ReleaseRequest, RequestError, ToWorker, WorkerStats
+from .jobs.records import JobRecords
+from .messages import (
+    AbortRequest,
+    DescribeJobs,
+    EndJob,
+    ReleaseRequest,
+    RequestError,
+    StepCalls,
+    ToWorker,
+    WorkerStats,
+)
 from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
 from .step_runner import StepInFlight, StepOutput, StepRunner
@@ -78,10 +88,11 @@ class EventLoop:
         clock: Callable[[], float] = time.monotonic,
         watch_threads: Callable[[float], None] = lambda now: None,
         tier_io: TierIO | None = None,
+        job_records: JobRecords | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
         that time, see `runner/cpu_threads.py`. tier_io: who does what the scheduler's tiers order; None where there
-        are none."""
+        are none. job_records: who writes down what jobs do, if anybody."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -94,6 +105,7 @@ class EventLoop:
         self._clock = clock
         self._watch_threads = watch_threads
         self._tier_io = tier_io
+        self._job_records = job_records
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
@@ -115,6 +127,8 @@ class EventLoop:
         if now >= self._next_heartbeat:
             self.audit(now)
             self.send_stats()
+            if self._job_records is not None:
+                self._job_records.heartbeat(now)
             self._next_heartbeat = now + HEARTBEAT_S
         for message in messages:
             self.handle(message, now)
@@ -225,6 +239,12 @@ class EventLoop:
                 self.tell(scheduler.abort_all(now, reason) if rid is None else scheduler.abort(rid, now), now)
             case ReleaseRequest():
                 self._control.reply(message.call_id, self._scheduler.continuations.release(message.rid))
+            case StepCalls():
+                self._scheduler.pins.called(message.rid, message.index, message.calls, now)
+            case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id):
+                self._control.reply(call_id, self._scheduler.pins.describe(namespace, job_id, now))
+            case EndJob():
+                self.end_job(message, now)
             case _:
                 self._control.handle(message)
 
@@ -243,6 +263,17 @@ class EventLoop:
             self._suffixes.open(spec.rid, spec.continuation, spec.token_ids)
         for request in requests:
             self._outputs.open(request)
+
+    def end_job(self, message: EndJob, now: float) -> None:
+        """End a job, and tell the clients of its open requests."""
+        ended = self._scheduler.pins.end(message.namespace, message.job_id)
+        given_up = None
+        if ended is not None:
+            open_rids, pinned_tokens = ended
+            for rid in open_rids:
+                self.tell(self._scheduler.abort(rid, now, "aborted: its job was ended"), now)
+            given_up = {"aborted": open_rids, "released_tokens": pinned_tokens}
+        self._control.reply(message.call_id, given_up)
 
     def end_overdue(self, now: float) -> None:
         """End the requests that have been here for too long."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .shell import programs
-from .speed import FAST_S, SLOW_S, Speed
+from .speed import Speed
 
 FEATURES = 1 << 10
 """Length of the vector that a command's features are hashed into."""
@@ -37,7 +37,7 @@ ENOUGH = 64
 SURE = 0.8
 """Probability from which the model decides."""
 
-MIDDLE_S = math.sqrt(FAST_S * SLOW_S)
+MIDDLE_S = 5.0
 """What is learned: does a call take longer than this?"""
 
 LOOP = re.compile(r"\b(?:for|while|until|xargs|-exec)\b")

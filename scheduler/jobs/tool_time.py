@@ -1,146 +1,144 @@
-"""How long tools take: the one owner of what is known about it, and of every estimate made from that.
+"""How long a tool will take, as far as it can be known: the one place that policies ask.
 
-A key (calls.name_of) has few durations at first, and few samples must not be read as "never longer than the longest
-seen": that would end leases a moment before the return. So what the TTL rules see is a mixture. Its samples weigh 1
-each, and the log-normal posterior predictive (posterior.py), cut into ATOMS equal parts, weighs PSEUDO in all: the
-predictive distribution of a Dirichlet process with that base. For a tool never seen it is the prior, which comes from
-all tools; with many samples the base only adds a tail, so that a tool that is a little slower than ever is still
-waited for. On seven kinds of tools, 0 to 256 samples and three benefits the mixture lost 0.037 benefits a call against
-the best TTL of the true law, where samples alone lost 0.157 and the base alone 0.041.
+finish of a step ──▶ arrival of the job's next request: that is a duration, kept under the name of what was called
+
+Few durations must not be read as "never longer than the longest": leases would end a moment before the return. So
+times to live go by a mixture of the durations, each of weight 1, and of what is believed of the tool (lognormal.py), of
+weight BELIEF_WORTH in all: what a Dirichlet process with that base predicts. A tool never seen goes by all tools; one
+seen often goes by its own durations, and gets no more than a tail from its belief.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from statistics import NormalDist
+
 import numpy as np
 
 from .calls import ToolCall, name_of, text_of
-from .history import History
+from .history import MAX_TOOLS, PER_TOOL, ToolHistory
 from .learned import LearnedSpeed
-from .posterior import LogNormal
-from .speed import Speed, rule_of, speed_between
-from .ttl import FIXED_S, Durations, best_ttl, fixed_ttl, gittins_rate, gittins_ttl
+from .lognormal import LogNormalBelief
+from .speed import Speed, by_rules, by_times
+from .ttl import cdf_ttl, gittins_rate, gittins_ttl
 
-PSEUDO, ATOMS = 2.0, 32
+BELIEF_WORTH = 2.0
+"""Durations that what is believed of a tool is worth beside those that were seen."""
 
-LEVELS = (np.arange(ATOMS) + 0.5) / ATOMS
+_NORMAL = np.array([NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32)])
+"""It counts as so many durations of equal weight: the quantiles in the middle of equal shares."""
 
-CLEAR = 0.8
-"""A tool is fast or slow if the next call is so with this probability."""
+AHEAD, AHEAD_S = 0.1, 0.01
+"""The rate looks ahead by this share of the age at least, and so many seconds."""
 
-ENOUGH = 16
-"""Durations of a key from which they say more than a rule about its name."""
+PRIOR_WORTH = 2.0
+"""Durations that what is known of all tools is worth for one of them."""
 
-AHEAD = 0.1
-"""The rate of a lease looks ahead at least by this share of its age, and AHEAD_S: samples are no smooth law."""
-AHEAD_S = 0.01
-
-
-class _Known:
-    """What was worked out about one key, until its durations or the prior change."""
-
-    def __init__(self, seconds: np.ndarray, prior: LogNormal) -> None:
-        self.prior = prior
-        self.mean_s = float(seconds.mean()) if len(seconds) else None
-        self.samples = np.sort(seconds)
-        self.samples.flags.writeable = False
-        self.posterior = prior.after(seconds)
-        weights = np.concatenate((np.ones(len(seconds)), np.full(ATOMS, PSEUDO / ATOMS)))
-        self.durations = Durations.of(np.concatenate((seconds, self.posterior.quantiles(LEVELS))), weights)
-        self.speed = speed_between(self.posterior.quantile(1.0 - CLEAR), self.posterior.quantile(CLEAR))
+Calls = tuple[ToolCall, ...] | None
+"""None: not read yet."""
 
 
 class ToolTimes:
-    """Durations of tool calls, and estimates. learned: also learn from the commands themselves, which needs
-    scikit-learn and writes them to the history file. Calls side by side that were never seen together are taken for the
-    slowest of them, if each is known alone. Nothing here is random but draw_s, and that takes its rng."""
+    """Owns the history. ``seed``: of what is drawn at random. ``learn``: also from the words of commands, which needs
+    scikit-learn and puts them into the saved history."""
 
-    def __init__(self, learned: bool = False) -> None:
-        self._history = History(keep_commands=learned)
-        self._learned = LearnedSpeed() if learned else None
-        self._known: dict[str | None, _Known] = {}
+    def __init__(self, seed: int = 0, learn: bool = False) -> None:
+        self.history = ToolHistory(with_commands=learn)
+        self._learned = LearnedSpeed() if learn else None
+        self._rng = np.random.default_rng(seed)
+        self._ttls: OrderedDict[tuple[str, str | None], tuple[int, float, float]] = OrderedDict()
+        """By kind and name: (durations added by then, the break-even time, the time to live)."""
 
     def observe(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
-        """These calls came back: their job's next request arrived so long after the step that made them."""
-        name, command = name_of(calls), text_of(calls)
-        for forgotten in (name, *self._history.add(name, command, seconds)):
-            self._known.pop(forgotten, None)
+        """The tools of a step took so long, or so long passed until somebody was back."""
+        self.history.add(name_of(calls), seconds)
         if self._learned is not None and calls:
-            self._learned.observe(command, seconds)
+            self.history.commands.append((text_of(calls), seconds))
+            self._learned.observe(text_of(calls), seconds)
 
-    def samples(self, calls: tuple[ToolCall, ...]) -> np.ndarray:
-        """Durations of such calls, seconds, float64 ascending, read-only; empty if none is known."""
-        return self._know(calls).samples
+    def expected(self, calls: Calls) -> tuple[np.ndarray, np.ndarray | None]:
+        """(durations, their weights), float64 [n] each, in order of length: what to go by for these calls. Empty if
+        nothing is known of any tool."""
+        own = self.history.of(name_of(calls)) if calls is not None else ()
+        if not len(own) or calls is None:
+            return self.history.of_all(), None
+        both = np.concatenate([own, self.belief(calls).quantiles(_NORMAL)])
+        weights = np.concatenate([np.ones(len(own)), np.full(len(_NORMAL), BELIEF_WORTH / len(_NORMAL))])
+        order = np.argsort(both, kind="stable")
+        return both[order], weights[order]
 
-    def predicted_s(self, calls: tuple[ToolCall, ...]) -> float | None:
-        """The median of the durations of such calls; None if none is known."""
-        samples = self._know(calls).samples
-        return float(np.median(samples)) if len(samples) else None
+    def predicted_s(self, calls: Calls) -> float | None:
+        """The median, of all tools where this one was never seen; None if nothing is known."""
+        own = self.history.of(name_of(calls)) if calls is not None else ()
+        durations = own if len(own) else self.history.of_all()
+        return float(np.median(durations)) if len(durations) else None
 
-    def fixed_ttl(self, calls: tuple[ToolCall, ...], threshold_s: float = FIXED_S) -> float:
-        """All or nothing, by the mean of the durations of such calls (ttl.fixed_ttl)."""
-        return fixed_ttl(self._know(calls).mean_s, threshold_s)
+    def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
+        """The threshold where the tool is known to take less on average, or is not known; else 0."""
+        own = self.history.of(name_of(calls)) if calls is not None else ()
+        return threshold_s if not len(own) or float(np.mean(own)) <= threshold_s else 0.0
 
-    def cdf_ttl(
-        self, calls: tuple[ToolCall, ...], benefit_s: float, price: float = 1.0, default_s: float = FIXED_S
-    ) -> float:
-        """The TTL of the largest expected gain (ttl.best_ttl). default_s: if no tool was ever seen."""
-        return best_ttl(self._know(calls).durations, benefit_s, price) if self._any else default_s
+    def cdf_ttl(self, calls: Calls, break_even_s: float) -> float | None:
+        """See ttl.py; None if nothing is known."""
+        return self._kept("cdf", calls, break_even_s)
 
-    def gittins_ttl(self, calls: tuple[ToolCall, ...], t_fill: float, default_s: float = FIXED_S) -> float:
-        """The age at which waiting on stops to pay (ttl.gittins_ttl). default_s: if no tool was ever seen."""
-        return gittins_ttl(self._know(calls).durations, t_fill) if self._any else default_s
+    def gittins_ttl(self, calls: Calls, break_even_s: float) -> float | None:
+        """See ttl.py; None if nothing is known."""
+        return self._kept("gittins", calls, break_even_s)
 
-    def gittins_rate(self, calls: tuple[ToolCall, ...], age: float) -> float:
-        """How likely such calls, out for ``age`` seconds, return, per second of waiting: what their lease is worth. 0
-        beyond all that is known or expected. Where no tool was ever seen, the assumptions of posterior.py speak."""
-        return gittins_rate(self._know(calls).durations, age, max(AHEAD_S, AHEAD * age))
+    def gittins_rate(self, calls: Calls, age: float) -> float | None:
+        """In 1/s; None if nothing is known."""
+        durations, weights = self.expected(calls)
+        return gittins_rate(durations, age, weights, max(AHEAD_S, AHEAD * age)) if len(durations) else None
 
-    def posterior_ttl(self, calls: tuple[ToolCall, ...], q: float, default_s: float = FIXED_S) -> float:
-        """Waits for a share q of such calls, by the posterior predictive. default_s: if no tool was ever seen."""
-        return self._know(calls).posterior.quantile(q) if self._any else default_s
+    def belief(self, calls: Calls) -> LogNormalBelief:
+        """What is believed of the tool: what is known of all, and its own times."""
+        prior = LogNormalBelief().after(self.history.of_all()).as_prior(PRIOR_WORTH)
+        return prior if calls is None else prior.after(self.history.of(name_of(calls)))
 
-    def draw_s(self, calls: tuple[ToolCall, ...], rng: np.random.Generator) -> float:
-        """Thompson sampling: a median duration of such calls, drawn from what is known about it."""
-        return self._know(calls).posterior.draw_median(rng)
+    def posterior_ttl(self, calls: Calls, share: float) -> float:
+        """Seconds within which that share of the tool's calls is believed to be back."""
+        return self.belief(calls).quantile(share)
 
-    def speed(self, calls: tuple[ToolCall, ...]) -> Speed:
-        """Rules on the words; durations, which overrule a rule that knows no more than the tool's name; the model."""
-        known, rule = self._know(calls), rule_of(calls)
-        measured = known.speed if len(known.samples) else Speed.UNCERTAIN
-        overruled = measured is not Speed.UNCERTAIN and len(known.samples) >= ENOUGH
-        if rule is not None and not (rule.by_name and overruled):
-            return rule.speed
-        if measured is Speed.UNCERTAIN and self._learned is not None and calls:
-            return self._learned.speed(text_of(calls))
-        return measured
+    def drawn_ttl(self, calls: Calls) -> float:
+        """Seconds of one call, as it may be: now and then a tool of which little is known is given more than it seems
+        to deserve, and becomes known by it (Thompson sampling)."""
+        return self.belief(calls).draw(self._rng)
+
+    def speed(self, calls: tuple[ToolCall, ...], *, fast_s: float, slow_s: float) -> Speed:
+        """By rules; where they say nothing, by what is believed of its times; where that is unclear, by what was
+        learned from commands."""
+        speed = by_rules(calls)
+        if speed is Speed.UNCERTAIN and len(self.history.of(name_of(calls))):
+            belief = self.belief(calls)
+            speed = by_times(belief.quantile(0.2), belief.quantile(0.8), fast_s=fast_s, slow_s=slow_s)
+        if speed is Speed.UNCERTAIN and self._learned is not None and calls:
+            speed = self._learned.speed(text_of(calls))
+        return speed
 
     def save(self) -> bytes:
-        """All durations, as JSON (history.py)."""
-        return self._history.save()
+        return self.history.save()
 
     def load(self, data: bytes) -> None:
-        """Take what was saved instead of all that is known. Raises ValueError, with nothing changed, if it cannot."""
-        self._history.load(data)
-        self._known = {}
+        """Raises ValueError."""
+        self.history.load(data)
+        self._ttls.clear()
         if self._learned is not None:
             self._learned = LearnedSpeed()
-            self._learned.observe_all(self._history.commands)
+            self._learned.observe_all(self.history.commands)
 
-    @property
-    def _any(self) -> bool:
-        return self._history.overall.count > 0
-
-    def _know(self, calls: tuple[ToolCall, ...]) -> _Known:
-        name = name_of(calls)
-        if name not in self._history and len(calls) > 1:
-            alone = [name_of((call,)) for call in calls]
-            if all(one in self._history for one in alone):
-                name = max(alone, key=lambda one: self._know_name(one).posterior.mean)
-        return self._know_name(name)
-
-    def _know_name(self, name: str) -> _Known:
-        key = name if name in self._history else None  # all that were never seen are alike
-        known = self._known.get(key)
-        if known is None or known.prior is not self._history.prior:
-            known = self._known[key] = _Known(self._history.seconds(name), self._history.prior)
-        return known
+    def _kept(self, kind: str, calls: Calls, break_even_s: float) -> float | None:
+        """Computed again once a sixteenth of the durations is new, or the break-even time has moved by a tenth: with a
+        full history it takes a millisecond."""
+        name = name_of(calls) if calls is not None else None
+        added = self.history.added[name] or self.history.added[None]
+        if not added:
+            return None
+        known = self._ttls.get((kind, name))
+        if known is None or 16 * (added - known[0]) > min(added, PER_TOOL) or abs(known[1] / break_even_s - 1) > 0.1:
+            durations, weights = self.expected(calls)
+            ttl = (cdf_ttl if kind == "cdf" else gittins_ttl)(durations, break_even_s, weights)
+            known = self._ttls[kind, name] = added, break_even_s, ttl
+            while len(self._ttls) > 2 * MAX_TOOLS:
+                self._ttls.popitem(last=False)
+        return known[2]

@@ -1,103 +1,73 @@
-"""How long to keep the KV of a job while its tool runs: rules over a distribution of durations T.
+"""For how long KV is worth keeping while a tool runs, given how long it took before. Pure functions.
 
-Keeping it for τ seconds costs memory for E[min(T, τ)] seconds, since a lease ends with the return, and pays off if
-T ≤ τ. With a benefit worth B seconds of occupancy the best τ maximises P(T ≤ τ) · B - E[min(T, τ)].
-
-DESIGN §5 states the same as a rate. G(age) = max over τ of P(T - age ≤ τ | T > age) ÷ E[min(T - age, τ) | T > age] is
-the most that waiting on can earn per second, and a lease ends at the first age at which G falls to 1 / B. The two
-agree: G(age) > 1 / B says that some longer τ has a larger gain than τ = age. So from any age before the best τ it pays
-to go on, at the best τ it does not any more, and the first crossing is the smallest maximiser, found in one pass.
+durations: float64 [n], in order of length, in seconds. weights: float64 [n], what each of them counts; None: all the
+same. break_even_s: the seconds after which idle KV has cost more than it saves, T_fill (policies/fill_time.py): keeping
+KV for t seconds costs t / T_fill of what computing it again costs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-FIXED_S = 2.0
-"""The threshold of the fixed rule, and how long to wait for a tool of which nothing is known."""
-
-SHORTEST_S = 1e-9
-"""Occupancy that counts as none: keeps a rate finite."""
+LEAST_HELD_S = 1e-9
+"""Time held that counts as none: keeps a rate finite."""
 
 
-@dataclass(frozen=True, eq=False)
-class Durations:
-    """A discrete distribution of durations, ready for the rules below."""
-
-    seconds: np.ndarray
-    """float64 [n], ascending; ties are fine."""
-    longer: np.ndarray
-    """float64 [n]: P(T > seconds)."""
-    occupied: np.ndarray
-    """float64 [n]: E[min(T, seconds)]."""
-
-    @staticmethod
-    def of(seconds: np.ndarray, weights: np.ndarray | None = None) -> Durations:
-        """seconds: float64 [n], in any order, finite and not negative. weights: float64 [n], positive; None: all the
-        same. n may be 0: then nothing ever returns."""
-        if weights is None:
-            weights = np.ones(len(seconds))
-        order = np.argsort(seconds, kind="stable")
-        seconds, weights = seconds[order], weights[order]
-        total = weights.sum()
-        after = total - np.cumsum(weights)  # the weight of what comes later in the list
-        if len(after):
-            after[-1] = 0.0
-        alive = np.concatenate(([total], after[:-1]))  # while the age goes from the sample before to this one
-        occupied = np.cumsum(alive * np.diff(seconds, prepend=0.0))
-        # Of equal samples all but the last have some of their equals after them: those do not last longer.
-        last = np.searchsorted(seconds, seconds, side="right") - 1
-        return Durations(seconds, after[last] / max(total, SHORTEST_S), occupied / max(total, SHORTEST_S))
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def quantile(self, q: float) -> float:
-        """The smallest duration that is not exceeded with probability q. There must be one."""
-        return float(self.seconds[min(np.count_nonzero(1.0 - self.longer < q), len(self) - 1)])
-
-    def at_age(self, age: float) -> tuple[float, float]:
-        """(P(T > age), E[min(T, age)])"""
-        index = int(np.searchsorted(self.seconds, age, side="right"))
-        if index == 0:
-            return 1.0, age
-        longer = float(self.longer[index - 1])
-        return longer, float(self.occupied[index - 1] + (age - self.seconds[index - 1]) * longer)
-
-
-def fixed_ttl(mean_s: float | None, threshold_s: float = FIXED_S) -> float:
-    """The rule of Continuum's public implementation: the threshold for tools that take no longer than it on average,
-    and for those never seen (None); nothing for the others."""
-    return threshold_s if mean_s is None or mean_s <= threshold_s else 0.0
-
-
-def best_ttl(durations: Durations, benefit_s: float, price: float = 1.0) -> float:
-    """The τ among 0 and the samples that maximises P(T ≤ τ) · benefit_s - price · E[min(T, τ)], the smallest of
-    several. benefit_s: seconds that a return in time saves. price: what a second of occupancy costs."""
-    gains = (1.0 - durations.longer) * benefit_s - price * durations.occupied
-    if not len(gains):
+def cdf_ttl(durations: np.ndarray, break_even_s: float, weights: np.ndarray | None = None) -> float:
+    """The τ with the greatest P(T ≤ τ) − E[min(T, τ)] / T_fill: what keeping saves on average, less what it costs. 0 if
+    it never pays. After Continuum, which takes the time to live from the distribution of a tool's times."""
+    if not len(durations):
         return 0.0
-    best = int(np.argmax(gains))
-    return float(durations.seconds[best]) if gains[best] > 0.0 else 0.0
+    longer, held = _curves(durations, weights)
+    gain = 1.0 - longer - held / break_even_s
+    best = int(np.argmax(gain))
+    return float(durations[best]) if gain[best] > 0 else 0.0
 
 
-def gittins_ttl(durations: Durations, t_fill: float) -> float:
-    """The first age at which G falls to 1 / t_fill, in seconds. Durations that end in a cap (a tool's time-out) let G
-    rise again towards it; the first crossing counts, as G already looks ahead to the cap."""
-    return best_ttl(durations, t_fill)
+def gittins_rate(
+    durations: np.ndarray, age: float, weights: np.ndarray | None = None, at_least_s: float = 0.0
+) -> float:
+    """The best rate at which a tool that runs for ``age`` seconds already may still come back: the greatest
+    P(T − age ≤ τ | T > age) ÷ E[min(T − age, τ) | T > age] over all τ, in 1/s. 0 if it never took longer.
 
-
-def gittins_rate(durations: Durations, age: float, ahead_s: float = 0.0) -> float:
-    """G at this age, per second; 0 beyond the largest sample. ahead_s: looks ahead at least so far, since with samples
-    the rate over shorter and shorter times grows without bound just before each of them."""
-    longer, occupied = durations.at_age(age)
-    if longer <= 0.0:
+    Gittins' index of a job of unknown length (Gittins 1979; Aalto, Ayesta, Righter 2009): for each second of keeping,
+    no other plan brings more returns. at_least_s: the shortest τ that is looked at. Right before each duration that was
+    seen the rate over ever shorter times grows without bound, which says more about the sample than about the tool.
+    """
+    first = int(np.searchsorted(durations, age, side="right"))
+    if first == len(durations):
         return 0.0
-    first = int(np.searchsorted(durations.seconds, age + ahead_s, side="right"))
-    left, used = durations.longer[first:], durations.occupied[first:]
-    if ahead_s > 0.0:
-        nearest = durations.at_age(age + ahead_s)
-        left, used = np.append(left, nearest[0]), np.append(used, nearest[1])
-    return float(np.max((longer - left) / np.maximum(used - occupied, SHORTEST_S)))
+    left = durations[first:] - age
+    longer, held = _curves(left, None if weights is None else weights[first:])
+    if at_least_s > 0.0:
+        reached = int(np.searchsorted(left, at_least_s, side="right"))
+        share, so_far, since = (
+            (longer[reached - 1], held[reached - 1], left[reached - 1]) if reached else (1.0, 0.0, 0.0)
+        )
+        longer = np.append(longer[reached:], share)
+        held = np.append(held[reached:], so_far + (at_least_s - since) * share)
+    return float(np.max((1.0 - longer) / np.maximum(held, LEAST_HELD_S)))
+
+
+def gittins_ttl(durations: np.ndarray, break_even_s: float, weights: np.ndarray | None = None) -> float:
+    """The first age at which `gittins_rate` is no more than 1 / T_fill: from then on keeping costs more than it saves.
+    0 if that is so from the start. A history ends somewhere, and right before its end the rate rises again: the first
+    crossing counts.
+
+    It is the age of the greatest gain. The rate is above 1 / T_fill just where a longer τ gains more than stopping now:
+    so at each age before the best τ, and no more at it. One pass finds that, where ages tried one by one take n².
+    """
+    return cdf_ttl(durations, break_even_s, weights)
+
+
+def _curves(durations: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """For each duration τ, float64 [n] twice: P(T > τ), equals that follow in the order taken for longer, which changes
+    no maximum; and E[min(T, τ)]."""
+    count = len(durations)
+    if weights is None:
+        longer = np.arange(count - 1, -1, -1) / count
+    else:
+        sums = np.cumsum(weights)
+        longer = 1.0 - sums / sums[-1]
+    before = np.concatenate(([1.0], longer[:-1]))
+    return longer, np.cumsum(before * np.diff(durations, prepend=0.0))
