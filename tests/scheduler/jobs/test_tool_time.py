@@ -88,13 +88,15 @@ def test_a_tool_that_is_hardly_known_goes_by_all() -> None:
 
 def test_times_to_live_follow_the_history() -> None:
     known = times(ls=[0.1] * 40, make=[60.0] * 40)
-    assert 0.1 < known.gittins_ttl((ToolCall("ls"),), 9.0) < 2.0, "a little longer than ever is still waited for"
+    assert 0.1 < (known.gittins_ttl((ToolCall("ls"),), 9.0) or 0.0) < 2.0, (
+        "a little longer than ever is still waited for"
+    )
     assert known.gittins_ttl((ToolCall("make"),), 9.0) == 0.0
     assert known.fixed_ttl((ToolCall("make"),), 2.0) == 0.0 and known.fixed_ttl((ToolCall("ls"),), 2.0) == 2.0
     assert known.fixed_ttl((ToolCall("new"),), 2.0) == known.fixed_ttl(None, 2.0) == 2.0
     for _ in range(PER_TOOL + 5):
         known.observe((ToolCall("make"),), 0.3)  # it became fast, and the old times are forgotten
-    assert 0.3 < known.gittins_ttl((ToolCall("make"),), 9.0) < 3.0
+    assert 0.3 < (known.gittins_ttl((ToolCall("make"),), 9.0) or 0.0) < 3.0
     assert known.gittins_ttl((ToolCall("make"),), 0.1) == 0.0, "another time to break even"
 
 
@@ -147,7 +149,7 @@ def gain(law: np.ndarray, ttl: float | None, break_even: float) -> float:
 
 
 def test_few_durations_mislead_less_than_they_would_alone() -> None:
-    """Lost gain against the best time to live of the true law, with one to eight durations of tools of several kinds."""
+    """Lost gain against the best time to live of the true law, with one to eight durations, several kinds of tools."""
     rng = np.random.default_rng(4)
     laws = {
         "list": lambda n: rng.lognormal(np.log(0.1), 0.3, n), "test": lambda n: rng.uniform(2.0, 5.0, n),
@@ -195,7 +197,7 @@ def test_commands_are_kept_only_where_they_are_learned_from() -> None:
 @pytest.mark.parametrize("pair", ['["ls", -1]', '["' + "x" * 513 + '", 1]', '["ls"]'])
 def test_damaged_commands_are_refused(pair: str) -> None:
     known = times(ls=[0.5])
-    with pytest.raises(ValueError, match="took|length 2"):
+    with pytest.raises(ValueError, match=r"took|length 2"):
         known.load(b'{"version": 1, "tools": {}, "commands": [' + pair.encode() + b"]}")
     assert known.history.of("ls").tolist() == [0.5]
 
