@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..runtime.config import JobConfig, ModelArgs, TierConfig, WorkerConfig
@@ -357,6 +358,10 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
         "lease_protection",
     )
     _at_least(scheduler, 0, (*counts, *records, *times))
+    _need(
+        not scheduler.learn_tools or find_spec("sklearn") is not None,
+        "--learn-tools needs scikit-learn, which is not there: pip install 'baton[learned]', or leave it out",
+    )
     _need(
         total == 0 or total >= page,
         f"--max-total-tokens is {total} and --page-size is {page}; the pool must hold at least one page",

@@ -36,6 +36,10 @@ class SchedulerConfig:
         "how long a job's KV is pinned while its tool runs: for a fixed time, by past times, or as the policy does",
     )
     pin_seconds: float = flag(2.0, "that fixed time, and the time for tools of which nothing is known")
+    learn_tools: bool = flag(
+        False,
+        "learn from the words of commands which tools are slow; needs pip install 'baton[learned]'",
+    )
     provisional_ttl: float = flag(1.0, "seconds for which a step of a job is pinned until its tool is known")
     disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
     overlap_schedule: Literal["auto", "on", "off"] = flag(

@@ -28,6 +28,7 @@ from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
+from .jobs.tool_time import ToolTimes
 from .limits import check_queue, duplicate_rid, lease_budget, timed_out
 from .memory.beam_memory import BeamMemory
 from .memory.distrust import Distrust
@@ -66,7 +67,8 @@ class Scheduler:
         self._config, self._bytes_per_token = config, bytes_per_token
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
-        tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl)
+        times = ToolTimes(config.random_seed or 0, config.learn_tools)
+        tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl, times)
         self._policy = make_policy(config.schedule_policy, tools)
         self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases, tier)
@@ -266,8 +268,7 @@ class Scheduler:
     def _retract(self, request: Request) -> None:
         self._stop_computing(request)
         self._close(request, None)
-        request.status = RequestStatus.WAITING
-        request.retractions += 1
+        request.status, request.retractions = RequestStatus.WAITING, request.retractions + 1
         self._counters.retractions += 1
         self._reserve.retracted()
         self._waiting.add([request])

@@ -20,16 +20,13 @@ from .history import MAX_TOOLS, PER_TOOL, ToolHistory
 from .learned import LearnedSpeed
 from .lognormal import LogNormalBelief
 from .speed import Speed, by_rules, by_times
-from .ttl import cdf_ttl, gittins_rate, gittins_ttl
+from .ttl import best_ttl
 
 BELIEF_WORTH = 2.0
 """Durations that what is believed of a tool is worth beside those that were seen."""
 
 _NORMAL = np.array([NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32)])
 """It counts as so many durations of equal weight: the quantiles in the middle of equal shares."""
-
-AHEAD, AHEAD_S = 0.1, 0.01
-"""The rate looks ahead by this share of the age at least, and so many seconds."""
 
 PRIOR_WORTH = 2.0
 """Durations that what is known of all tools is worth for one of them."""
@@ -79,17 +76,13 @@ class ToolTimes:
         return threshold_s if not len(own) or float(np.mean(own)) <= threshold_s else 0.0
 
     def cdf_ttl(self, calls: Calls, break_even_s: float) -> float | None:
-        """See ttl.py; None if nothing is known."""
+        """The best by the tool's durations alone, or by those of all tools if it was never seen; None if nothing is
+        known."""
         return self._kept("cdf", calls, break_even_s)
 
     def gittins_ttl(self, calls: Calls, break_even_s: float) -> float | None:
-        """See ttl.py; None if nothing is known."""
+        """The best by what is `expected`; None if nothing is known."""
         return self._kept("gittins", calls, break_even_s)
-
-    def gittins_rate(self, calls: Calls, age: float) -> float | None:
-        """In 1/s; None if nothing is known."""
-        durations, weights = self.expected(calls)
-        return gittins_rate(durations, age, weights, max(AHEAD_S, AHEAD * age)) if len(durations) else None
 
     def belief(self, calls: Calls) -> LogNormalBelief:
         """What is believed of the tool: what is known of all, and its own times."""
@@ -137,8 +130,10 @@ class ToolTimes:
         known = self._ttls.get((kind, name))
         if known is None or 16 * (added - known[0]) > min(added, PER_TOOL) or abs(known[1] / break_even_s - 1) > 0.1:
             durations, weights = self.expected(calls)
-            ttl = (cdf_ttl if kind == "cdf" else gittins_ttl)(durations, break_even_s, weights)
-            known = self._ttls[kind, name] = added, break_even_s, ttl
+            if kind == "cdf":
+                durations, weights = self.history.of(name) if name is not None else self.history.of_all(), None
+                durations = durations if len(durations) else self.history.of_all()
+            known = self._ttls[kind, name] = added, break_even_s, best_ttl(durations, break_even_s, weights)
             while len(self._ttls) > 2 * MAX_TOOLS:
                 self._ttls.popitem(last=False)
         return known[2]

@@ -11,7 +11,7 @@ from baton.scheduler.jobs.calls import ToolCall, name_of
 from baton.scheduler.jobs.history import MAX_TOOLS, OF_ALL, PER_TOOL, ToolHistory
 from baton.scheduler.jobs.speed import Speed, by_rules
 from baton.scheduler.jobs.tool_time import BELIEF_WORTH, ToolTimes
-from baton.scheduler.jobs.ttl import gittins_ttl
+from baton.scheduler.jobs.ttl import best_ttl
 
 
 def call(command: str) -> tuple[ToolCall, ...]:
@@ -139,8 +139,9 @@ def test_draws_are_reproducible() -> None:
 @pytest.mark.parametrize("count", [1, 3, 50])
 def test_a_little_longer_than_ever_is_still_worth_something(count: int) -> None:
     known, run = times(run=[5.0] * count), (ToolCall("run"),)
-    ttl, rate, late = known.gittins_ttl(run, 9.0), known.gittins_rate(run, 5.05), known.gittins_rate(run, 1e6)
-    assert ttl is not None and 5.1 < ttl < 30.0 and rate is not None and rate > 1 / 9.0 and late == 0.0
+    ttl = known.gittins_ttl(run, 9.0)
+    assert ttl is not None and 5.1 < ttl < 30.0
+    assert known.cdf_ttl(run, 9.0) == 5.0, "which goes by the durations alone"
 
 
 def gain(law: np.ndarray, ttl: float | None, break_even: float) -> float:
@@ -159,12 +160,12 @@ def test_few_durations_mislead_less_than_they_would_alone() -> None:
     break_even, lost, lost_alone = 9.0, 0.0, 0.0
     for law in laws.values():
         true = np.sort(law(10_000))
-        best = gain(true, gittins_ttl(true, break_even), break_even)
+        best = gain(true, best_ttl(true, break_even), break_even)
         for count in (1, 2, 4, 8):
             seconds = law(count)
             known = times(**past, run=seconds.tolist())
             lost += best - gain(true, known.gittins_ttl((ToolCall("run"),), break_even), break_even)
-            lost_alone += best - gain(true, gittins_ttl(np.sort(seconds), break_even), break_even)
+            lost_alone += best - gain(true, best_ttl(np.sort(seconds), break_even), break_even)
     assert 0.0 <= lost < lost_alone / 2
 
 
