@@ -65,7 +65,10 @@ class JobTable:
             self._jobs.move_to_end((job.namespace, job.id))
 
     def began(self, job: Job, rid: str, sequences: int) -> None:
-        """A request of the job has been taken in."""
+        """A request of the job has been taken in. A step that had its rid has no name any more."""
+        if (owner := self._by_rid.get(rid)) is not None:
+            for step in [step for step in owner.steps if step.rid == rid]:
+                self.discard(owner, step)
         job.open_rids[rid] = sequences
         self._by_rid[rid] = job
 

@@ -77,10 +77,10 @@ class Pins:
             if (last := job.last_step) is not None and last.calls is not None:
                 self.times.observe(last.calls, now - job.ended)
             job.ended = None
+        self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
         self._table.began(job, spec.rid, len(requests))
         for request in requests:
             request.job = job
-        self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
         self.trace.arrived(job, first, now)
 
     # -- requests end -------------------------------------------------------------------------------------------------

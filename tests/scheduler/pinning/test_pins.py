@@ -266,3 +266,32 @@ def test_times_of_tools_are_learned() -> None:
     scene.scheduler.pins.called("b", 0, BASH, scene.now)
     (job,) = scene.scheduler.pins.describe("", "job", scene.now)
     assert job["last_calls"] is None and job["returns_in_s"] is None, "the last to end has not been read"
+
+
+def expires_in(scene: Harness, job: str) -> float:
+    """Of the only pin of a job: seconds."""
+    ((pin,),) = [each["pins"] for each in scene.scheduler.pins.describe("", job, scene.now)]
+    return pin["expires_in_s"]
+
+
+def test_a_rid_that_is_used_again_names_the_later_step():
+    scene = harness()
+    said = turn(scene, "a", PROMPT)
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    said = turn(scene, "a", [*said, 7, 7, 7])
+    assert path(scene, "a") == "handoff"
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    assert expires_in(scene, "job") > 1.5, "its calls are known: it is no longer kept for a moment only"
+    turn(scene, "a", said[:-10])
+    assert path(scene, "a") == "handoff", "there is one pin, and most of it is used"
+    stats = scene.scheduler.stats().jobs
+    assert stats.hits == 2 and stats.returned_tokens >= stats.returned_hit_tokens > len(PROMPT)
+
+
+def test_a_rid_that_went_to_another_job_stays_there():
+    scene = harness()
+    turn(scene, "a", PROMPT, "first")
+    turn(scene, "a", PROMPT, "second")
+    scene.scheduler.pins.end("", "first")
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    assert expires_in(scene, "second") > 1.5
