@@ -88,11 +88,16 @@ class ToolHistoryFile:
         data = self._save()
         if data == self._written:
             return
+        unfinished = None
         try:
             with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=self._path.name, delete=False) as file:
+                unfinished = file.name
                 file.write(data)
-            os.replace(file.name, self._path)
+            os.replace(unfinished, self._path)
         except OSError as error:
+            if unfinished is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished)
             if not self._failed:
                 logger.error("the history of tools cannot be saved to %s: %s", self._path, error.strerror)
             self._failed = True

@@ -97,3 +97,15 @@ def test_a_history_that_cannot_be_saved_is_reported_once(tmp_path: Path, caplog:
     folder.mkdir()
     file.save(0.0, at_once=True)
     assert (folder / "tools.json").exists()
+
+
+def test_what_a_full_disk_cut_off_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    times = ToolTimes()
+    file = history(tmp_path / "tools.json", times)
+    times.observe(LS, 0.25)
+    monkeypatch.setattr(os, "replace", full)
+    file.save(0.0)
+    assert not list(tmp_path.iterdir()), "it is tried again once a minute: each try would leave a file"
