@@ -169,19 +169,6 @@ def test_few_durations_mislead_less_than_they_would_alone() -> None:
     assert 0.0 <= lost < lost_alone / 2
 
 
-@pytest.mark.parametrize(
-    ("command", "speed"),
-    [
-        ("echo 'a && make'", Speed.FAST), ("FOO=1 sudo timeout 60 make", Speed.SLOW), ("python -m pytest", Speed.SLOW),
-        ("cd a && cat <<EOF > x\nmake\nEOF", Speed.FAST), ("bash -c 'cd a; make'", Speed.SLOW),
-        ("/bin/ls", Speed.FAST), ("git -C a status", Speed.FAST), ("for f in *; do wc $f; done", Speed.FAST),
-        ("git commit-graph x", Speed.UNCERTAIN),
-    ],
-)  # fmt: skip
-def test_rules_see_through_shells(command: str, speed: Speed) -> None:
-    assert by_rules(call(command)) is speed
-
-
 def test_arguments_of_other_tools_are_no_commands() -> None:
     assert by_rules((ToolCall("lookup", "make; ls"),)) is Speed.UNCERTAIN
     assert by_rules((ToolCall("pytest", '{"path": "ls"}'),)) is Speed.SLOW
