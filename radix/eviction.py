@@ -7,6 +7,8 @@ comes first is put back with the right time, or dropped if its node is locked or
 Most entries are made for new leaves, in order of time: they go into a queue, O(1). The few that come late (an old leaf
 was unlocked, a time was corrected, a parent became a leaf) go into a heap beside it, O(log n).
 
+A node that is to go early (retire.py) gets a second entry; its first one is dead then, and passed over.
+
 An access marks only the last node of its path. A victim passes its time on to its parent, so a node's time is right
 at the moment it becomes a leaf, which is the only time it matters.
 """
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from .node import TreeNode
+from .node import NO_ENTRY, TreeNode
 from .tree import RadixTree
 
 
@@ -32,12 +34,12 @@ class EvictionOrder:
         self._heap: list[tuple[int, int, TreeNode]] = []
 
     def add(self, leaf: TreeNode) -> None:
-        """Call when a node becomes an unlocked leaf."""
-        if not leaf.in_order:
-            leaf.in_order = True
+        """Call when a node becomes an unlocked leaf, or is one that is to go earlier."""
+        if leaf.entry_time == NO_ENTRY or leaf.last_access < leaf.entry_time:
             self._push(leaf)
 
     def _push(self, leaf: TreeNode) -> None:
+        leaf.entry_time = leaf.last_access
         entry = (leaf.last_access, leaf.serial, leaf)
         if not self._queue or entry > self._queue[-1]:
             self._queue.append(entry)
@@ -52,13 +54,14 @@ class EvictionOrder:
                 time, _, node = queue.popleft()
             else:
                 time, _, node = heappop(heap)
+            if node.entry_time != time:
+                continue
+            node.entry_time = NO_ENTRY
             if node.lock_ref or node.device_children or node.parent is None:
-                node.in_order = False
-            elif node.last_access != time:
-                self._push(node)
-            else:
-                node.in_order = False
+                continue
+            if node.last_access == time:
                 return node
+            self._push(node)
         return None
 
     def clear(self) -> None:
@@ -114,5 +117,5 @@ class EvictionOrder:
             self.add(parent)
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
-        """(time, node) of every entry in no particular order, for invariants."""
-        return ((time, node) for time, _, node in chain(self._queue, self._heap))
+        """(time, node) of every entry that counts, in no particular order, for invariants."""
+        return ((time, node) for time, _, node in chain(self._queue, self._heap) if node.entry_time == time)

@@ -18,7 +18,7 @@ from .cache import RadixCache
 from .kv_sequence import KVSequence
 from .lazy_heap import SPARE_ENTRIES
 from .lease import LeaseState, LeaseTable
-from .node import ID_BYTES, TreeNode
+from .node import ID_BYTES, NO_ENTRY, TreeNode
 
 SLOT = np.dtype(np.int32)
 
@@ -261,8 +261,8 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
     _expect(len(entries) == len(listed), cache, "a node has two entries in the eviction order")
     for node in nodes:
         time = entries.get(id(node))
-        if node.in_order != (time is not None):
-            raise _broken(cache, node, f"in_order is {node.in_order}, its entry differs")
+        if (node.entry_time != NO_ENTRY) != (time is not None):
+            raise _broken(cache, node, f"entry_time is {node.entry_time}, and there is no such entry")
         if time is not None:
             if time > node.last_access:
                 raise _broken(cache, node, f"would be evicted late: its entry says {time}")

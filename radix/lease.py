@@ -38,11 +38,13 @@ class LeaseState(Enum):
 
 @dataclass(slots=True, frozen=True)
 class LeaseTerms:
-    """What a lease is asked for with: until when, whose it is ("" if nobody knows), and the time now."""
+    """What a lease is asked for with: until when, whose it is ("" if nobody knows), and the time now. owner: what it is
+    kept for, which only those who value leases look at."""
 
     deadline: float
     now: float
     client: str = ""
+    owner: object = None
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +58,7 @@ class Lease:
     idle_since: float = 0.0
     """When it was granted, or given back last by a child that had claimed it."""
     client: str = ""
+    owner: object = None
     own_tokens: int = 0
     """Pool tokens that no other lease held when it was granted, in whole pages."""
     state: LeaseState = LeaseState.GRANTED
@@ -162,7 +165,7 @@ class LeaseTable:
         return True
 
     def _lease(self, kv: KVSequence | None, terms: LeaseTerms) -> Lease:
-        return Lease(kv, terms.deadline, self._next_serial, idle_since=terms.now, client=terms.client)
+        return Lease(kv, terms.deadline, self._next_serial, terms.now, terms.client, terms.owner)
 
     def _least_of(self, client: str, now: float) -> Lease:
         """client: one that has leases, as whoever is at its limit does."""

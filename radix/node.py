@@ -1,7 +1,7 @@
 """One node of the radix tree: plain data.
 
 tree.py changes its place and contents, cache.py lock_ref and last_access, lease.py lease_ref, eviction.py
-in_order and, when it chooses a victim, on_device; host_tier.py what a node has on the host.
+entry_time and, when it chooses a victim, on_device; host_tier.py what a node has on the host.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import numpy as np
 
 ID_BYTES = 4
 """Bytes of a token id; keys are raw int32 memory."""
+
+NO_ENTRY = -1
 
 NO_SLOTS = np.empty(0, dtype=np.int32)
 """The value of a node that is not on the device."""
@@ -28,10 +30,10 @@ class TreeNode:
         "children",
         "demoted",
         "device_children",
+        "entry_time",
         "hits",
         "host",
         "host_children",
-        "in_order",
         "key",
         "last_access",
         "lease_ref",
@@ -85,8 +87,8 @@ class TreeNode:
         """Leases that end here + leased children; counts what leases hold, protects nothing (see lease.py)."""
         self.last_access = last_access
         """Tick of the last access that ended here. A child's access counts for its parents too (see eviction.py)."""
-        self.in_order = False
-        """True while the eviction order has an entry of this node."""
+        self.entry_time = NO_ENTRY
+        """The time of this node's entry in the eviction order; NO_ENTRY while there is none."""
 
     def __len__(self) -> int:
         """Tokens on this node."""

@@ -16,7 +16,15 @@ from ..scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.outcome import RequestRefused
 from .channels import Sender
 from .constraints.item_tries import check_name, pack_trie
-from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ReleaseRequest
+from .messages import (
+    ControlReply,
+    ControlRequest,
+    DeleteItemTrie,
+    DescribeJobs,
+    EndJob,
+    ReleaseRequest,
+    ToWorker,
+)
 from .prompt import ModelLimits
 
 
@@ -69,6 +77,21 @@ class ControlClient:
     async def release(self, rid: str, timeout_s: float = 10.0) -> bool:
         """Give up the leases of the finished request ``rid``. False if it has none (any more)."""
         reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=rid), "release", timeout_s)
+        return _payload(reply)
+
+    async def jobs(self, namespace: str, job_id: str | None = None, timeout_s: float = 10.0) -> list[dict]:
+        """What is known of the jobs of a namespace, or of one: then none or one. See scheduler/jobs/report.py."""
+        reply = await self._ask(
+            lambda call_id: DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id), "jobs", timeout_s
+        )
+        return _payload(reply)
+
+    async def end_job(self, namespace: str, job_id: str, timeout_s: float = 10.0) -> dict | None:
+        """End a job: abort its open requests, give up what is kept for it. Returns the rids ``aborted`` and the
+        ``released_tokens``; None if the job is not known."""
+        reply = await self._ask(
+            lambda call_id: EndJob(call_id=call_id, namespace=namespace, job_id=job_id), "the end of a job", timeout_s
+        )
         return _payload(reply)
 
     async def flush_cache(self, timeout_s: float = 30.0) -> None:
@@ -157,7 +180,7 @@ class ControlClient:
 
     async def _ask(
         self,
-        question: Callable[[int], ControlRequest | ReleaseRequest | LoadItemTrie | DeleteItemTrie],
+        question: Callable[[int], ToWorker],
         what: str,
         timeout_s: float,
     ) -> ControlReply:

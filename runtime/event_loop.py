@@ -23,7 +23,16 @@ from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
-from .messages import AbortRequest, ReleaseRequest, RequestError, ToWorker, WorkerStats
+from .messages import (
+    AbortRequest,
+    DescribeJobs,
+    EndJob,
+    ReleaseRequest,
+    RequestError,
+    StepCalls,
+    ToWorker,
+    WorkerStats,
+)
 from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
 from .step_runner import StepInFlight, StepOutput, StepRunner
@@ -225,6 +234,12 @@ class EventLoop:
                 self.tell(scheduler.abort_all(now, reason) if rid is None else scheduler.abort(rid, now), now)
             case ReleaseRequest():
                 self._control.reply(message.call_id, self._scheduler.continuations.release(message.rid))
+            case StepCalls():
+                self._scheduler.pins.called(message.rid, message.index, message.calls, now)
+            case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id):
+                self._control.reply(call_id, self._scheduler.pins.describe(namespace, job_id, now))
+            case EndJob():
+                self.end_job(message, now)
             case _:
                 self._control.handle(message)
 
@@ -243,6 +258,17 @@ class EventLoop:
             self._suffixes.open(spec.rid, spec.continuation, spec.token_ids)
         for request in requests:
             self._outputs.open(request)
+
+    def end_job(self, message: EndJob, now: float) -> None:
+        """End a job, and tell the clients of its open requests."""
+        ended = self._scheduler.pins.end(message.namespace, message.job_id)
+        given_up = None
+        if ended is not None:
+            open_rids, pinned_tokens = ended
+            for rid in open_rids:
+                self.tell(self._scheduler.abort(rid, now, "aborted: its job was ended"), now)
+            given_up = {"aborted": open_rids, "released_tokens": pinned_tokens}
+        self._control.reply(message.call_id, given_up)
 
     def end_overdue(self, now: float) -> None:
         """End the requests that have been here for too long."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ..scheduler.jobs.calls import ToolCall
 from ..scheduler.outcome import FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
-from ..scheduler.stats import TierStats
+from ..scheduler.stats import JobStats, TierStats
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -26,6 +27,31 @@ class ReleaseRequest(Message, frozen=True):
 
     call_id: int
     rid: str
+
+
+class StepCalls(Message, frozen=True):
+    """What a finished step of a job called, as its text says; sent before its client hears of the end."""
+
+    rid: str
+    index: int = 0
+    calls: tuple[ToolCall, ...] = ()
+
+
+class EndJob(Message, frozen=True):
+    """End a job: its open requests, and all that is kept for it. Answered by a ControlReply whose payload says what was
+    given up, or is null if the job is not known."""
+
+    call_id: int
+    namespace: str
+    job_id: str
+
+
+class DescribeJobs(Message, frozen=True):
+    """What is known of the jobs of a namespace, or of one; answered by a ControlReply with a list. See jobs.py."""
+
+    call_id: int
+    namespace: str
+    job_id: str | None = None
 
 
 class LoadItemTrie(Message, frozen=True):
@@ -215,8 +241,19 @@ class WorkerStats(Message, frozen=True):
     prefill_tokens_per_s: float | None = None
     bytes_per_token: int = 0
     tiers: tuple[TierStats, ...] = ()
+    jobs: JobStats = JobStats()
 
 
-ToWorker = RequestSpec | AbortRequest | ReleaseRequest | ControlRequest | LoadItemTrie | DeleteItemTrie
+ToWorker = (
+    RequestSpec
+    | AbortRequest
+    | ReleaseRequest
+    | StepCalls
+    | EndJob
+    | DescribeJobs
+    | ControlRequest
+    | LoadItemTrie
+    | DeleteItemTrie
+)
 FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
 ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady

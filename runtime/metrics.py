@@ -7,6 +7,8 @@ others get their tokens all at once.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..scheduler.outcome import FoundTokens
@@ -20,7 +22,7 @@ _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5
 _INTER_TOKEN_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
-# Metric name -> (field of WorkerStats, help). Counters grow with the worker's totals, gauges follow its values.
+# Metric name -> (field of WorkerStats, help); a dot leads into a part. Counters grow with the totals, gauges follow.
 _WORKER_COUNTERS = {
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
@@ -33,6 +35,19 @@ _WORKER_COUNTERS = {
     "leases_broken": ("leases_broken", "Leases ended early because memory was needed more."),
     "num_nonfinite": ("nonfinite_requests", "Requests ended because the model's logits were NaN or infinite."),
     "leaked_tokens": ("leaked_tokens", "KV slots that nothing named and that were reclaimed."),
+    "pins": ("jobs.pins", "Steps of jobs whose KV was pinned for the job's next step."),
+    "pin_hits": ("jobs.hits", "Pins that the job's next step took over."),
+    "pins_expired": ("jobs.expired", "Pins that ended before the job was back."),
+    "pins_broken": ("jobs.broken", "Pins ended early because memory was needed more."),
+    "pins_released": ("jobs.released", "Pins given up because their job was over, or had other steps."),
+    "pins_demoted": ("jobs.demoted", "Of the pins that expired or broke: with a copy on a tier below the device."),
+    "pin_slot_seconds": ("jobs.slot_seconds", "Tokens × seconds that pins held."),
+    "pin_saved_tokens": ("jobs.saved_tokens", "Tokens of pins that were taken over, and not computed again."),
+    "pin_returned_tokens": ("jobs.returned_tokens", "Tokens that were pinned when their job was back."),
+    "pin_returned_hit_tokens": (
+        "jobs.returned_hit_tokens",
+        "Of these, found by the job's next step; fewer where a chat template drops what the model thought.",
+    ),
 }
 _WORKER_GAUGES = {
     "num_running_reqs": ("num_running_reqs", "Requests in the running batch."),
@@ -41,6 +56,7 @@ _WORKER_GAUGES = {
     "kv_cache_free_tokens": ("free_tokens", "KV slots on the free list."),
     "kv_cache_evictable_tokens": ("evictable_tokens", "KV slots of cached prefixes that no request uses."),
     "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),
+    "jobs": ("jobs.jobs", "Jobs that are known."),
     "leased_tokens": ("leased_tokens", "KV slots that leases keep for continuations."),
     "kv_cache_private_tokens": ("private_tokens", "KV slots that belong to one request."),
     "kv_cache_quarantined_tokens": (
@@ -184,9 +200,10 @@ class ServerMetrics:
     def worker_reported(self, stats: WorkerStats) -> None:
         """Update the metrics from the worker's stats, whose totals only grow."""
         for field, metric in self._counters.items():
-            metric.inc(max(0, getattr(stats, field) - getattr(self._last, field)))
+            value = attrgetter(field)
+            metric.inc(max(0, value(stats) - value(self._last)))
         for field, metric in self._gauges.items():
-            metric.set(getattr(stats, field))
+            metric.set(attrgetter(field)(stats))
         if stats.total_tokens:
             in_use = stats.total_tokens - stats.free_tokens - stats.evictable_tokens
             self._usage.set(in_use / stats.total_tokens)

@@ -21,6 +21,7 @@ class Prompt:
     return_text_in_logprobs: logprobs include the text of each token.
     truncate_to: at most so many tokens are used, the last ones; -1: as many as leave room for the output. Not with a
     continuation, whose beginning is there already.
+    forced: what the answer was made to begin with: the end of the prompt, and no part of the output.
     """
 
     spec: RequestSpec
@@ -30,6 +31,7 @@ class Prompt:
     suffix_ids: list[int] | None = None
     return_text_in_logprobs: bool = False
     truncate_to: int | None = None
+    forced: str = ""
 
     @property
     def rid(self) -> str:

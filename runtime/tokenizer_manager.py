@@ -21,6 +21,7 @@ from ..scheduler.token_buffer import pack_ids, unpack_ids
 from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
 from .control_client import Availability, ControlClient
+from .jobs.step_reader import ReadCalls, StepReader
 from .messages import (
     AbortRequest,
     ControlReply,
@@ -61,7 +62,10 @@ class TokenizerManager:
     ready.
     """
 
-    def __init__(self, *, tokenizer: Tokenizer, endpoints: Endpoints, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, *, tokenizer: Tokenizer, endpoints: Endpoints, metrics: ServerMetrics, read_calls: ReadCalls | None = None
+    ) -> None:
+        """read_calls: finds the calls of tools in a text, for jobs."""
         self.tokenizer = tokenizer
         self.metrics = metrics
         self.worker_info: dict = {}
@@ -70,6 +74,7 @@ class TokenizerManager:
         self._availability = Availability()
         self.control = ControlClient(self._sender, self._availability)
         self._prompt_tokenizer = PromptTokenizer(tokenizer)
+        self._step_reader = StepReader(self._sender, read_calls)
         self._open: dict[str, _OpenRequest] = {}
         self._heard_at = self._output_at = time.monotonic()
         self._emptied = asyncio.Event()
@@ -255,6 +260,7 @@ class TokenizerManager:
             return
         now = self._heard_at
         request.meter.count(output, now)
+        self._step_reader.take(request.prompt, update)
         if output.beam is not None and output.index == 0:
             first, found = request.first, output.beam.num_results
             missing = range(first + found, first + request.prompt.sampling.n)
@@ -280,6 +286,7 @@ class TokenizerManager:
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]
+        self._step_reader.forget(rid)
         if not self._open:
             self._emptied.set()
 

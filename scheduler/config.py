@@ -53,6 +53,7 @@ class SchedulerConfig:
     max_finished_tokens: int = flag(
         4_000_000, "room for tokens on record for continuations; a turn shares its parent's, which counts once"
     )
+    max_jobs: int = flag(4096, "jobs (job_id) that are remembered between their steps; the idle ones go first")
     max_logprobs: int = flag(20, "likeliest tokens that a request may ask for at each position (top_logprobs_num)")
     random_seed: int | None = flag(None, "seeds the seeds of requests that bring none; drawn at start if not given")
 

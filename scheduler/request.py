@@ -30,6 +30,7 @@ from ..radix.node import TreeNode
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
+from .jobs.job import Job
 from .outcome import FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
@@ -106,6 +107,7 @@ class Request:
         "index",
         "inheritance",
         "is_open",
+        "job",
         "kv",
         "last_step",
         "loading",
@@ -156,6 +158,7 @@ class Request:
         """Order of arrival among all requests, which breaks ties of ``arrival``; names the sequence in steps."""
         self.logprobs = spec.logprobs
         self.retain_ttl = min(max_retain_ttl, default_retain_ttl if spec.retain_ttl is None else spec.retain_ttl)
+        self.job: Job | None = None  # that the spec names; set once the request has been taken in
         self.own_ids = spec.token_ids if own_ids is None else own_ids
         """int32: the prompt, or what follows the parent's tokens."""
         self.token_ids = TokenBuffer(self.own_ids)
@@ -173,8 +176,7 @@ class Request:
         self.is_open = False
         """True once a step has contained it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
-        self.committed_len = self.scheduled_len = 0
-        self.num_output_placeholders = 0
+        self.committed_len = self.scheduled_len = self.num_output_placeholders = 0
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
         self.found = FoundTokens()
@@ -269,7 +271,7 @@ class Request:
 
     def lease_terms(self, now: float) -> LeaseTerms:
         """How it asks for a lease at its end."""
-        return LeaseTerms(now + self.retain_ttl, now, self.spec.client)
+        return LeaseTerms(now + self.retain_ttl, now, self.spec.client, self.job)
 
     @property
     def num_rows(self) -> int:

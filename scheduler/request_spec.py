@@ -75,6 +75,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     banned: token sequences that no output may hold, from ``sampling.bad_words``; empty until they are tokenised.
     client: whose request it is, as far as known, for the budgets per client; "" if nobody can tell.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
+    job_id: the job that it is a step of: an agent's, whose tools run between its steps; None for none.
+    is_last_step: nothing of the job follows; all that is kept for it is given up when this ends.
     """
 
     rid: str
@@ -91,6 +93,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     banned: tuple[tuple[int, ...], ...] = ()
     client: str = ""
     priority: int = 0
+    job_id: str | None = None
+    is_last_step: bool = False
 
     @property
     def token_ids(self) -> np.ndarray:

@@ -34,6 +34,7 @@ from .memory.distrust import Distrust
 from .memory.kv_memory import KVMemory, take_back_unfilled
 from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
+from .pinning.pins import Pins
 from .policies.fill_time import FillTime
 from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
@@ -81,6 +82,7 @@ class Scheduler:
         self._endings = Endings(eos_token_ids)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
+        self.pins = Pins(cache, self.leases, self._policy, config.max_jobs)
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
@@ -109,10 +111,11 @@ class Scheduler:
             raise duplicate_rid(spec.rid)
         check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
         requests = self._factory.make(spec, now, own_ids, constraint)
-        handover = self.continuations.find_prompt(requests, self._live)
+        handover = self.continuations.find_prompt(requests, self._live, self.pins.steps_of(spec, now))
         if handover is not None:
             self._inherit(requests, handover, now)
             self.tiers.queue(requests, now)
+        self.pins.arrived(requests, now)
         self.continuations.forget(spec.rid)
         self._live.add(spec.rid, requests)
         return list(requests)
@@ -150,7 +153,7 @@ class Scheduler:
         return events
 
     def abort_all(self, now: float, message: str) -> list[RequestEvent]:
-        return [event for rid in self._live.rids for event in self.abort(rid, now, message)]
+        return self._abort_each(self.live_requests, now, message)
 
     def time_out(self, now: float) -> list[RequestEvent]:
         """End the requests that have been here for longer than the server allows."""
@@ -180,12 +183,14 @@ class Scheduler:
             self._leave(request, now)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
+                self.pins.ending(request, now)
                 samples = self.continuations.record(request, kept_tokens, now, self._newest_fence)
             elif current.refusal is None:
                 self.continuations.fail(request)
             if request.kv is not None:  # retained KV is in a lease by now
                 self._close(request, self._newest_fence)
             request.status = RequestStatus.FINISHED
+            self.pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove(request)
@@ -223,13 +228,12 @@ class Scheduler:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
-        """Form the next step, prompts before decodes. None if there is nothing to do, or nothing until the step in
-        flight has been processed."""
+        """Form the next step, prompts before decodes. None if there is none before the one in flight has ended."""
         self.leases.expire(now)
+        self.pins.settle(now)
         self.tiers.end_overdue(now)
-        step = None
-        if not self._decode_is_due():
-            step = self._prefill.next_batch(self._waiting, self._decode, self._in_flight, self._counters.steps, now)
+        given = (self._waiting, self._decode, self._in_flight, self._counters.steps, now)
+        step = None if self._decode_is_due() else self._prefill.next_batch(*given)
         if step is not None:
             self._counters.count_admissions(step)
         elif self._decode.running:
@@ -244,8 +248,7 @@ class Scheduler:
         return step.batch
 
     def _decode_is_due(self) -> bool:
-        """True after a chunk of a long prompt, and after so many extends in a row that left running requests out: they
-        then get a token, so that none stalls for long."""
+        """After a chunk of a long prompt, and after some extends in a row: running requests then get a token."""
         most = self._config.decode_interval if self._prefill.prefilling is None else 1
         return self._extends_in_a_row >= most and bool(self._decode.running)
 
@@ -342,5 +345,5 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        more = (self._fill_time.tokens_per_s, self._bytes_per_token, self.tiers.stats())
+        more = (self._fill_time.tokens_per_s, self._bytes_per_token, self.tiers.stats(), self.pins.stats())
         return take_stats(self._counters, self._memory.cache, self.leases, running, self.tiers.num_queued, *more)

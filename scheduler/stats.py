@@ -74,6 +74,28 @@ class TierStats:
 
 
 @dataclass(slots=True, frozen=True)
+class JobStats:
+    """Since start. A hit is a pin that the job's next step took over; slot-seconds are tokens × seconds under pins."""
+
+    jobs: int = 0
+    """Known now."""
+    pins: int = 0
+    hits: int = 0
+    expired: int = 0
+    broken: int = 0
+    released: int = 0
+    demoted: int = 0
+    """Of those that expired or broke: with a copy on a tier below the device."""
+    slot_seconds: float = 0.0
+    saved_tokens: int = 0
+    """Of pins that were taken over: not computed again."""
+    returned_tokens: int = 0
+    """Pinned when the job's next step arrived."""
+    returned_hit_tokens: int = 0
+    """Of these, what that step found in the cache: less where a template drops what the model thought."""
+
+
+@dataclass(slots=True, frozen=True)
 class SchedulerStats:
     """A snapshot; token counts exclude the padding page, counters run since start."""
 
@@ -109,6 +131,7 @@ class SchedulerStats:
     """Of KV, on every tier; 0 where nobody said."""
     tiers: tuple[TierStats, ...] = ()
     """Those below the device."""
+    jobs: JobStats = JobStats()
 
 
 def take_stats(
@@ -120,6 +143,7 @@ def take_stats(
     prefill_tokens_per_s: float | None = None,
     bytes_per_token: int = 0,
     tiers: tuple[TierStats, ...] = (),
+    jobs: JobStats = JobStats(),
 ) -> SchedulerStats:
     allocator = cache.allocator
     free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
@@ -150,4 +174,5 @@ def take_stats(
         prefill_tokens_per_s=prefill_tokens_per_s,
         bytes_per_token=bytes_per_token,
         tiers=tiers,
+        jobs=jobs,
     )

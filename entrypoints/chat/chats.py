@@ -71,6 +71,7 @@ class Chats:
         rendered, forced, make_parser = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced))
         prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
+        prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         answer = await self._manager.open([prompt], stream=call.stream)
 
         turn = _Asked(
@@ -123,8 +124,12 @@ class Chats:
             (ids,) = await self._manager.tokenize(
                 [text], add_special_tokens=False, is_truncated=is_truncated, param="messages"
             )
-        if spec.retain_ttl is None:
-            spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl)
+        if spec.job_id is None:  # else the policy says how long a step's KV stays
+            spec = msgspec.structs.replace(
+                spec,
+                retain_ttl=self._retain_ttl if spec.retain_ttl is None else spec.retain_ttl,
+                job_id=known.turn.job_id if known is not None else self._conversations.new_job(spec.rid),
+            )
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
             spec = msgspec.structs.replace(spec, sampling=sampling)
@@ -224,6 +229,7 @@ class ChatAnswer:
             rid=asked.prompt.rid,
             index=output.sample,
             namespace=asked.prompt.spec.namespace,
+            job_id=asked.prompt.spec.job_id,
             num_messages=asked.num_messages,
             prompt_chars=asked.prompt_chars,
             text=asked.text + said,

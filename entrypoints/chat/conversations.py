@@ -58,6 +58,8 @@ class Turn:
     """Up to where the answer begins, with what was put there for the model."""
     text: str
     ids: np.ndarray
+    job_id: str | None = None
+    """The job that it is a step of, as is what goes on from it."""
     hides_special: bool = False
     """Somewhere in it the model spelled a special token in letters. Who sends this text means the token, which ends a
     message; so only who names the turn goes on from it."""
@@ -104,6 +106,10 @@ class Conversations:
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    def new_job(self, rid: str) -> str | None:
+        """The job of a chat that goes on from none and names none; None where turns are not recorded."""
+        return f"chat-{rid}" if self._keeps else None
 
     def record(self, turn: Turn) -> None:
         if not self._keeps or turn.hides_special:

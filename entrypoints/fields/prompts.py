@@ -20,6 +20,7 @@ from .continuation import (
     read_retain_ns,
     read_retain_ttls,
 )
+from .jobs import read_jobs
 from .namespaces import read_client, read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
@@ -115,6 +116,7 @@ def read_prompts(
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read("priority", _priority, 0)
+    jobs = read_jobs(per_prompt)
     prompts = [
         Prompt(
             spec=RequestSpec(
@@ -128,6 +130,8 @@ def read_prompts(
                 retain_n=retain_ns[i],
                 client=client or namespaces[i],
                 priority=priorities[i],
+                job_id=jobs[i][0],
+                is_last_step=jobs[i][1],
             ),
             group=group,
             text=None if tokens.texts is None else tokens.texts[i],

@@ -17,6 +17,7 @@ from ..description.json_schema import (
     whole,
 )
 from .continuation import MAX_RETAIN_TTL
+from .jobs import MAX_JOB_CHARS
 from .namespaces import MAX_KEY_CHARS
 from .prompts import MAX_PRIORITY
 from .reading import MAX_RID_CHARS
@@ -71,6 +72,16 @@ SHARED: Properties = {
         whole("A higher one is admitted earlier and retracted later.", -MAX_PRIORITY, MAX_PRIORITY, default=0)
     ),
     "user": string("Whose request it is: each user holds a share of the leases at most.", most=MAX_KEY_CHARS),
+    "job_id": per_prompt(
+        string(
+            "The agent's job that this is a step of: its KV may be kept while a tool runs. The X-Job-Id header, too.",
+            least=1,
+            most=MAX_JOB_CHARS,
+        )
+    ),
+    "is_last_step": per_prompt(
+        flag("Nothing of the job follows, so nothing is kept for it. The X-Job-Last-Step header, too.", default=False)
+    ),
     **CONTINUATION,
 }
 

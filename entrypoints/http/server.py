@@ -29,6 +29,7 @@ from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
 from .information_routes import InformationRoutes
 from .item_trie_routes import ItemTrieRoutes
+from .jobs_routes import JobsRoutes
 from .keys import Keys
 from .load_routes import LoadRoutes
 from .pause_routes import PauseRoutes
@@ -57,6 +58,7 @@ def build_app(
         InformationRoutes(manager, chats, args),
         TokenizerRoutes(manager, chats, args, bodies),
         ItemTrieRoutes(manager, bodies),
+        JobsRoutes(manager),
         CacheRoutes(manager, bodies),
         ProfileRoutes(manager, bodies),
         LoadRoutes(manager),

@@ -68,17 +68,24 @@ class Continuations:
 
     # -- children arrive ----------------------------------------------------------------------------------------------
 
-    def find_prompt(self, requests: list[Request], live: LiveRequests) -> Handover | None:
+    def find_prompt(
+        self, requests: list[Request], live: LiveRequests, earlier: Sequence[tuple[str, int]] = ()
+    ) -> Handover | None:
         """The prompt of new requests, with what they inherit. Parks them and returns None if their parent must end
-        first. Raises RequestRefused."""
+        first. earlier: the last steps of their job. Raises RequestRefused."""
         first = requests[0]
         if (continuation := first.spec.continuation) is not None:
             return self._find_parent(requests, live.of(continuation.parent_rid))
-        if (predecessor := first.spec.predecessor) is not None:
-            sample = self._records.look_up(predecessor.rid, predecessor.index, first.namespace)
-            if sample is not None and sample.begins(first.own_ids):
-                return _handover(sample, first.own_ids[sample.length :])
-        return Handover(first.token_ids)
+        predecessor = first.spec.predecessor
+        named = [(predecessor.rid, predecessor.index)] if predecessor is not None else []
+        found = {key: self._records.look_up(*key, first.namespace) for key in (*named, *earlier)}
+        known = {key: sample for key, sample in found.items() if sample is not None}
+        begun = [sample for sample in known.values() if sample.begins(first.own_ids)]
+        if begun:
+            sample = max(begun, key=lambda sample: sample.length)
+            return _handover(sample, first.own_ids[sample.length :])
+        leased = [known[key] for key in earlier if key in known and known[key].is_leased]
+        return _branch(leased[0], first) if len(leased) == 1 else Handover(first.token_ids)
 
     def _find_parent(self, children: list[Request], siblings: Sequence[Request]) -> Handover | None:
         """siblings: the live sequences of the parent's rid, if any."""
@@ -245,6 +252,15 @@ def _handover(sample: SampleRecord, suffix: np.ndarray) -> Handover:
         prompt.extend(sample.result)
     prompt.extend(suffix)
     return Handover(prompt, "match", sample.length, sample.trimmed_tokens, sample.lease)
+
+
+def _branch(sample: SampleRecord, request: Request) -> Handover:
+    """What a prompt that does not go on from a job's only lease takes of it: the first tokens, if they are most of it,
+    as where a template drops what the model thought. Else the job does something beside, and may come back for it."""
+    shared = sample.shared_with(request.own_ids)
+    if 2 * shared < sample.length:
+        return Handover(request.token_ids)
+    return Handover(request.token_ids, "match", shared, sample.trimmed_tokens, sample.lease)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

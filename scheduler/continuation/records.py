@@ -40,6 +40,16 @@ class SampleRecord:
         """Tokens that a child inherits."""
         return len(self.ids) + len(self.result)
 
+    @property
+    def is_leased(self) -> bool:
+        return self.lease is not None and self.lease.is_live
+
+    def shared_with(self, prompt: np.ndarray) -> int:
+        """How many of the first tokens are those of ``prompt``, int32 [n]; those of a search's result do not count."""
+        ids = self.ids.view(0, min(len(self.ids), len(prompt)))
+        differing = np.flatnonzero(ids != prompt[: len(ids)])
+        return int(differing[0]) if len(differing) else len(ids)
+
     def begins(self, prompt: np.ndarray) -> bool:
         """Do these tokens begin ``prompt``, int32 [n]?"""
         middle = len(self.ids)
@@ -60,7 +70,7 @@ class ParentRecord:
 
     @property
     def is_leased(self) -> bool:
-        return any(sample.lease is not None and sample.lease.is_live for sample in self.samples.values())
+        return any(sample.is_leased for sample in self.samples.values())
 
 
 class HeldTokens:

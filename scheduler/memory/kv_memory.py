@@ -146,7 +146,7 @@ class KVMemory:
         inheritance = request.inheritance
         assert inheritance is not None and inheritance.lease is not None and inheritance.lease.kv is not None
         lease, kept = inheritance.lease, inheritance.lease.kv
-        length = min(kept.length, request.prefix_limit)
+        length = min(kept.length, request.prefix_limit, inheritance.inherited_tokens)
         whole = min(kept.tree_len, length - length % self.page_size)
         held = whole if inheritance.keep_parent or length < kept.tree_len else self.round_up(length)
         if self.round_up(len(request.token_ids)) - held + reserve > self.available_tokens:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...radix.lease import Lease, LeaseState
+from ..jobs.job import FinishedStep
 from ..request import Request
 from .fill_time import FillTime
 
@@ -25,6 +26,7 @@ class BasePolicy(ABC):
 
     min_shared_tokens = 32
     max_deferred = 256
+    retires_jobs = False
     max_passes = 32
     """How often children with a lease may pass the head of the queue before its turn comes."""
     max_overtakes = 256
@@ -106,6 +108,10 @@ class BasePolicy(ABC):
         """True for a lease that has been idle for longer than T_fill. Breaking younger ones lets newcomers in at the
         cost of those who are about to return, who then do the same to the next: everybody thrashes."""
         return lease.state is LeaseState.GRANTED and now - lease.idle_since > self._fill_time.seconds
+
+    def ttl(self, step: FinishedStep, now: float) -> float:
+        """Nothing is pinned."""
+        return 0.0
 
 
 def _by_priority(request: Request) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...radix.lease import Lease
+from ..jobs.job import FinishedStep
 from ..request import Request
 
 
@@ -22,6 +23,9 @@ class SchedulePolicy(Protocol):
 
     max_deferred: int
     """At most this many requests of a turn may wait like that and be passed by others; then admission stops."""
+
+    retires_jobs: bool
+    """Once a job is over, what only it has in the cache is evicted before all else."""
 
     def order(self, waiting: list[Request], now: float) -> list[Request]:
         """The order in which admission tries the waiting requests: all of them, each once.
@@ -62,5 +66,14 @@ class SchedulePolicy(Protocol):
 
         Asked only while something else runs. A request that would run alone has any lease broken for it, and so has
         a running one that needs a slot: no policy can keep the last request out.
+        """
+        ...
+
+    def ttl(self, step: FinishedStep, now: float) -> float:
+        """For how many seconds after its end (``step.ended``) a step's KV stays pinned for the job's next step; 0 lets
+        it go.
+
+        Asked when the step ends, before its text has been read (``step.calls`` is None), and again once its calls are
+        known. Not asked for a job's last step, nor for beam searches.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...radix.cache import RadixCache
+from .continuum import Continuum
 from .fcfs import FirstComeFirstServed
 from .fill_time import FillTime
 from .lpm import LongestPrefixMatch
@@ -13,6 +14,7 @@ from .policy import SchedulePolicy
 POLICIES: dict[str, Callable[[RadixCache, FillTime], SchedulePolicy]] = {
     "fcfs": lambda cache, fill_time: FirstComeFirstServed(fill_time),
     "lpm": LongestPrefixMatch,
+    "continuum": lambda cache, fill_time: Continuum(fill_time),
 }
 
 

@@ -129,6 +129,8 @@ class Harness:
         """Of the checks that are due, one in so many is made."""
         self._checks_due = 0
         self.now = 0.0
+        self.turn_s = 1.0
+        """Seconds that a turn takes."""
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.fault: Callable[[ScheduleBatch], Stage | None] = lambda batch: None
         """Where a step fails that is launched now."""
@@ -150,6 +152,8 @@ class Harness:
         trie: ItemTrie | None = None,
         priority: int = 0,
         client: str = "",
+        job_id: str | None = None,
+        is_last_step: bool = False,
         **sampling,
     ) -> None:
         if trie is not None:
@@ -166,6 +170,8 @@ class Harness:
             retain_n=retain_n,
             priority=priority,
             client=client,
+            job_id=job_id,
+            is_last_step=is_last_step,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         if params.allowed_token_ids:
@@ -197,7 +203,7 @@ class Harness:
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do. As in the event loop, no step is launched behind one
         whose launch failed."""
-        self.now += 1.0
+        self.now += self.turn_s
         ended = self._end_orders()
         batch = None
         newest = self._results[-1] if self._results else None

@@ -15,6 +15,7 @@ from scheduler_harness import Harness
 
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
+from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
@@ -44,13 +45,22 @@ class Simulation:
     """One run from one seed. Time advances by one second per step; everything else is drawn."""
 
     def __init__(
-        self, seed: int, *, faults: bool = False, host_ratio: float = 0.0, guesses: int = 0, **options
+        self,
+        seed: int,
+        *,
+        faults: bool = False,
+        host_ratio: float = 0.0,
+        guesses: int = 0,
+        jobs: bool = False,
+        **options,
     ) -> None:
-        """faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of
-        the pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
+        """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again.
+        faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of the
+        pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
+        self.jobs = random.Random(seed + 4) if jobs else None
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -98,6 +108,8 @@ class Simulation:
                 harness.scheduler.flush_cache()
             if rng.random() < 0.02:
                 self.send_nonsense()
+            if self.jobs is not None:
+                self.stir_jobs(self.jobs)
             self.step()
         self.failure_rate = self.fault_rate = 0.0
         if harness.tiers is not None:
@@ -110,6 +122,26 @@ class Simulation:
         harness.check_every = 1
         harness.verify()
         self.check()
+        self.check_jobs()
+
+    def stir_jobs(self, rng: random.Random) -> None:
+        """Calls are read, of steps that nobody knows, too; jobs are ended; the clock leaps."""
+        pins = self.harness.scheduler.pins
+        if self.sent and rng.random() < 0.3:
+            calls = rng.choice([(), (ToolCall("ls", "ls -l"),), (ToolCall("make", "make all"), ToolCall("ls"))])
+            pins.called(rng.choice([*list(self.sent)[-6:], "nobody"]), rng.choice([0, 0, 1]), calls, self.harness.now)
+        if rng.random() < 0.02:
+            namespace, job_id = rng.choice(["", "salt"]), f"job{rng.randrange(6)}"
+            rids, _ = pins.end(namespace, job_id) or ([], 0)
+            for rid in rids:
+                self.abort(rid)
+        if rng.random() < 0.005:
+            self.harness.now += rng.choice([50.0, 5000.0])
+
+    def job(self, rng: random.Random) -> dict[str, Any]:
+        if rng.random() < 0.4:
+            return {}
+        return {"job_id": f"job{rng.randrange(6)}", "is_last_step": rng.random() < 0.15}
 
     def step(self) -> None:
         """One turn. If it did nothing, nothing can change any more but the clock: then nobody may be waiting."""
@@ -154,6 +186,7 @@ class Simulation:
         common = {"n": n, "ignore_eos": ignore, "no_stop_trim": rng.random() < 0.2, **search}
         params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
         common |= {"retain_ttl": ttl, "trie": trie}
+        common |= self.job(self.jobs) if self.jobs is not None else {}
         if self.sent and rng.random() < 0.5:
             parent = rng.choice(list(self.sent)[-12:])
             suffix = [rng.randrange(20) for _ in range(rng.choice([0, 1, 3, 20]))]
@@ -249,6 +282,14 @@ class Simulation:
         assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
         assert stats.protected_tokens == stats.private_tokens == stats.leased_tokens == 0
         assert self.harness.pool.num_free == self.harness.pool.num_rows
+
+    def check_jobs(self) -> None:
+        """Every pin has ended in one way, and nothing open is left of any job."""
+        stats = self.harness.scheduler.stats().jobs
+        assert stats.pins == stats.hits + stats.expired + stats.broken + stats.released
+        for namespace in ("", "salt"):
+            for job in self.harness.scheduler.pins.describe(namespace, None, self.harness.now):
+                assert not job["open_requests"] and not job["pins"]
 
 
 def simulate(seed: int, *, steps: int, **options) -> Simulation:

@@ -43,6 +43,18 @@ def test_simulation_of_mixed_steps(page_size: int, depth: int, faults: bool) -> 
     assert simulation.mixed > 10
 
 
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
+    options: dict[str, Any] = {"page_size": page_size, "policy": policy, "faults": faults}
+    offset = sorted(POLICIES).index(policy)
+    simulation = simulate(
+        SEED + 600 + offset, steps=200, jobs=True, depth=1 + faults, host_ratio=2.0 * faults, max_jobs=8, **options
+    )
+    assert simulation.harness.scheduler.stats().jobs.jobs > 3
+
+
 def test_simulation_takes_every_path() -> None:
     paths: set[str] = set()
     searches = 0

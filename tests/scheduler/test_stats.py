@@ -14,7 +14,7 @@ from baton.radix.lease import LeaseTable
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import FoundTokens
-from baton.scheduler.stats import SchedulerCounters, TierStats, take_stats
+from baton.scheduler.stats import JobStats, SchedulerCounters, TierStats, take_stats
 
 
 def test_every_number_is_the_one_of_its_name() -> None:
@@ -35,7 +35,9 @@ def test_every_number_is_the_one_of_its_name() -> None:
     counts.granted, counts.handed_off, counts.expired, counts.broken = 9, 10, 11, 12
     tiers = (TierStats("host", total_tokens=15),)
     allocator.fences.open()
-    taken = take_stats(counters, cache, leases, 13, 14, prefill_tokens_per_s=16.0, bytes_per_token=17, tiers=tiers)
+    jobs = JobStats(jobs=18, pins=19)
+    more = {"prefill_tokens_per_s": 16.0, "bytes_per_token": 17, "tiers": tiers, "jobs": jobs}
+    taken = take_stats(counters, cache, leases, 13, 14, **more)
     stats = dataclasses.asdict(taken)
     assert stats == {
         "num_running_reqs": 13,
@@ -64,6 +66,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "prefill_tokens_per_s": 16.0,
         "bytes_per_token": 17,
         "tiers": (dataclasses.asdict(tiers[0]),),
+        "jobs": dataclasses.asdict(jobs),
     }
 
 

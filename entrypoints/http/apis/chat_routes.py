@@ -41,7 +41,7 @@ class ChatRoutes:
         return [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
 
     async def completions(self, request: Request) -> Response:
-        async with self._bodies.json_object(request) as fields:
+        async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
             asked = await parsed(request, lambda: parse_chat(fields, rid=rid))
             check_model(asked.model, self._args.server.served_model_name)

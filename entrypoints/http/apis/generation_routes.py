@@ -64,7 +64,7 @@ class GenerationRoutes:
         ]
 
     async def generate(self, request: Request) -> Response:
-        async with self._bodies.json_object(request) as fields:
+        async with self._bodies.generation(request) as fields:
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
             batch = await parsed(request, lambda: parse_generate(fields, rid=rid, max_prompts=most))
             answer = await self._manager.open(batch.prompts, stream=batch.stream)

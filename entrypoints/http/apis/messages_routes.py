@@ -66,7 +66,7 @@ class MessagesRoutes:
         ]
 
     async def messages(self, request: Request) -> Response:
-        async with self._bodies.json_object(request) as fields:
+        async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
             asked = await parsed(request, lambda: parse_messages(fields, rid=rid))
             self._check(asked)
@@ -86,7 +86,7 @@ class MessagesRoutes:
         return await json_answer(lambda: whole_message(asked, model, update, new_call_id), size, headers)
 
     async def count_tokens(self, request: Request) -> Response:
-        async with self._bodies.json_object(request) as fields:
+        async with self._bodies.generation(request) as fields:
             asked = await parsed(request, lambda: parse_messages(fields, counts_only=True))
             self._check(asked)
             with MESSAGE_NAMES.translated():

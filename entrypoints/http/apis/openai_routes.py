@@ -83,7 +83,7 @@ class OpenAIRoutes:
         }
 
     async def completions(self, request: Request) -> Response:
-        async with self._bodies.json_object(request) as fields:
+        async with self._bodies.generation(request) as fields:
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
             call = await parsed(request, lambda: parse_completion(fields, rid=rid, max_prompts=most))
             check_model(call.model, self._args.server.served_model_name)

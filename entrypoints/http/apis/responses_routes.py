@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import Request
 from starlette.responses import Response
 
@@ -12,14 +10,14 @@ from ....scheduler.outcome import RequestRefused
 from ...chat.chats import Chats
 from ...description.json_schema import Properties, enum, string, whole
 from ...description.operation import GENERATING, Operation
-from ...fields.namespaces import MAX_KEY_CHARS, read_namespaces
-from ...fields.reading import PerPrompt, check_model, one_of, refuse_unserved
+from ...fields.reading import check_model, one_of
 from ...openai.responses.fields import BODY, parse_response
 from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
 from ...server_args import ServerArgs
 from ..route import DELETE, GET, POST, Route
 from ..wire.bodies import Bodies, parsed
+from ..wire.query import WHOSE_QUERY, whose
 from ..wire.transport import (
     EventFormat,
     EventStream,
@@ -33,15 +31,12 @@ from ..wire.transport import (
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 
-_WHOSE = ("cache_salt", "extra_key")
 _INCLUDE = ("include", "include[]")
 """What may be included is in the response if it was asked for when that was made."""
 
 _NO_STREAM: dict[str, tuple] = {"stream": ("false",), "starting_after": (), "include_obfuscation": ("false",)}
 _MAX_ITEMS = 100
 
-_SALT = string("Whose cache it was made with, where that was said.", most=MAX_KEY_CHARS)
-_WHOSE_QUERY: Properties = dict.fromkeys(_WHOSE, _SALT)
 _INCLUDE_QUERY: Properties = dict.fromkeys(_INCLUDE, string("Adds nothing: it was said when the response was made."))
 _CREATE = Operation(
     summary="Make a response",
@@ -56,7 +51,7 @@ _CREATE = Operation(
 _GET = Operation(
     summary="Read a response",
     tag="OpenAI",
-    query=_WHOSE_QUERY
+    query=WHOSE_QUERY
     | _INCLUDE_QUERY
     | {
         "stream": enum("false", about="A stored response is not streamed."),
@@ -65,12 +60,12 @@ _GET = Operation(
     answer=ANSWER,
     refusals=(404,),
 )
-_DELETE = Operation(summary="Forget a response", tag="OpenAI", query=_WHOSE_QUERY, answer=DELETED, refusals=(404, 504))
-_CANCEL = Operation(summary="Stop a response", tag="OpenAI", query=_WHOSE_QUERY, answer=ANSWER, refusals=(404,))
+_DELETE = Operation(summary="Forget a response", tag="OpenAI", query=WHOSE_QUERY, answer=DELETED, refusals=(404, 504))
+_CANCEL = Operation(summary="Stop a response", tag="OpenAI", query=WHOSE_QUERY, answer=ANSWER, refusals=(404,))
 _ITEMS = Operation(
     summary="What a response was made from",
     tag="OpenAI",
-    query=_WHOSE_QUERY
+    query=WHOSE_QUERY
     | _INCLUDE_QUERY
     | {
         "after": string("The id of an item: list those behind it."),
@@ -99,7 +94,7 @@ class ResponsesRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        async with self._bodies.json_object(request) as fields:
+        async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
             asked = await parsed(request, lambda: parse_response(fields, rid=rid))
             check_model(asked.model, self._args.server.served_model_name)
@@ -115,20 +110,20 @@ class ResponsesRoutes:
         return client_gone() if body is None else _json(body, headers)
 
     async def get(self, request: Request, response_id: str) -> Response:
-        namespace, _ = _query(request, _INCLUDE, _NO_STREAM)
+        namespace, _ = whose(request, _INCLUDE, _NO_STREAM)
         return _json(self._responses.get(namespace, response_id))
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        namespace, _ = _query(request)
+        namespace, _ = whose(request)
         await self._responses.delete(namespace, response_id)
         return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request, response_id: str) -> Response:
-        namespace, _ = _query(request)
+        namespace, _ = whose(request)
         return _json(await self._responses.cancel(namespace, response_id))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
-        namespace, given = _query(request, (*_INCLUDE, "after", "limit", "order"))
+        namespace, given = whose(request, (*_INCLUDE, "after", "limit", "order"))
         items = self._responses.input_items(namespace, response_id)
         if one_of(given.get("order", "desc"), ("asc", "desc"), "order") == "desc":
             items = items[::-1]
@@ -148,13 +143,3 @@ class ResponsesRoutes:
 
 def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
     return Response(body, headers=headers, media_type="application/json")
-
-
-def _query(
-    request: Request, served: tuple[str, ...] = (), unsupported: dict[str, tuple] | None = None
-) -> tuple[str, dict[str, Any]]:
-    """(the namespace that ``cache_salt`` and ``extra_key`` name, all parameters). Raises RequestRefused."""
-    given: dict[str, Any] = dict(request.query_params)
-    refuse_unserved(given, (*_WHOSE, *served), unsupported or {}, (), where="")
-    whose = {name: given[name] for name in _WHOSE if name in given}
-    return read_namespaces(PerPrompt(whose, 1, is_batch=False))[0], given

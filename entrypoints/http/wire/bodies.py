@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from ....scheduler.outcome import RequestRefused
+from ...fields.jobs import with_extras
 from .json_body import decode_object
 
 SMALL = 64 * 1024
@@ -45,6 +46,12 @@ class Bodies:
         413, 503) and ClientLeft."""
         async with self.binary(request) as body:
             yield await decode_object(body)
+
+    @asynccontextmanager
+    async def generation(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """As `json_object`, for what generates: with the fields that came otherwise, see `with_extras`."""
+        async with self.json_object(request) as fields:
+            yield with_extras(fields, request.headers)
 
     @asynccontextmanager
     async def settings(self, request: Request) -> AsyncIterator[dict[str, Any]]:

@@ -241,6 +241,20 @@ def test_priorities() -> None:
         assert refusal(text="a", priority=wrong).param == "priority"
 
 
+def test_jobs() -> None:
+    spec = parse_generate({"text": "a"}).prompts[0].spec
+    assert (spec.job_id, spec.is_last_step) == (None, False)
+    spec = parse_generate({"text": "a", "job_id": "j", "is_last_step": True}).prompts[0].spec
+    assert (spec.job_id, spec.is_last_step) == ("j", True)
+    batch = parse_generate({"text": ["a", "b"], "job_id": ["j", None]})
+    assert [prompt.spec.job_id for prompt in batch.prompts] == ["j", None]
+    assert parse_generate({"text": "a", "job_id": None, "is_last_step": None}).prompts[0].spec.job_id is None
+    for wrong in (1, "", "j" * 513, ["j"]):
+        assert refusal(text="a", job_id=wrong).param == "job_id"
+    assert refusal(text="a", job_id="j", is_last_step=1).param == "is_last_step"
+    assert "add job_id" in refusal(text="a", is_last_step=True).message
+
+
 def test_more_prompts_than_one_request_may_bring() -> None:
     assert len(parse_generate({"text": ["a", "b"]}, max_prompts=2).prompts) == 2
     with pytest.raises(RequestRefused, match="text holds 3 prompts; send at most 2") as refused:

@@ -1,0 +1,62 @@
+"""Reads which job a request is a step of: two fields, which clients may also send as headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...scheduler.outcome import RequestRefused
+from .reading import PerPrompt, shown, typed
+
+MAX_JOB_CHARS = 512
+
+EXTRA_BODY = "extra_body"
+"""OpenAI's client puts what is in its argument of this name beside the other fields. Clients that post JSON themselves
+send it as it is."""
+
+_HEADERS = {"job_id": "x-job-id", "is_last_step": "x-job-last-step"}
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def read_jobs(per_prompt: PerPrompt) -> list[tuple[str | None, bool]]:
+    """(job_id, is_last_step) of each prompt. Raises RequestRefused."""
+    ids = per_prompt.read("job_id", _job_id, None)
+    lasts = per_prompt.typed("is_last_step", bool, False)
+    for job_id, is_last in zip(ids, lasts, strict=True):
+        if is_last and job_id is None:
+            raise RequestRefused(
+                "is_last_step is set without job_id; add job_id: the name that the job's other steps have",
+                param="is_last_step",
+            )
+    return list(zip(ids, lasts, strict=True))
+
+
+def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a body, with those that came in ``extra_body`` and in headers. What stands in the body itself goes
+    before a header. Raises RequestRefused where it differs from ``extra_body``."""
+    extra = fields.get(EXTRA_BODY)
+    if extra is not None and not isinstance(extra, dict):
+        raise RequestRefused(f"{EXTRA_BODY} is {shown(extra)}; it takes an object of fields", param=EXTRA_BODY)
+    merged = {name: value for name, value in fields.items() if name != EXTRA_BODY}
+    for name, value in (extra or {}).items():
+        if name in merged and merged[name] != value:
+            raise RequestRefused(f"{name} differs from {EXTRA_BODY}.{name}; give it once", param=name)
+        merged[name] = value
+    for name, header in _HEADERS.items():
+        given = headers.get(header)
+        if given is not None and merged.get(name) is None:
+            merged[name] = _flag(given, header) if name == "is_last_step" else given
+    return merged
+
+
+def _job_id(value: Any, name: str) -> str:
+    job_id = typed(value, str, name)
+    if not 1 <= len(job_id) <= MAX_JOB_CHARS:
+        raise RequestRefused(f"{name} has {len(job_id)} characters; use 1 to {MAX_JOB_CHARS}", param=name)
+    return job_id
+
+
+def _flag(given: str, header: str) -> bool:
+    if (value := _FLAGS.get(given.strip().lower())) is None:
+        raise RequestRefused(f"the header {header} is {shown(given)}; it takes true or false", param="is_last_step")
+    return value

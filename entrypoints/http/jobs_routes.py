@@ -1,0 +1,101 @@
+"""``/jobs``: what the server keeps for the jobs of agents, and how a client ends one."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import answered, flag, list_of, nullable, number, string
+from ..description.operation import COUNT, Operation
+from .route import DELETE, GET, Route
+from .wire.query import WHOSE_QUERY, whose
+from .wire.transport import JSONAnswer
+
+_PIN = answered(
+    {
+        "rid": string("The step's request."),
+        "index": COUNT,
+        "tokens": COUNT,
+        "expires_in_s": nullable(number("Null while the job's next step waits to take it over.", 0)),
+        "is_claimed": flag("The job's next step is there."),
+    },
+    title="Pin",
+)
+_JOB = answered(
+    {
+        "job_id": string(),
+        "age_s": number("Since its first request.", 0),
+        "turns": COUNT,
+        "open_requests": list_of(string("rid")),
+        "is_over": flag("Its last step has ended."),
+        "pinned_tokens": COUNT,
+        "pins": list_of(_PIN),
+        "last_calls": nullable(list_of(string("The tool's name."))),
+        "returns_in_s": nullable(number("Predicted; null where nothing is known of its tool.", 0)),
+        "prompt_tokens": COUNT,
+        "hit_tokens": COUNT,
+    },
+    title="Job",
+)
+_ABOUT = "Jobs are those of a namespace: name the cache_salt and extra_key that the job's requests have."
+_LIST = Operation(
+    summary="List the jobs",
+    about=_ABOUT,
+    tag="Jobs",
+    query=WHOSE_QUERY,
+    answer=answered({"jobs": list_of(_JOB)}, title="Jobs"),
+    refusals=(504,),
+)
+_ONE = Operation(summary="One job", about=_ABOUT, tag="Jobs", query=WHOSE_QUERY, answer=_JOB, refusals=(404, 504))
+_END = Operation(
+    summary="End a job",
+    about=f"Aborts its open requests and gives up what is kept for it. {_ABOUT}",
+    tag="Jobs",
+    query=WHOSE_QUERY,
+    answer=answered(
+        {"job_id": string(), "aborted": list_of(string("rid")), "released_tokens": COUNT}, title="EndedJob"
+    ),
+    refusals=(404, 504),
+)
+
+
+class JobsRoutes:
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._control = manager.control
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/jobs", self.jobs, GET, operation=_LIST),
+            Route("/jobs/{job_id:path}", self.job, GET, operation=_ONE),
+            Route("/jobs/{job_id:path}", self.end, DELETE, operation=_END),
+        ]
+
+    async def jobs(self, request: Request) -> Response:
+        """The jobs of a namespace; the one that was here last comes last."""
+        namespace, _ = whose(request)
+        return JSONAnswer({"jobs": await self._control.jobs(namespace)})
+
+    async def job(self, request: Request, job_id: str) -> Response:
+        namespace, _ = whose(request)
+        for job in await self._control.jobs(namespace, job_id):
+            return JSONAnswer(job)
+        raise _unknown(job_id)
+
+    async def end(self, request: Request, job_id: str) -> Response:
+        namespace, _ = whose(request)
+        given_up = await self._control.end_job(namespace, job_id)
+        if given_up is None:
+            raise _unknown(job_id)
+        return JSONAnswer({"job_id": job_id, **given_up})
+
+
+def _unknown(job_id: str) -> RequestRefused:
+    return RequestRefused(
+        f"no job {job_id[:100]!r} is known here: it was never seen, or is forgotten, or its requests have another "
+        "cache_salt or extra_key",
+        status=404,
+        code="job_not_found",
+        param="job_id",
+    )

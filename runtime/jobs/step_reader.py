@@ -1,0 +1,41 @@
+"""Reads what a job's steps called when they end, and tells the worker, which then knows how long the tool may take.
+
+It hears of an end before the step's client does: so the calls are on their way before the job's next request can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...scheduler.jobs.calls import ToolCall
+from ..channels import Sender
+from ..messages import StepCalls, TextOutput
+from ..prompt import Prompt
+
+ReadCalls = Callable[[str], tuple[ToolCall, ...]]
+"""The calls in the whole text of an answer. It raises nothing, and takes little time whatever the text is."""
+
+
+class StepReader:
+    """Holds the text of the open steps of jobs, by rid and index."""
+
+    def __init__(self, sender: Sender, read: ReadCalls | None) -> None:
+        """read: None where nobody can: then nothing is told, and a step's KV stays pinned for a moment only."""
+        self._sender = sender
+        self._read = read
+        self._texts: dict[str, dict[int, list[str]]] = {}
+
+    def take(self, prompt: Prompt, update: TextOutput) -> None:
+        """An output of a request has grown or ended. Only those of steps with others behind them count."""
+        spec, output = prompt.spec, update.output
+        if self._read is None or spec.job_id is None or spec.is_last_step or prompt.sampling.beam_width is not None:
+            return
+        texts = self._texts.setdefault(spec.rid, {})
+        texts.setdefault(output.index, [prompt.forced] if prompt.forced else []).append(update.text)
+        if output.finish is not None and output.finish.type != "abort":
+            calls = self._read("".join(texts.pop(output.index)))
+            self._sender.send(StepCalls(rid=spec.rid, index=output.index, calls=calls))
+
+    def forget(self, rid: str) -> None:
+        """A request has ended, well or not."""
+        self._texts.pop(rid, None)

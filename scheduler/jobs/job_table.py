@@ -1,0 +1,107 @@
+"""The jobs that are known, by namespace and id. Bounded: the one that was here longest ago is forgotten first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from .job import FinishedStep, Job
+
+MAX_IDLE_S = 3600.0
+"""A job of which nothing was heard for so long begins anew when it comes back: it has lost its place in the order."""
+
+
+class JobTable:
+    """Owns the jobs. Whoever forgets one gives up its leases."""
+
+    def __init__(self, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
+        self._jobs: OrderedDict[tuple[str, str], Job] = OrderedDict()
+        """The one that was here last comes last."""
+        self._by_rid: dict[str, Job] = {}
+        """Of every request that has not ended and of every step that is kept."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def of_namespace(self, namespace: str) -> list[Job]:
+        """The one that was here last comes last."""
+        return [job for job in self._jobs.values() if job.namespace == namespace]
+
+    def find(self, namespace: str, id: str, now: float) -> Job | None:
+        """A job that can be gone on with: it is not over, and was not silent for too long."""
+        job = self._jobs.get((namespace, id))
+        if job is None or job.open_rids:
+            return job
+        return None if job.is_over or now - job.heard > MAX_IDLE_S else job
+
+    def get(self, namespace: str, id: str) -> Job | None:
+        """A job, over or not."""
+        return self._jobs.get((namespace, id))
+
+    def of_rid(self, rid: str) -> Job | None:
+        return self._by_rid.get(rid)
+
+    def open(self, namespace: str, id: str, now: float, serial: int) -> tuple[Job, list[Job]]:
+        """The job, a new one if `find` knows none; and those that have to be forgotten, the replaced one too."""
+        job, gone = self.find(namespace, id, now), []
+        if job is None:
+            if (old := self._jobs.get((namespace, id))) is not None:
+                gone.append(old)
+            job = Job(namespace, id, now, serial, now)
+            while len(self._jobs) - len(gone) >= self._max_jobs:
+                idle = next((each for each in self._jobs.values() if not each.open_rids and each not in gone), None)
+                if idle is None:
+                    break  # all are at work: the queue bounds them
+                gone.append(idle)
+            for each in gone:
+                self._remove(each)
+            self._jobs[namespace, id] = job
+        self.heard(job, now)
+        return job, gone
+
+    def heard(self, job: Job, now: float) -> None:
+        job.heard = now
+        if (job.namespace, job.id) in self._jobs:
+            self._jobs.move_to_end((job.namespace, job.id))
+
+    def began(self, job: Job, rid: str, sequences: int) -> None:
+        """A request of the job has been taken in."""
+        job.open_rids[rid] = sequences
+        self._by_rid[rid] = job
+
+    def left(self, job: Job, rid: str) -> None:
+        """A sequence of a request has ended."""
+        job.open_rids[rid] -= 1
+        if not job.open_rids[rid]:
+            del job.open_rids[rid]
+            if not any(step.rid == rid for step in job.steps):
+                self._by_rid.pop(rid, None)
+
+    def keep(self, step: FinishedStep) -> FinishedStep | None:
+        """Remember a step; returns the one that is forgotten for it."""
+        job = step.job
+        old = job.steps.popleft() if len(job.steps) == job.steps.maxlen else None
+        job.steps.append(step)
+        self._by_rid[step.rid] = job
+        if old is not None:
+            self._drop_name(job, old.rid)
+        return old
+
+    def discard(self, job: Job, step: FinishedStep) -> None:
+        """Forget one of its steps."""
+        job.steps.remove(step)
+        self._drop_name(job, step.rid)
+
+    def remove(self, job: Job) -> None:
+        """Forget a job; its open requests go on without it."""
+        if self._jobs.get((job.namespace, job.id)) is job:
+            self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        del self._jobs[job.namespace, job.id]
+        for rid in [*job.open_rids, *(step.rid for step in job.steps)]:
+            self._by_rid.pop(rid, None)
+
+    def _drop_name(self, job: Job, rid: str) -> None:
+        if rid not in job.open_rids and not any(step.rid == rid for step in job.steps):
+            self._by_rid.pop(rid, None)

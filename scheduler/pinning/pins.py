@@ -1,0 +1,209 @@
+"""What the scheduler does for jobs: it keeps the KV of a step that has ended until the job's next step, and not longer.
+
+    arrived ──▶ the time since the job's last step is how long its tool took; it may go on from that step's lease
+    ended   ──▶ pinned: leased for a moment (the policy's `ttl` without calls), because its text has to be read first
+    called  ──▶ the tool is known: the policy's `ttl` extends the lease or lets it go
+    last step, or `end` ──▶ all leases of the job are given up
+
+A pin is a lease like any other (radix/lease.py): it counts in the budgets, and breaks where memory is needed more.
+Owns the table of jobs; leases belong to the LeaseTable. The idea to pin KV for the time of a tool call, and to order
+steps by their job's arrival, is that of Continuum, a fork of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...radix.cache import RadixCache
+from ...radix.lease import Lease, LeaseState, LeaseTable
+from ...radix.retire import retire
+from ..jobs.calls import ToolCall
+from ..jobs.job import FinishedStep, Job
+from ..jobs.job_table import JobTable
+from ..jobs.report import describe
+from ..policies.policy import SchedulePolicy
+from ..request import Request
+from ..request_spec import RequestSpec
+from ..stats import JobStats
+from .trace import JobTrace
+
+_ENDS = {
+    LeaseState.HANDED_OFF: "hits",
+    LeaseState.EXPIRED: "expired",
+    LeaseState.BROKEN: "broken",
+    LeaseState.RELEASED: "released",
+}
+
+
+class Pins:
+    """Called by the scheduler as requests come and go, and once a turn."""
+
+    def __init__(self, cache: RadixCache, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
+        self._cache = cache
+        self._leases = leases
+        self._policy = policy
+        self._table = JobTable(max_jobs)
+        self._pins: dict[Lease, FinishedStep] = {}
+        """Those whose end has not been counted."""
+        self._pinned_at_arrival: dict[Request, int] = {}
+        self._ending: dict[Request, FinishedStep] = {}
+        """Those that are about to end, with what is to become of them."""
+        self._stats = JobStats()
+        self.trace = JobTrace()
+
+    # -- requests arrive ----------------------------------------------------------------------------------------------
+
+    def steps_of(self, spec: RequestSpec, now: float) -> list[tuple[str, int]]:
+        """What a new request may go on from: rid and index of its job's last steps, the latest first."""
+        job = self._table.find(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
+        return [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
+
+    def arrived(self, requests: Sequence[Request], now: float) -> None:
+        """New sequences of one request, which has been taken in."""
+        first, spec = requests[0], requests[0].spec
+        if spec.job_id is None:
+            return
+        job, forgotten = self._table.open(spec.namespace, spec.job_id, now, first.serial)
+        for old in forgotten:
+            self._let_go(old)
+        if job.ended is not None and not job.open_rids:
+            self.trace.returned(job, now)
+            job.ended = None
+        self._table.began(job, spec.rid, len(requests))
+        for request in requests:
+            request.job = job
+        self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
+        self.trace.arrived(job, first, now)
+
+    # -- requests end -------------------------------------------------------------------------------------------------
+
+    def ending(self, request: Request, now: float) -> None:
+        """A sequence is about to end well: say how long its KV stays without being asked for."""
+        job = request.job
+        if job is None or job.is_over or request.spec.is_last_step or request.is_search:
+            return
+        step = FinishedStep(job, request.rid, request.index, now, request.committed_len)
+        step.asked_until = now + request.retain_ttl
+        request.retain_ttl = max(request.retain_ttl, self._policy.ttl(step, now))
+        self._ending[request] = step
+
+    def ended(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
+        """A sequence has ended. leases: on what is on record of it, by sample; empty if it did not end well."""
+        job, step = request.job, self._ending.pop(request, None)
+        if job is None:
+            return
+        self._table.left(job, request.rid)
+        self._table.heard(job, now)
+        self._count_return(request)
+        if request.finish is None or request.finish.type == "abort":
+            self.trace.departed(job, request, now)
+            return
+        if request.index == 0:
+            job.turns += 1
+            job.prompt_tokens += request.prompt_len
+            job.hit_tokens += request.found.total
+            if job.shared_tokens is None:
+                job.shared_tokens = request.found.total
+        if not job.open_rids:
+            job.ended = now
+        self.trace.departed(job, request, now)
+        for index, lease in leases.items():
+            ended = step or FinishedStep(job, request.rid, index, now, 0, asked_until=now + request.retain_ttl)
+            self._keep(ended, request, lease, now)
+        if request.spec.is_last_step:
+            job.is_over = True
+            self._let_go(job)
+            if self._policy.retires_jobs:
+                node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
+                retire(self._cache, node, job.shared_tokens or 0)
+
+    def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
+        step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
+        step.has_copy = request.retained is not None and request.retained.tier is not None
+        old = self._table.keep(step)
+        if old is not None and old.lease is not None and old.asked_until <= now:
+            self._leases.release(old.lease)
+        if lease is not None:
+            self._pins[lease] = step
+            self._stats = replace(self._stats, pins=self._stats.pins + 1)
+            self.trace.pinned(step, lease.deadline - now, now)
+
+    def _count_return(self, request: Request) -> None:
+        pinned = self._pinned_at_arrival.pop(request, 0)
+        if pinned and request.queried:
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                returned_tokens=stats.returned_tokens + pinned,
+                returned_hit_tokens=stats.returned_hit_tokens + min(pinned, request.found.total),
+            )
+
+    # -- tools --------------------------------------------------------------------------------------------------------
+
+    def called(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
+        """The text of a finished step has been read, and called these tools. Steps that are not known count for
+        nothing: their job is over, or they belong to none."""
+        job = self._table.of_rid(rid)
+        step = next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
+        if job is None or step is None or step.calls is not None:
+            return
+        step.calls = calls
+        self._table.heard(job, now)
+        self.trace.called(step, now)
+        if step.lease is None or job.is_over:
+            return
+        until = max(step.ended + self._policy.ttl(step, now), step.asked_until)
+        self._leases.extend(step.lease, max(until, now))  # at ``now`` it expires with the next step
+
+    # -- once a turn --------------------------------------------------------------------------------------------------
+
+    def settle(self, now: float) -> None:
+        """Count the pins that have ended since the last call."""
+        for lease in [lease for lease in self._pins if not lease.is_live]:
+            step, stats = self._pins.pop(lease), self._stats
+            kind = _ENDS[lease.state]
+            held = now - step.ended
+            changes: dict[str, float] = {kind: getattr(stats, kind) + 1}
+            changes["slot_seconds"] = stats.slot_seconds + held * step.tokens
+            if kind == "hits":
+                changes["saved_tokens"] = stats.saved_tokens + step.tokens
+            elif kind in ("expired", "broken") and step.has_copy:
+                changes["demoted"] = stats.demoted + 1
+            self._stats = replace(stats, **changes)
+            self.trace.unpinned(step, kind, held, now)
+
+    def stats(self) -> JobStats:
+        return replace(self._stats, jobs=len(self._table))
+
+    # -- jobs end, and are looked at ----------------------------------------------------------------------------------
+
+    def end(self, namespace: str, id: str) -> tuple[list[str], int] | None:
+        """Give up all that is kept for a job, and forget it. Returns the rids of its open requests, which the caller
+        ends, and the tokens that were pinned; None if it is not known."""
+        job = self._table.get(namespace, id)
+        if job is None:
+            return None
+        tokens = sum(step.tokens for step in job.pinned_steps())
+        job.is_over = True
+        self._let_go(job)
+        self._table.remove(job)
+        return list(job.open_rids), tokens
+
+    def describe(self, namespace: str, id: str | None, now: float) -> list[dict[str, Any]]:
+        """The jobs of a namespace, or the one of this id if it is known; see jobs/report.py."""
+        if id is None:
+            jobs = self._table.of_namespace(namespace)
+        else:
+            jobs = [job] if (job := self._table.get(namespace, id)) is not None else []
+        return [describe(job, now, None) for job in jobs]
+
+    def _let_go(self, job: Job) -> None:
+        """Give up the leases of a job."""
+        for step in job.pinned_steps():
+            assert step.lease is not None and step.lease.kv is not None
+            node = step.lease.kv.node
+            self._leases.release(step.lease)
+            if self._policy.retires_jobs and node is not None:
+                retire(self._cache, node, job.shared_tokens or 0)

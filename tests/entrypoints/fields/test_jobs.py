@@ -1,0 +1,47 @@
+"""Fields that come in ``extra_body`` or as headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.entrypoints.fields.jobs import with_extras
+from baton.scheduler.outcome import RequestRefused
+
+
+def test_a_body_alone_stays_as_it_is() -> None:
+    fields = {"text": "a", "job_id": "j"}
+    assert with_extras(fields, {}) == fields
+
+
+def test_extra_body_stands_beside_the_other_fields() -> None:
+    given = {"text": "a", "extra_body": {"job_id": "j", "is_last_step": True}}
+    assert with_extras(given, {}) == {"text": "a", "job_id": "j", "is_last_step": True}
+    assert with_extras({"text": "a", "extra_body": None}, {}) == {"text": "a"}
+    assert with_extras({"job_id": "j", "extra_body": {"job_id": "j"}}, {}) == {"job_id": "j"}
+
+
+def test_headers_fill_what_is_missing() -> None:
+    headers = {"x-job-id": "h", "x-job-last-step": "True"}
+    assert with_extras({}, headers) == {"job_id": "h", "is_last_step": True}
+    assert with_extras({"job_id": "j", "is_last_step": False}, headers) == {"job_id": "j", "is_last_step": False}
+    assert with_extras({"job_id": None}, {"x-job-id": "h"}) == {"job_id": "h"}
+    assert with_extras({}, {"x-job-last-step": " 0 "}) == {"is_last_step": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "param", "words"),
+    [
+        ({"extra_body": [1]}, {}, "extra_body", "takes an object"),
+        ({"extra_body": "x"}, {}, "extra_body", "takes an object"),
+        ({"job_id": "a", "extra_body": {"job_id": "b"}}, {}, "job_id", "give it once"),
+        ({}, {"x-job-last-step": "maybe"}, "is_last_step", "true or false"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    fields: dict[str, Any], headers: dict[str, str], param: str, words: str
+) -> None:
+    with pytest.raises(RequestRefused, match=words) as caught:
+        with_extras(fields, headers)
+    assert caught.value.param == param

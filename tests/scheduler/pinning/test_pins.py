@@ -1,0 +1,224 @@
+"""Jobs: what is pinned between their steps, who takes it over, and when it is given up."""
+
+from __future__ import annotations
+
+import pytest
+from kv_echo import expected_output
+from scheduler_harness import PAGES, Harness
+
+from baton.scheduler.jobs.calls import ToolCall
+
+BASH = (ToolCall("ls", "ls -l"),)
+PROMPT = list(range(1, 70))
+
+
+def harness(**more) -> Harness:
+    scene = Harness(**{"policy": "continuum", "num_tokens": 1024, **more})
+    scene.turn_s = 0.01
+    return scene
+
+
+def turn(scene: Harness, rid: str, prompt: list[int], job: str = "job", *, new: int = 4, **more) -> list[int]:
+    """One step of a job, to its end. Returns prompt and output."""
+    scene.add(rid, prompt, new, job_id=job, **more)
+    scene.run()
+    tokens = scene.outcomes[rid, 0].tokens
+    assert tokens == expected_output(prompt, new, frozenset())
+    return prompt + tokens
+
+
+def path(scene: Harness, rid: str) -> str | None:
+    request = scene.outcomes[rid, 0].request
+    assert request is not None
+    return request.inheritance.path if request.inheritance is not None else None
+
+
+@PAGES
+def test_the_next_step_takes_over_what_is_pinned(page_size):
+    scene = harness(page_size=page_size)
+    said = turn(scene, "a", PROMPT)
+    assert scene.scheduler.leases.leased_tokens > 0
+    said = turn(scene, "b", [*said, 7, 7, 7])
+    request = scene.outcomes["b", 0].request
+    assert request is not None and request.inheritance is not None
+    assert path(scene, "b") == "handoff" and request.inheritance.recomputed_tokens <= 1
+    turn(scene, "c", [*said, 9], is_last_step=True)
+    assert scene.scheduler.leases.leased_tokens == 0
+    stats = scene.scheduler.stats().jobs
+    assert (stats.pins, stats.hits, stats.broken, stats.expired) == (2, 2, 0, 0)
+
+
+def test_without_a_name_there_is_no_job():
+    scene = harness()
+    scene.add("a", PROMPT, 4)
+    scene.run()
+    assert len(scene.scheduler.leases) == 0 and scene.scheduler.stats().jobs.jobs == 0
+
+
+def test_fcfs_pins_nothing():
+    scene = harness(policy="fcfs")
+    turn(scene, "a", PROMPT)
+    assert len(scene.scheduler.leases) == 0 and scene.scheduler.stats().jobs.jobs == 1
+
+
+def test_a_pin_expires_where_nobody_comes_back():
+    scene = harness()
+    turn(scene, "a", PROMPT)
+    scene.now += 2.0
+    scene.scheduler.next_batch(scene.now)
+    assert len(scene.scheduler.leases) == 0
+    assert scene.scheduler.stats().jobs.expired == 1
+
+
+def test_what_the_client_asks_for_goes_beyond_a_pin():
+    scene = harness()
+    turn(scene, "a", PROMPT, retain_ttl=50.0)
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.now += 40.0
+    scene.step()
+    assert len(scene.scheduler.leases) == 1
+
+
+def test_a_turn_that_drops_a_thought_keeps_what_comes_before_it():
+    scene = harness()
+    said = turn(scene, "a", PROMPT, new=30)
+    turn(scene, "b", said[:80] + [5] * 20)
+    request = scene.outcomes["b", 0].request
+    assert request is not None and request.found.total == 80
+    assert path(scene, "b") == "handoff"
+
+
+def test_another_branch_leaves_the_pin_alone():
+    scene = harness()
+    said = turn(scene, "a", PROMPT)
+    turn(scene, "other", PROMPT[:10] + [3] * 40)
+    assert path(scene, "other") is None
+    turn(scene, "b", [*said, 8])
+    assert path(scene, "b") == "handoff"
+
+
+def test_steps_of_one_job_beside_each_other():
+    scene = harness()
+    said = turn(scene, "a", PROMPT)
+    for number in range(3):
+        scene.add(f"b{number}", said + [number] * 5, 4, job_id="job")
+    scene.run()
+    for number in range(3):
+        assert scene.outcomes[f"b{number}", 0].tokens == expected_output(said + [number] * 5, 4, frozenset())
+    assert len(scene.scheduler.leases) == 3
+    turn(scene, "end", [1, 2, 3], is_last_step=True)
+    assert len(scene.scheduler.leases) == 0
+
+
+def test_a_last_step_while_others_run():
+    """What ends after the last step is not pinned any more."""
+    scene = harness()
+    scene.add("long", PROMPT, 40, job_id="job")
+    turn_end = [4] * 9
+    scene.add("last", turn_end, 2, job_id="job", is_last_step=True)
+    scene.run()
+    assert len(scene.scheduler.leases) == 0 and scene.scheduler.stats().jobs.pins == 0
+
+
+def test_after_its_last_step_an_id_is_a_new_job():
+    scene = harness()
+    turn(scene, "a", PROMPT, is_last_step=True)
+    (first,) = scene.scheduler.pins.describe("", "job", scene.now)
+    assert first["is_over"]
+    turn(scene, "b", PROMPT)
+    (second,) = scene.scheduler.pins.describe("", "job", scene.now)
+    assert not second["is_over"] and second["turns"] == 1 and second["age_s"] < first["age_s"] + 1e9
+    assert scene.scheduler.stats().jobs.jobs == 1
+
+
+def test_an_aborted_last_step_ends_nothing():
+    scene = harness()
+    said = turn(scene, "a", PROMPT)
+    scene.add("b", [*said, 1], 30, job_id="job", is_last_step=True)
+    scene.step()
+    scene.abort("b")
+    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    assert not job["is_over"] and job["open_requests"] == []
+    turn(scene, "c", [*said, 1], is_last_step=True)
+
+
+def test_ending_a_job_gives_up_all_it_holds():
+    scene = harness()
+    said = turn(scene, "a", PROMPT)
+    scene.add("b", [5] * 30, 30, job_id="job")
+    scene.step()
+    rids, tokens = scene.scheduler.pins.end("", "job") or ([], 0)
+    assert rids == ["b"] and tokens == len(said) - 1
+    scene.abort("b")
+    assert len(scene.scheduler.leases) == 0
+    assert scene.scheduler.pins.end("", "job") is None
+    scene.run()
+
+
+def test_jobs_of_different_namespaces_have_nothing_in_common():
+    scene = harness()
+    said = turn(scene, "a", PROMPT, namespace="mine")
+    scene.add("b", [*said, 3], 4, job_id="job", namespace="yours", is_last_step=True)
+    scene.run()
+    assert path(scene, "b") is None and len(scene.scheduler.leases) == 1
+    assert [job["job_id"] for job in scene.scheduler.pins.describe("mine", None, scene.now)] == ["job"]
+
+
+def test_a_full_table_forgets_who_was_idle_longest():
+    scene = harness(max_jobs=2, leases=8)
+    for name in ("one", "two", "three"):
+        turn(scene, name, [ord(name[0]) % 60 + 1] * 20, job=name, retain_ttl=100.0)
+    assert scene.scheduler.pins.describe("", "one", scene.now) == []
+    assert len(scene.scheduler.leases) == 2
+    assert {job["job_id"] for job in scene.scheduler.pins.describe("", None, scene.now)} == {"two", "three"}
+
+
+def test_many_steps_of_a_job_leave_nothing_behind():
+    scene = harness(leases=32, num_tokens=4096, rows=8, max_client_leased_ratio=1.0, leased_ratio=0.9)
+    for number in range(30):
+        turn(scene, f"r{number}", [number % 50 + 1] * 12)
+    assert len(scene.scheduler.leases) <= 8
+    assert len(scene.scheduler.pins._table._by_rid) <= 8
+    turn(scene, "end", [1, 2], is_last_step=True)
+    assert len(scene.scheduler.leases) == 0
+
+
+def test_calls_of_unknown_steps_change_nothing():
+    scene = harness()
+    turn(scene, "a", PROMPT)
+    deadline = scene.scheduler.leases.next_deadline()
+    scene.scheduler.pins.called("nobody", 0, BASH, scene.now)
+    scene.scheduler.pins.called("a", 3, BASH, scene.now)
+    assert scene.scheduler.leases.next_deadline() == deadline
+
+
+def test_a_request_that_is_refused_begins_no_job():
+    scene = harness()
+    with pytest.raises(Exception, match="context"):
+        scene.add("a", [1] * 400, 4, job_id="job")
+    assert scene.scheduler.stats().jobs.jobs == 0
+
+
+def test_pressure_breaks_pins():
+    """A stranger that runs alone gets the memory of any pin, and the job goes on without."""
+    scene = harness(num_tokens=128, leased_ratio=0.9, max_client_leased_ratio=1.0)
+    said = turn(scene, "a", PROMPT)
+    scene.add("big", [9] * 100, 4)
+    scene.run()
+    assert scene.scheduler.stats().jobs.broken == 1
+    turn(scene, "b", [*said, 2])
+    assert path(scene, "b") == "match"
+
+
+def test_a_trace_tells_what_became_of_a_job():
+    scene = harness()
+    scene.scheduler.pins.trace.enabled = True
+    said = turn(scene, "a", PROMPT)
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    turn(scene, "b", [*said, 2], is_last_step=True)
+    events = scene.scheduler.pins.trace.take()
+    assert [event["event"] for event in events] == [
+        "arrival", "departure", "pinned", "called", "returned", "arrival", "unpinned", "departure",
+    ]  # fmt: skip
+    assert events[6]["reason"] == "hits" and events[4]["tools"] == ["ls"] and events[7]["hit_tokens"] == len(said) - 1
+    assert scene.scheduler.pins.trace.take() == []
