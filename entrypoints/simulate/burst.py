@@ -1,8 +1,8 @@
 """Decode steps of several tokens a row, so that a simulation needs fewer of them.
 
-A burst does at once what so many decode steps would have done one after the other: each row gets the slots of the tokens
-it computes, and its result brings as many. All else is the scheduler's own: admission, retraction, what a request
-leaves behind. Whoever drives the scheduler says how far a burst may go; a burst of one token is a plain step.
+A burst does at once what so many decode steps would have done one after the other: each row gets the slots of the
+tokens it computes, and its result brings as many. All else is the scheduler's own: admission, retraction, what a
+request leaves behind. Whoever drives the scheduler says how far a burst may go; one of a single token is a plain step.
 """
 
 from __future__ import annotations

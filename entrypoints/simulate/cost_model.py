@@ -1,7 +1,7 @@
 """What a step costs: seconds, from what the step computes and reads.
 
-Two forms. A roofline, from a card's data sheet and a model's shape: the larger of compute and memory time, and the host's
-own time. And a straight line, from figures that were measured (`read_cost_file`):
+Two forms. A roofline, from a card's data sheet and a model's shape: the larger of compute and memory time, and the
+host's own time. And a straight line, from figures that were measured (`read_cost_file`):
 
     seconds = fixed + prompt tokens × a + decode rows × b + context tokens read × c
 
@@ -110,8 +110,10 @@ class StepSize(NamedTuple):
 
 
 class StepCost(Protocol):
-    layers: int
-    """A step waits for a load layer by layer."""
+    @property
+    def layers(self) -> int:
+        """A step waits for a load layer by layer."""
+        ...
 
     def step_s(self, step: StepSize) -> float: ...
 

@@ -1,4 +1,4 @@
-"""Plays jobs on a scheduler by a virtual clock: a turn of the real event loop (`runtime/event_loop.py`), without a model.
+"""Plays jobs on a scheduler by a virtual clock: the turns of the real loop (`runtime/event_loop.py`), without a model.
 
     jobs arrive, tools return ──▶ add ──▶ next_batch ──▶ a step, which lasts as long as the cost model says ──▶ …
          ▲                                                   │ process_result
@@ -18,6 +18,7 @@ import numpy as np
 
 from ...scheduler.batch import ScheduleBatch, StepResult
 from ...scheduler.config import SchedulerConfig
+from ...scheduler.jobs.calls import ToolCall
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request import Request, RequestEvent
 from ...scheduler.request_spec import Predecessor, RequestSpec
@@ -30,6 +31,10 @@ from .engine import build_engine
 from .horizon import Ahead, last_together
 from .metrics import JobRecord, TurnRecord
 from .work.job import Conversation, Job
+
+WAITING_BURST = 4
+"""The most tokens of a burst while somebody waits: as decoding goes on, the scheduler reserves less for it, and may let
+the next one in."""
 
 
 class SimulationStuck(RuntimeError):
@@ -104,6 +109,8 @@ class Simulation:
         self._burst_ends: list[float] = []
         self._more_prompts = False
         """True if the last step computed prompts, and others may be next."""
+        self._calls: list[tuple[str, str]] = []
+        """Turns that ended with the last step, and the tools they called. Whoever reads that is a message away."""
         self._sampling = SamplingParams(max_new_tokens=conditions.max_new_tokens, temperature=0.0)
 
     @property
@@ -121,8 +128,11 @@ class Simulation:
     def step(self) -> bool:
         """One turn; False when all jobs have ended. Raises SimulationStuck."""
         self._end_copies()
+        calls, self._calls = self._calls, []
         if self._launched is not None:
             self._commit(self._launched)
+        for rid, tool in calls:
+            self.scheduler.pins.called(rid, 0, (ToolCall(tool, tool),), self.now)
         while self._events and self._events[0][0] <= self.now:
             sent, _, playing = heapq.heappop(self._events)
             self._send(playing, sent)
@@ -142,7 +152,7 @@ class Simulation:
         ends = [self._events[0][0] if self._events else None, self._copies.next_end()]
         if self._active:  # with nobody there to see it, no lease need end
             ends.append(self.scheduler.leases.next_deadline())
-        due = [end for end in ends if end is not None]
+        due = [self.now] if self._calls else [end for end in ends if end is not None]
         if not due and self._active:
             raise SimulationStuck(self._describe())
         if due:
@@ -183,8 +193,9 @@ class Simulation:
             playing = self._active[request.serial]
             tokens = len(playing.said) - request.num_output_tokens
             left.append(Ahead(tokens, request.scheduled_len + 1, playing.tool_s))
-        most = 1 if self._more_prompts else self._conditions.burst
         waiting = self.scheduler.tiers.num_queued > 0
+        most = min(self._conditions.burst, WAITING_BURST) if waiting else self._conditions.burst
+        most = 1 if self._more_prompts else most
         self._burst_ends = last_together(left, self._cost, self.now, self._horizon(waiting), most, waiting)
         longest = len(self._burst_ends)
         return [min(ahead.tokens, longest) for ahead in left]
@@ -227,6 +238,8 @@ class Simulation:
         if playing.is_last_turn:
             playing.record.end = turn.end
         else:
+            if (tool := playing.record.job.turns[playing.turn].tool) is not None:
+                self._calls.append((request.rid, tool))
             self._send_at(turn.end + playing.tool_s, playing)
             playing.turn += 1
 
@@ -247,6 +260,8 @@ class Simulation:
             input_ids=pack_ids(prompt),
             predecessor=Predecessor(playing.last_rid) if playing.last_rid and turn.kept else None,
             retain_ttl=0.0 if playing.is_last_turn else self._conditions.pin_s,
+            job_id=job.name,
+            is_last_step=playing.is_last_turn,
         )
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))

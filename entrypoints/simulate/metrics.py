@@ -91,9 +91,11 @@ def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
     }
 
 
-def completion_rate(records: Sequence[JobRecord]) -> float:
-    """Jobs done per second while jobs arrive: in the second half of the time from the first arrival to the last."""
+def completion_rate(records: Sequence[JobRecord]) -> tuple[float, float]:
+    """In the second half of the time from the first arrival to the last: jobs done per second, and by the number of
+    those that came."""
     arrivals = sorted(record.job.arrival for record in records)
     start, stop = (arrivals[0] + arrivals[-1]) / 2, arrivals[-1]
     done = sum(start < record.end <= stop and not record.refused for record in records)
-    return done / (stop - start) if stop > start else 0.0
+    came = sum(start < arrival for arrival in arrivals)
+    return (done / (stop - start), done / came) if stop > start else (0.0, 0.0)

@@ -4,8 +4,8 @@
                         `kept` tokens                         `new` tokens: the tool's output, the user's words
     then the model says `output` tokens, a tool runs for `tool_s` seconds, and turn k+1 begins
 
-Token ids are made up but real: a job counts its own upwards, so that two jobs share nothing but their system prompt, and
-a turn finds in the tree what the turns before it left there.
+Token ids are made up but real: a job counts its own upwards, so that two jobs share nothing but their system prompt,
+and a turn finds in the tree what the turns before it left there.
 """
 
 from __future__ import annotations

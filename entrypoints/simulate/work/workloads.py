@@ -1,8 +1,9 @@
-"""Agent jobs by the name of a workload: Poisson arrivals, growing contexts, tools. The same seed gives the same jobs."""
+"""Agent jobs by the name of a workload: Poisson arrivals, growing contexts, tools. A seed fixes the jobs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Workload:
 def _grown(contexts: tuple[int, ...], output: tuple[int, int]) -> tuple[tuple[int, int], ...]:
     """New tokens per turn, so that prompts have these lengths on average."""
     said = sum(output) // 2
-    means = [contexts[0], *(b - a - said for a, b in zip(contexts, contexts[1:]))]
+    means = [contexts[0], *(b - a - said for a, b in pairwise(contexts))]
     return tuple((mean - mean // 2, mean + mean // 2) for mean in means)
 
 
