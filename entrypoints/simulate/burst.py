@@ -39,6 +39,11 @@ class BurstDecode(DecodeScheduler):
         assert previous is None, "a burst must have ended before the next step is formed"
         return super().next_batch(step_id, previous, now)
 
+    def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
+        """A step that also computes prompts gives one token to each of these."""
+        allocated = super()._allocate(wanting, [], previous, now)
+        return allocated[0] if allocated is not None else None
+
     def _allocate(
         self, requests: list[Request], searches: list[Request], previous: ScheduleBatch | None, now: float
     ) -> tuple[TokenRows, np.ndarray] | None:

@@ -274,7 +274,8 @@ class Simulation:
 
 
 def size_of(batch: ScheduleBatch) -> StepSize:
-    """What a step of prompts computes."""
+    """What a step of prompts computes. Rows of one new token are taken for decodes: in a mixed step they are."""
     new, before = batch.extend_lens.astype(np.int64), batch.prefix_lens.astype(np.int64)
     attended = int((new * before + new * (new + 1) // 2).sum())
-    return StepSize(int(new.sum()), 0, int((new + before).sum()), attended, len(batch))
+    decodes = int((new == 1).sum())
+    return StepSize(int(new.sum()) - decodes, decodes, int((new + before).sum()), attended, len(batch) - decodes)
