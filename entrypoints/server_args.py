@@ -1,8 +1,8 @@
 """All settings of a server. CLI flags and `Engine` keywords come from the same dataclass fields.
 
 Nothing is declared twice: each flag takes its name, type, default and help from a field of `ModelArgs`,
-`SchedulerConfig`, `TierConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before any process
-starts.
+`SchedulerConfig`, `TierConfig`, `JobConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before
+any process starts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..runtime.config import ModelArgs, TierConfig, WorkerConfig
+from ..runtime.config import JobConfig, ModelArgs, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
+from ..scheduler.policies.registry import NEEDS_HOST_TIER
 from .chat.config import ChatConfig
 
 
@@ -76,6 +77,7 @@ class ServerArgs:
     model: ModelArgs
     scheduler: SchedulerConfig
     tiers: TierConfig
+    jobs: JobConfig
     chat: ChatConfig
     server: ServerConfig
 
@@ -93,6 +95,7 @@ class ServerArgs:
             model=self.model,
             scheduler=self.scheduler,
             tiers=self.tiers,
+            jobs=self.jobs,
             item_tries=_named_files(self.server.item_trie),
             max_item_tries=self.server.max_item_tries,
             max_item_trie_bytes=self.server.max_item_trie_mb * 2**20,
@@ -104,6 +107,7 @@ _PARTS: dict[str, type] = {
     "model": ModelArgs,
     "scheduler": SchedulerConfig,
     "tiers": TierConfig,
+    "jobs": JobConfig,
     "chat": ChatConfig,
     "server": ServerConfig,
 }
@@ -111,6 +115,7 @@ _TITLES = {
     "model": "model",
     "scheduler": "scheduler and KV cache",
     "tiers": "tiers of the KV cache",
+    "jobs": "jobs of agents",
     "chat": "chat",
     "server": "server",
 }
@@ -132,6 +137,7 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
         model=ModelArgs(**grouped["model"]),
         scheduler=SchedulerConfig(**grouped["scheduler"]),
         tiers=TierConfig(**grouped["tiers"]),
+        jobs=JobConfig(**grouped["jobs"]),
         chat=ChatConfig(**grouped["chat"]),
         server=ServerConfig(**grouped["server"]),
     )
@@ -323,6 +329,11 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
         not (tiers.host_cache_gb and tiers.host_cache_ratio),
         "--host-cache-gb and --host-cache-ratio both size the host cache; set one of them",
     )
+    _need(
+        scheduler.schedule_policy not in NEEDS_HOST_TIER or bool(tiers.host_cache_gb or tiers.host_cache_ratio),
+        f"--schedule-policy {scheduler.schedule_policy} goes by a host cache; set --host-cache-gb or "
+        "--host-cache-ratio too",
+    )
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:
@@ -334,10 +345,17 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     for name in ("max_leased_ratio", "max_client_leased_ratio"):
         value = getattr(scheduler, name)
         _need(0.0 <= value <= 1.0, f"{_flag_name(name)} is {value}; use a share between 0 and 1")
-    _at_least(scheduler, 1, ("max_running_requests", "chunked_prefill_size", "decode_interval"))
+    _at_least(scheduler, 1, ("max_running_requests", "chunked_prefill_size", "decode_interval", "max_jobs"))
     counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
     records = ("max_finished_requests", "max_finished_tokens")
-    times = ("request_timeout", "default_retain_ttl", "max_retain_ttl", "lease_protection")
+    times = (
+        "request_timeout",
+        "pin_seconds",
+        "provisional_ttl",
+        "default_retain_ttl",
+        "max_retain_ttl",
+        "lease_protection",
+    )
     _at_least(scheduler, 0, (*counts, *records, *times))
     _need(
         total == 0 or total >= page,

@@ -40,6 +40,10 @@ class Residency(Protocol):
         """Somebody may come back for the path down to this node, and no lease keeps it on the device any more."""
         ...
 
+    def promised_tokens(self, node: TreeNode) -> int:
+        """Tokens of the path down to this node that have a copy on the host, or will before they leave the device."""
+        ...
+
     def keeps(self, node: TreeNode) -> bool:
         """Must this unlocked leaf be copied before it may leave the device?"""
         ...
@@ -88,6 +92,9 @@ class DeviceOnly:
 
     def demoted(self, node: TreeNode) -> None:
         pass
+
+    def promised_tokens(self, node: TreeNode) -> int:
+        return 0
 
     def keeps(self, node: TreeNode) -> bool:
         return False

@@ -52,12 +52,21 @@ class TierConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """What is written down of the jobs of agents."""
+
+    tool_history: str = flag("", "file in which the times of tools are kept from one start to the next")
+    scheduler_trace: str = flag("", "file that every event of a job is appended to, one JSON object a line")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """Everything a scheduler worker needs, as plain data."""
 
     model: ModelArgs
     scheduler: SchedulerConfig
     tiers: TierConfig = field(default_factory=TierConfig)
+    jobs: JobConfig = field(default_factory=JobConfig)
     item_tries: dict[str, str] = field(default_factory=dict)
     """The item tries to start with: name -> .npy file."""
     max_item_tries: int = 64

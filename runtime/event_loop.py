@@ -23,6 +23,7 @@ from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
+from .jobs.records import JobRecords
 from .messages import (
     AbortRequest,
     DescribeJobs,
@@ -87,10 +88,11 @@ class EventLoop:
         clock: Callable[[], float] = time.monotonic,
         watch_threads: Callable[[float], None] = lambda now: None,
         tier_io: TierIO | None = None,
+        job_records: JobRecords | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
         that time, see `runner/cpu_threads.py`. tier_io: who does what the scheduler's tiers order; None where there
-        are none."""
+        are none. job_records: who writes down what jobs do, if anybody."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -103,6 +105,7 @@ class EventLoop:
         self._clock = clock
         self._watch_threads = watch_threads
         self._tier_io = tier_io
+        self._job_records = job_records
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
@@ -124,6 +127,8 @@ class EventLoop:
         if now >= self._next_heartbeat:
             self.audit(now)
             self.send_stats()
+            if self._job_records is not None:
+                self._job_records.heartbeat(now)
             self._next_heartbeat = now + HEARTBEAT_S
         for message in messages:
             self.handle(message, now)

@@ -11,6 +11,7 @@ import gc
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ from .config import WorkerConfig
 from .constraints.item_trie_file import load_item_trie
 from .constraints.item_tries import ItemTries
 from .event_loop import EventLoop
+from .jobs.records import JobRecords, JobTraceFile, ToolHistoryFile
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads
@@ -205,10 +207,12 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     waker = Waker(endpoints.to_worker)
     worker: Worker | None = None
     tier_io: TierIO | None = None
+    job_records: JobRecords | None = None
     try:
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
+        trace = JobTraceFile(config.jobs.scheduler_trace, time.monotonic()) if config.jobs.scheduler_trace else None
         worker = build_worker(config)
         scheduler, step_runner, profiler, info = worker[:4]
         item_tries = ItemTries(
@@ -218,6 +222,12 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             item_tries.put(name, trie)
         tier_io = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner)
+        scheduler.pins.trace.enabled = trace is not None
+        times = scheduler.pins.times
+        history = (
+            ToolHistoryFile(config.jobs.tool_history, times.load, times.save) if config.jobs.tool_history else None
+        )
+        job_records = JobRecords(scheduler.pins.trace.take, trace, history)
         gc.collect()
         gc.freeze()  # what is alive now stays alive: later collections can skip it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
@@ -234,9 +244,12 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             overlap=info["overlap"],
             watch_threads=watch_cpu_threads(info["device"]),
             tier_io=tier_io,
+            job_records=job_records,
         )
         loop.run(stop)
     finally:
+        if job_records is not None:
+            job_records.close(time.monotonic())
         if tier_io is not None and tier_io.close(CLOSE_S) and worker is not None and worker.stores is not None:
             worker.stores.close()  # a store that hangs in a thread's hands stays open
         for channel in (waker, inbox, outbox):

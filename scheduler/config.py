@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .policies.registry import POLICIES
+from .policies.tools import PinTime
 
 
 def flag(default, help: str, choices: Collection[str] = ()):
@@ -25,7 +26,17 @@ class SchedulerConfig:
     max_beam_width: int = flag(128, "widest beam search; each beam counts as a running request")
     chunked_prefill_size: int = flag(2048, "new prompt tokens per step; longer prompts are computed in chunks")
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
-    schedule_policy: str = flag("fcfs", "order of the waiting queue: first come, or longest cached prefix", POLICIES)
+    schedule_policy: str = flag(
+        "fcfs",
+        "who goes first and what is kept: first come, longest cached prefix, or one for the jobs of agents",
+        POLICIES,
+    )
+    pin_time: PinTime = flag(
+        "auto",
+        "how long a job's KV is pinned while its tool runs: for a fixed time, by past times, or as the policy does",
+    )
+    pin_seconds: float = flag(2.0, "that fixed time, and the time for tools of which nothing is known")
+    provisional_ttl: float = flag(1.0, "seconds for which a step of a job is pinned until its tool is known")
     disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
     overlap_schedule: Literal["auto", "on", "off"] = flag(
         "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"

@@ -37,6 +37,7 @@ from .outcome import FinishReason, RequestRefused
 from .pinning.pins import Pins
 from .policies.fill_time import FillTime
 from .policies.registry import make_policy
+from .policies.tools import PolicyTools
 from .prefill import DecodeReserve, PrefillScheduler
 from .queue.live import LiveRequests
 from .queue.waiting import WaitingQueue
@@ -65,7 +66,8 @@ class Scheduler:
         self._config, self._bytes_per_token = config, bytes_per_token
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
-        self._policy = make_policy(config.schedule_policy, cache, self._fill_time)
+        tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl)
+        self._policy = make_policy(config.schedule_policy, tools)
         self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases, tier)
         self._beams = BeamMemory(self._memory)
@@ -82,7 +84,7 @@ class Scheduler:
         self._endings = Endings(eos_token_ids)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
-        self.pins = Pins(cache, self.leases, self._policy, config.max_jobs)
+        self.pins = Pins(tools, self.leases, self._policy, config.max_jobs)
         self._waiting = WaitingQueue()
         self._live = LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
@@ -157,8 +159,7 @@ class Scheduler:
 
     def time_out(self, now: float) -> list[RequestEvent]:
         """End the requests that have been here for longer than the server allows."""
-        limit = self._config.request_timeout
-        if not limit:
+        if not (limit := self._config.request_timeout):
             return []
         refusal = timed_out(limit)
         events = [event for rid in self._live.before(now - limit) for event in self.abort(rid, now, refusal.message)]

@@ -28,6 +28,7 @@ from ...scheduler.constraints.item_trie import ItemTrieError
 from ..channels import Endpoints
 from ..checkpoint.model_files import ModelLoadError
 from ..config import WorkerConfig
+from ..jobs.records import RecordsError
 from ..text.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ _GRACE_S = 5.0
 _MAX_REASON_BYTES = 4096
 """A pipe takes this much at once, even if nobody reads it."""
 
-_OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError)
+_OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError, RecordsError)
 """Errors that the operator has to fix: the message is enough, and a stack trace would hide it."""
 
 

@@ -13,3 +13,14 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
     tool: str
     command: str = ""
+
+
+MAX_NAMES = 8
+"""Tools in a name: an answer with more of them is called after these."""
+
+
+def name_of(calls: tuple[ToolCall, ...]) -> str:
+    """Under which times are kept: the tool's name; of several that run at the same time, all. "" for no call: then
+    somebody thinks, and answers."""
+    names = sorted({call.tool for call in calls})
+    return "+".join(names[:MAX_NAMES])

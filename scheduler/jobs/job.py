@@ -66,7 +66,7 @@ class FinishedStep:
     asked_until: float = 0.0
     """The deadline that the client asked for with retain_ttl; a policy goes beyond it, never below."""
     has_copy: bool = False
-    """A tier below the device has its KV, or has promised to."""
+    """A tier below the device has its KV, or will before it leaves the device; known once its calls are."""
     calls: tuple[ToolCall, ...] | None = None
     """What it called; None until somebody has read its text."""
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...radix.cache import RadixCache
 from ...radix.lease import Lease, LeaseState, LeaseTable
 from ...radix.retire import retire
 from ..jobs.calls import ToolCall
@@ -24,10 +23,14 @@ from ..jobs.job import FinishedStep, Job
 from ..jobs.job_table import JobTable
 from ..jobs.report import describe
 from ..policies.policy import SchedulePolicy
+from ..policies.tools import PolicyTools
 from ..request import Request
 from ..request_spec import RequestSpec
 from ..stats import JobStats
 from .trace import JobTrace
+
+COPIED = 0.9
+"""A tier that has, or has promised, so much of a step's KV has a copy of it."""
 
 _ENDS = {
     LeaseState.HANDED_OFF: "hits",
@@ -40,8 +43,9 @@ _ENDS = {
 class Pins:
     """Called by the scheduler as requests come and go, and once a turn."""
 
-    def __init__(self, cache: RadixCache, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
-        self._cache = cache
+    def __init__(self, tools: PolicyTools, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
+        self._cache = tools.cache
+        self.times = tools.times
         self._leases = leases
         self._policy = policy
         self._table = JobTable(max_jobs)
@@ -70,6 +74,8 @@ class Pins:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:
             self.trace.returned(job, now)
+            if (last := job.last_step) is not None and last.calls is not None:
+                self.times.observe(last.calls, now - job.ended)
             job.ended = None
         self._table.began(job, spec.rid, len(requests))
         for request in requests:
@@ -121,7 +127,6 @@ class Pins:
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
-        step.has_copy = request.retained is not None and request.retained.tier is not None
         old = self._table.keep(step)
         if old is not None and old.lease is not None and old.asked_until <= now:
             self._leases.release(old.lease)
@@ -152,8 +157,10 @@ class Pins:
         step.calls = calls
         self._table.heard(job, now)
         self.trace.called(step, now)
-        if step.lease is None or job.is_over:
+        if step.lease is None or step.lease.kv is None or step.lease.kv.node is None or job.is_over:
             return
+        promised = self._cache.residency.promised_tokens(step.lease.kv.node)
+        step.has_copy = promised >= COPIED * step.tokens
         until = max(step.ended + self._policy.ttl(step, now), step.asked_until)
         self._leases.extend(step.lease, max(until, now))  # at ``now`` it expires with the next step
 
@@ -197,7 +204,11 @@ class Pins:
             jobs = self._table.of_namespace(namespace)
         else:
             jobs = [job] if (job := self._table.get(namespace, id)) is not None else []
-        return [describe(job, now, None) for job in jobs]
+        return [describe(job, now, self._predicted(job)) for job in jobs]
+
+    def _predicted(self, job: Job) -> float | None:
+        last = job.last_step
+        return None if last is None or last.calls is None else self.times.predicted_s(last.calls)
 
     def _let_go(self, job: Job) -> None:
         """Give up the leases of a job."""

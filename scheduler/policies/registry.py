@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...radix.cache import RadixCache
+from .context_serve import ContextServe
 from .continuum import Continuum
 from .fcfs import FirstComeFirstServed
-from .fill_time import FillTime
+from .handoff import Handoff
+from .lmcache_like import LMCacheLike
 from .lpm import LongestPrefixMatch
 from .policy import SchedulePolicy
+from .tools import PolicyTools
 
-POLICIES: dict[str, Callable[[RadixCache, FillTime], SchedulePolicy]] = {
-    "fcfs": lambda cache, fill_time: FirstComeFirstServed(fill_time),
-    "lpm": LongestPrefixMatch,
-    "continuum": lambda cache, fill_time: Continuum(fill_time),
+POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
+    "fcfs": lambda tools: FirstComeFirstServed(tools.fill_time),
+    "lpm": lambda tools: LongestPrefixMatch(tools.cache, tools.fill_time),
+    "handoff": Handoff,
+    "continuum": Continuum,
+    "context-serve": ContextServe,
+    "lmcache-like": lambda tools: LMCacheLike(tools.fill_time),
 }
 
+NEEDS_HOST_TIER = ("lmcache-like",)
 
-def make_policy(name: str, cache: RadixCache, fill_time: FillTime) -> SchedulePolicy:
+
+def make_policy(name: str, tools: PolicyTools) -> SchedulePolicy:
     """Make a new policy for one scheduler. Raises KeyError for a name that is not in POLICIES."""
-    return POLICIES[name](cache, fill_time)
+    return POLICIES[name](tools)

@@ -1,0 +1,97 @@
+"""How long tools took: the last durations of each, in seconds. Bounded; it can be saved, and loaded again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+
+import msgspec
+import numpy as np
+
+PER_TOOL = 256
+"""Durations kept of one tool; the oldest goes."""
+
+MAX_TOOLS = 1024
+"""Of more, the one that was used longest ago goes."""
+
+OF_ALL = 4096
+"""Durations kept of all tools together."""
+
+_NOTHING = np.empty(0)
+
+
+class SavedHistory(msgspec.Struct, forbid_unknown_fields=True):
+    """What a history looks like in a file. tools: the one that was used last comes last."""
+
+    version: int
+    tools: dict[str, list[float]]
+
+
+class ToolHistory:
+    """Durations by the name of the tool (`name_of`)."""
+
+    def __init__(self) -> None:
+        self._tools: OrderedDict[str, deque[float]] = OrderedDict()
+        """The one that was used last comes last."""
+        self._all: deque[float] = deque(maxlen=OF_ALL)
+        self.added: Counter[str | None] = Counter()
+        """How many durations each tool has ever brought; None is for all tools."""
+        self._sorted: dict[str | None, np.ndarray] = {}
+        """What has been asked for since it last changed; None is for all tools."""
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def add(self, name: str, seconds: float) -> None:
+        """A tool took so long."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"a tool took {seconds} seconds; use a number from 0")
+        durations = self._tools.setdefault(name, deque(maxlen=PER_TOOL))
+        durations.append(seconds)
+        self._tools.move_to_end(name)
+        self._all.append(seconds)
+        self.added[name] += 1
+        self.added[None] += 1
+        self._sorted.pop(name, None)
+        self._sorted.pop(None, None)
+        if len(self._tools) > MAX_TOOLS:
+            oldest, _ = self._tools.popitem(last=False)
+            self._sorted.pop(oldest, None)
+            del self.added[oldest]
+
+    def of(self, name: str) -> np.ndarray:
+        """float64 [n], in order of length; not to be changed."""
+        return self._in_order(name, self._tools.get(name))
+
+    def of_all(self) -> np.ndarray:
+        """As `of`, of whatever tool."""
+        return self._in_order(None, self._all)
+
+    def _in_order(self, key: str | None, durations: deque[float] | None) -> np.ndarray:
+        if not durations:
+            return _NOTHING
+        if key not in self._sorted:
+            self._sorted[key] = np.sort(np.array(durations))
+        return self._sorted[key]
+
+    def save(self) -> bytes:
+        """JSON, for `load`."""
+        tools = {name: [round(seconds, 6) for seconds in durations] for name, durations in self._tools.items()}
+        return msgspec.json.format(msgspec.json.encode(SavedHistory(1, tools)), indent=0)
+
+    def load(self, data: bytes) -> None:
+        """Take a saved history in place of this one. Raises ValueError for anything else; then nothing changes."""
+        try:
+            saved = msgspec.json.decode(data, type=SavedHistory)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"it is no JSON of that form: {error}") from None
+        if saved.version != 1:
+            raise ValueError(f"its version is {saved.version}; this is version 1")
+        loaded = ToolHistory()
+        for name, durations in list(saved.tools.items())[-MAX_TOOLS:]:
+            for seconds in durations[-PER_TOOL:]:
+                try:
+                    loaded.add(name, seconds)
+                except ValueError as error:
+                    raise ValueError(f"{name!r}: {error}") from None
+        self._tools, self._all, self.added, self._sorted = loaded._tools, loaded._all, loaded.added, {}

@@ -1,0 +1,66 @@
+"""Is a tool fast, slow, or uncertain? First by rules on its command, then by what is known of its times."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from .calls import ToolCall
+
+
+class Speed(Enum):
+    FAST = "fast"
+    SLOW = "slow"
+    UNCERTAIN = "uncertain"
+
+
+_FAST = {
+    "ls", "cat", "pwd", "echo", "head", "tail", "wc", "grep", "rg", "sed", "awk", "sort", "uniq", "cut", "tr", "diff",
+    "stat", "file", "which", "whoami", "date", "env", "printenv", "mkdir", "touch", "cp", "mv", "rm", "ln", "chmod",
+    "basename", "dirname", "realpath", "tree", "nl", "less", "true", "printf", "test", "ps", "kill", "id", "uname",
+    "git status", "git diff", "git log", "git show", "git branch", "git add", "git commit", "git checkout",
+    "git stash", "git rev-parse", "git blame", "git ls-files",
+}  # fmt: skip
+_SLOW = {
+    "make", "cmake", "ninja", "bazel", "gradle", "mvn", "ant", "tox", "nox", "pytest", "unittest", "jest", "docker",
+    "podman", "docker-compose", "apt", "apt-get", "yum", "dnf", "apk", "brew", "conda", "mamba", "poetry", "uv",
+    "sleep", "wget", "curl", "scp", "rsync", "ssh", "terraform", "ansible-playbook", "rustc", "javac", "nvcc",
+    "pip install", "pip download", "pip wheel", "npm install", "npm ci", "npm test", "npm run", "yarn", "pnpm",
+    "cargo build", "cargo test", "cargo run", "cargo check", "go build", "go test", "go get", "git clone", "git pull",
+    "git fetch", "git push", "git submodule", "python setup.py", "mypy", "pyright",
+}  # fmt: skip
+_UNCERTAIN = {"docker ps", "docker images", "docker inspect", "uv --version"}
+"""More words win: of what is slow in general, these are not."""
+
+_JOINTS = re.compile(r"&&|\|\||[|;&\n]")
+
+
+def by_rules(calls: tuple[ToolCall, ...]) -> Speed:
+    """By the commands alone. Of several the slowest counts; no call at all is uncertain: somebody thinks."""
+    speeds = [_of_part(part) for call in calls for part in _JOINTS.split(call.command or call.tool) if part.strip()]
+    return slowest(speeds)
+
+
+def slowest(speeds: list[Speed]) -> Speed:
+    for speed in (Speed.SLOW, Speed.UNCERTAIN, Speed.FAST):
+        if speed in speeds:
+            return speed
+    return Speed.UNCERTAIN
+
+
+def by_times(soon: float, late: float, *, fast_s: float, slow_s: float) -> Speed:
+    """By when most calls are back (``late``), and when few are (``soon``), in seconds."""
+    if late <= fast_s:
+        return Speed.FAST
+    return Speed.SLOW if soon >= slow_s else Speed.UNCERTAIN
+
+
+def _of_part(part: str) -> Speed:
+    """Of one command without joints."""
+    words = part.split()
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        for table, speed in ((_UNCERTAIN, Speed.UNCERTAIN), (_FAST, Speed.FAST), (_SLOW, Speed.SLOW)):
+            if name in table:
+                return speed
+    return Speed.UNCERTAIN

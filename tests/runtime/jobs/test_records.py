@@ -1,0 +1,99 @@
+"""Files of jobs: what is written, what is read again, and what a bad disk does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.jobs.records import SAVE_S, JobRecords, JobTraceFile, RecordsError, ToolHistoryFile
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.jobs.tool_time import ToolTimes
+
+LS = (ToolCall("ls"),)
+
+
+def history(path: Path, times: ToolTimes) -> ToolHistoryFile:
+    return ToolHistoryFile(str(path), times.load, times.save)
+
+
+def test_a_trace_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    for start in range(2):
+        file = JobTraceFile(str(path), now=float(start))
+        file.write([{"event": "arrival", "job_id": "ü"}])
+        file.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "arrival", "start", "arrival"]
+    assert lines[1]["job_id"] == "ü" and lines[2]["time"] == 1.0
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match=r"--scheduler-trace .* No such file"):
+        JobTraceFile(str(tmp_path / "missing" / "trace"), now=0.0)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+def test_a_full_disk_ends_a_trace_and_nothing_else(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    file = JobTraceFile(str(tmp_path / "trace"), now=0.0)
+    assert file._file is not None
+    file._file.close()
+    file._file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115
+    file.write([{"event": "arrival"}])
+    file.write([{"event": "arrival"}])
+    assert [record.message for record in caplog.records] == [
+        f"the trace {tmp_path / 'trace'} ends here, as it cannot be written: No space left on device"
+    ]
+
+
+def test_a_history_outlives_a_server(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "tools.json", ToolTimes(), ToolTimes()
+    file = history(path, first)
+    assert not path.exists(), "there is nothing to save"
+    first.observe(LS, 0.25)
+    file.save(0.0)
+    history(path, second)
+    assert second.history.of("ls").tolist() == [0.25]
+    assert list(tmp_path.iterdir()) == [path], "no unfinished file is left"
+
+
+def test_it_is_saved_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
+    path, times = tmp_path / "tools.json", ToolTimes()
+    records = JobRecords(list, None, history(path, times))
+    records.heartbeat(0.0)
+    times.observe(LS, 1.0)
+    records.heartbeat(SAVE_S / 2)
+    assert not path.exists()
+    records.heartbeat(SAVE_S)
+    saved = path.read_bytes()
+    times.observe(LS, 2.0)
+    records.close(SAVE_S + 1)
+    assert path.read_bytes() != saved
+
+
+def test_a_file_that_is_no_history_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("dear reader")
+    with pytest.raises(RecordsError, match="holds no history of tools: it is no JSON"):
+        history(path, ToolTimes())
+    assert path.read_text() == "dear reader"
+    with pytest.raises(RecordsError, match="there is no folder"):
+        history(tmp_path / "missing" / "tools.json", ToolTimes())
+    with pytest.raises(RecordsError, match="cannot be read: Is a directory"):
+        history(tmp_path, ToolTimes())
+
+
+def test_a_history_that_cannot_be_saved_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, times = tmp_path / "folder", ToolTimes()
+    folder.mkdir()
+    file = history(folder / "tools.json", times)
+    folder.rmdir()
+    for seconds in (1.0, 2.0):
+        times.observe(LS, seconds)
+        file.save(0.0, at_once=True)
+    assert len(caplog.records) == 1
+    folder.mkdir()
+    file.save(0.0, at_once=True)
+    assert (folder / "tools.json").exists()

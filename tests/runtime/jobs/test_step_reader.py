@@ -1,0 +1,66 @@
+"""Which steps are read, and what is told of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.runtime.jobs.step_reader import StepReader
+from baton.runtime.messages import StepCalls, TextOutput, TokenOutput
+from baton.runtime.prompt import Prompt
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.outcome import FinishReason
+from baton.scheduler.request_spec import RequestSpec
+from baton.scheduler.sampling_params import SamplingParams
+
+STOP = FinishReason(type="stop")
+
+
+class Sent:
+    """Stands in for a Sender."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+def reader() -> tuple[StepReader, Sent]:
+    sent: Any = Sent()
+    return StepReader(sent, lambda text: (ToolCall(text),)), sent
+
+
+def prompt(forced: str = "", **fields: Any) -> Prompt:
+    sampling = fields.pop("sampling", SamplingParams())
+    return Prompt(spec=RequestSpec(**{"rid": "r", "job_id": "j", "sampling": sampling, **fields}), forced=forced)
+
+
+def output(text: str, finish: FinishReason | None = None, index: int = 0) -> TextOutput:
+    return TextOutput(output=TokenOutput(rid="r", index=index, finish=finish), text=text)
+
+
+def test_the_whole_text_is_read_at_the_end() -> None:
+    steps, sent = reader()
+    steps.take(prompt("<tool>"), output("l"))
+    steps.take(prompt("<tool>"), output("never", index=1))
+    assert not sent.messages
+    steps.take(prompt("<tool>"), output("s", STOP))
+    assert sent.messages == [StepCalls(rid="r", index=0, calls=(ToolCall("<tool>ls"),))]
+
+
+def test_who_has_nothing_behind_it_is_not_read() -> None:
+    steps, sent = reader()
+    for each in (prompt(job_id=None), prompt(is_last_step=True), prompt(sampling=SamplingParams(beam_width=2))):
+        steps.take(each, output("ls", STOP))
+    steps.take(prompt(), output("ls", FinishReason(type="abort")))
+    nobody: Any = Sent()
+    StepReader(nobody, None).take(prompt(), output("ls", STOP))
+    assert not sent.messages and not nobody.messages
+
+
+def test_a_request_that_is_gone_leaves_nothing_behind() -> None:
+    steps, _ = reader()
+    steps.take(prompt(), output("l"))
+    steps.forget("r")
+    steps.forget("r")
+    assert not steps._texts

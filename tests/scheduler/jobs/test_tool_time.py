@@ -1,0 +1,131 @@
+"""What is known of tools' times: bounded, saved and loaded, and asked."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from baton.scheduler.jobs.calls import ToolCall, name_of
+from baton.scheduler.jobs.history import MAX_TOOLS, OF_ALL, PER_TOOL, ToolHistory
+from baton.scheduler.jobs.speed import Speed, by_rules
+from baton.scheduler.jobs.tool_time import ToolTimes
+
+
+def call(command: str) -> tuple[ToolCall, ...]:
+    return (ToolCall(command.split()[0], command),)
+
+
+def times(**durations: list[float]) -> ToolTimes:
+    found = ToolTimes()
+    for tool, each in durations.items():
+        for seconds in each:
+            found.observe((ToolCall(tool),), seconds)
+    return found
+
+
+def test_names() -> None:
+    assert name_of(()) == ""
+    assert name_of((ToolCall("b", "b x"), ToolCall("a"), ToolCall("b"))) == "a+b"
+    assert len(name_of(tuple(ToolCall(f"t{n}") for n in range(1000))).split("+")) == 8
+
+
+def test_a_history_is_bounded() -> None:
+    history, rng = ToolHistory(), random.Random(1)
+    for number in range(20_000):
+        history.add(f"tool{rng.randrange(3000)}", float(number))
+    for _ in range(1000):
+        history.add("one", 1.0)
+    assert len(history) == MAX_TOOLS == len(history.added) - 1
+    assert len(history.of("one")) == PER_TOOL and len(history.of_all()) == OF_ALL
+    assert (np.diff(history.of_all()) >= 0).all()
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_duration_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="a tool took"):
+        ToolHistory().add("ls", seconds)
+
+
+def test_what_is_saved_is_loaded() -> None:
+    saved = times(ls=[0.1, 0.2], make=[30.0])
+    loaded = ToolTimes()
+    loaded.load(saved.save())
+    assert loaded.history.of("ls").tolist() == [0.1, 0.2] and loaded.history.of_all().tolist() == [0.1, 0.2, 30.0]
+    assert loaded.save() == saved.save()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "truncated"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[1]", "object"),
+        (b'{"version": 2, "tools": {}}', "version is 2"),
+        (b'{"version": 1, "tools": {"ls": [-1]}}', "'ls': a tool took -1"),
+        (b'{"version": 1, "tools": {"ls": ["x"]}}', "float"),
+        (b'{"version": 1, "tools": {}, "more": 1}', "more"),
+    ],
+)
+def test_a_damaged_file_changes_nothing(data: bytes, words: str) -> None:
+    known = times(ls=[0.5])
+    with pytest.raises(ValueError, match=words):
+        known.load(data)
+    assert known.history.of("ls").tolist() == [0.5]
+
+
+def test_a_tool_that_is_hardly_known_goes_by_all() -> None:
+    known = times(ls=[0.1] * 100, make=[60.0])
+    assert len(known.durations((ToolCall("make"),))) == 5, "its own, and four that stand for all"
+    assert known.durations((ToolCall("ls"),)).tolist() == [0.1] * 100
+    assert known.gittins_ttl((ToolCall("new"),), 9.0) == pytest.approx(0.1)
+    assert ToolTimes().gittins_ttl((ToolCall("new"),), 9.0) is None is ToolTimes().predicted_s(())
+
+
+def test_times_to_live_follow_the_history() -> None:
+    known = times(ls=[0.1] * 40, make=[60.0] * 40)
+    assert known.gittins_ttl((ToolCall("ls"),), 9.0) == pytest.approx(0.1)
+    assert known.gittins_ttl((ToolCall("make"),), 9.0) == 0.0
+    assert known.fixed_ttl((ToolCall("make"),), 2.0) == 0.0 and known.fixed_ttl((ToolCall("ls"),), 2.0) == 2.0
+    assert known.fixed_ttl((ToolCall("new"),), 2.0) == known.fixed_ttl(None, 2.0) == 2.0
+    for _ in range(PER_TOOL + 5):
+        known.observe((ToolCall("make"),), 0.3)  # it became fast, and the old times are forgotten
+    assert known.gittins_ttl((ToolCall("make"),), 9.0) == pytest.approx(0.3)
+    assert known.gittins_ttl((ToolCall("make"),), 0.1) == 0.0, "another time to break even"
+
+
+@pytest.mark.parametrize(
+    ("command", "speed"),
+    [
+        ("ls -la", Speed.FAST), ("git status", Speed.FAST), ("git clone x", Speed.SLOW), ("pytest -x", Speed.SLOW),
+        ("pip install torch", Speed.SLOW), ("pip list", Speed.UNCERTAIN), ("docker build .", Speed.SLOW),
+        ("docker ps", Speed.UNCERTAIN), ("cat a | grep b", Speed.FAST), ("ls && make", Speed.SLOW),
+        ("cat x | ./run", Speed.UNCERTAIN), ("get_weather", Speed.UNCERTAIN), ("git", Speed.UNCERTAIN),
+    ],
+)  # fmt: skip
+def test_rules(command: str, speed: Speed) -> None:
+    assert by_rules(call(command)) is speed
+
+
+def test_the_slowest_of_several_calls_counts() -> None:
+    assert by_rules((*call("ls"), *call("make"))) is Speed.SLOW
+    assert by_rules(()) is Speed.UNCERTAIN
+
+
+def test_what_no_rule_knows_is_learned() -> None:
+    known = times(quick=[0.2] * 20, slow=[40.0] * 20, mixed=[0.1, 100.0] * 10)
+
+    def speed(tool: str) -> Speed:
+        return known.speed((ToolCall(tool),), fast_s=3.0, slow_s=8.0)
+
+    assert [speed(tool) for tool in ("quick", "slow", "mixed", "new")] == [
+        Speed.FAST, Speed.SLOW, Speed.UNCERTAIN, Speed.UNCERTAIN,
+    ]  # fmt: skip
+    assert speed("ls") is Speed.FAST and speed("make") is Speed.SLOW
+
+
+def test_draws_are_reproducible() -> None:
+    one, two = times(ls=[0.1, 3.0]), times(ls=[0.1, 3.0])
+    draws = [one.drawn_ttl((ToolCall("ls"),)) for _ in range(5)]
+    assert draws == [two.drawn_ttl((ToolCall("ls"),)) for _ in range(5)] and len(set(draws)) == 5
