@@ -109,8 +109,6 @@ class Simulation:
         self._burst_ends: list[float] = []
         self._more_prompts = False
         """True if the last step computed prompts, and others may be next."""
-        self._calls: list[tuple[str, str]] = []
-        """Turns that ended with the last step, and the tools they called. Whoever reads that is a message away."""
         self._sampling = SamplingParams(max_new_tokens=conditions.max_new_tokens, temperature=0.0)
 
     @property
@@ -128,11 +126,8 @@ class Simulation:
     def step(self) -> bool:
         """One turn; False when all jobs have ended. Raises SimulationStuck."""
         self._end_copies()
-        calls, self._calls = self._calls, []
         if self._launched is not None:
             self._commit(self._launched)
-        for rid, tool in calls:
-            self.scheduler.pins.called(rid, 0, (ToolCall(tool, tool),), self.now)
         while self._events and self._events[0][0] <= self.now:
             sent, _, playing = heapq.heappop(self._events)
             self._send(playing, sent)
@@ -152,7 +147,7 @@ class Simulation:
         ends = [self._events[0][0] if self._events else None, self._copies.next_end()]
         if self._active:  # with nobody there to see it, no lease need end
             ends.append(self.scheduler.leases.next_deadline())
-        due = [self.now] if self._calls else [end for end in ends if end is not None]
+        due = [end for end in ends if end is not None]
         if not due and self._active:
             raise SimulationStuck(self._describe())
         if due:
@@ -239,7 +234,7 @@ class Simulation:
             playing.record.end = turn.end
         else:
             if (tool := playing.record.job.turns[playing.turn].tool) is not None:
-                self._calls.append((request.rid, tool))
+                self.scheduler.pins.called(request.rid, 0, (ToolCall(tool, tool),), self.now)
             self._send_at(turn.end + playing.tool_s, playing)
             playing.turn += 1
 

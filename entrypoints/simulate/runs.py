@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...scheduler.config import SchedulerConfig
-from ...scheduler.policies.registry import POLICIES
+from ...scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
 from ...scheduler.scheduler import Scheduler
 from .cost_model import CARDS, GB, MODELS, Roofline, StepCost, pool_tokens, read_cost_file
 from .driver import Conditions, Simulation
@@ -19,9 +19,6 @@ from .metrics import completion_rate, summarize
 from .work.job import Job
 from .work.traces import read_trace
 from .work.workloads import make_jobs, tools_named, workload_named
-
-NEED_HOST = ("lmcache-like",)
-"""Policies that are nothing without a host tier."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,15 +79,15 @@ def arm_named(name: str) -> Arm:
     policy, *extras = name.split("+")
     if policy not in POLICIES or set(extras) - {"pin", "host"}:
         raise ValueError(f"{name!r} is not POLICY[+pin][+host] with a policy among {', '.join(POLICIES)}")
-    return Arm(policy, "pin" in extras, "host" in extras or policy in NEED_HOST)
+    return Arm(policy, "pin" in extras, "host" in extras or policy in NEEDS_HOST_TIER)
 
 
 def all_arms(with_host: bool) -> list[str]:
     """Every policy, fcfs also with pins; with a host tier if there is one."""
-    plain = [name for name in POLICIES if name not in NEED_HOST]
+    plain = [name for name in POLICIES if name not in NEEDS_HOST_TIER]
     arms = ["fcfs", "fcfs+pin", *(name for name in plain if name != "fcfs")]
     if with_host:
-        arms += [*(name for name in POLICIES if name in NEED_HOST), *(f"{name}+host" for name in plain)]
+        arms += [*(name for name in POLICIES if name in NEEDS_HOST_TIER), *(f"{name}+host" for name in plain)]
     return arms
 
 
