@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -39,7 +40,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     load.add_argument("--rate", nargs="+", type=_positive, help="jobs/s; of a trace: times as fast as it was recorded")
     work.add_argument("--minutes", type=_positive, default=10.0, help="of arrivals in a run")
     work.add_argument("--num-jobs", type=_whole, default=0, help="in place of --minutes; of a trace: the first so many")
-    work.add_argument("--seeds", type=_whole, default=3, help="runs of each kind, each with other jobs")
+    work.add_argument("--seeds", type=_whole, default=3, help="runs of each kind, each with other made-up jobs")
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", nargs="+", choices=CARDS, default=["H200"])
@@ -116,6 +117,7 @@ def _setting(text: str) -> tuple[str, Any]:
 def cells(args: argparse.Namespace) -> list[Plan]:
     """A plan for each combination of the grid, but for loads, policies, host tiers and seeds."""
     work = {"trace": args.trace, "workload": args.workload, "costs": args.costs, "settings": args.settings}
+    work["files"] = _digest(args.trace, args.costs)
     how = {"burst": args.burst, "check_every": args.check, "trim": args.trim}
     product = itertools.product(args.gpu, args.model, args.tools, args.scale, args.pool_tokens)
     return [
@@ -135,8 +137,19 @@ def plans(args: argparse.Namespace, peaks: dict[str, float]) -> list[Plan]:
         for rate, arm in itertools.product(rates, _arms(args)):
             count = args.num_jobs or (0 if args.trace else jobs_in(args.minutes, rate))
             run = msgspec.structs.replace(cell, rate=rate, num_jobs=count, **arm)
-            found += [msgspec.structs.replace(run, seed=seed) for seed in range(args.seeds)]
+            seeds = 1 if args.trace else args.seeds  # a trace has the same jobs each time
+            found += [msgspec.structs.replace(run, seed=seed) for seed in range(seeds)]
     return found
+
+
+def _digest(*paths: str) -> str:
+    """Of what is in these files; those that cannot be read are complained of by whoever needs them."""
+    digest = hashlib.sha256()
+    for path in paths:
+        if path and Path(path).is_file():
+            digest.update(Path(path).read_bytes())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16] if any(paths) else ""
 
 
 def _arms(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -35,6 +35,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tools: str = "shell"
     scale: float = 1.0
     trace: str = ""
+    files: str = ""
+    """A digest of ``trace`` and ``costs``: where they change, so do the runs."""
     gpu: str = "H200"
     model: str = "llama-3.1-8b"
     costs: str = ""
@@ -107,7 +109,8 @@ def machine_of(plan: Plan) -> Machine:
 
 
 @lru_cache(maxsize=2)
-def _trace(path: str) -> list[Job]:
+def _trace(path: str, digest: str) -> list[Job]:
+    """digest: of what is in the file."""
     return read_trace(Path(path))
 
 
@@ -117,7 +120,9 @@ def jobs_of(plan: Plan) -> tuple[list[Job], int]:
         workload = workload_named(plan.workload, plan.scale)
         tools = tools_named(plan.tools)
         return make_jobs(workload, tools, rate=plan.rate, count=plan.num_jobs, seed=plan.seed), workload.max_new_tokens
-    jobs = [replace(job, arrival=job.arrival / plan.rate) for job in _trace(plan.trace)[: plan.num_jobs or None]]
+    jobs = [
+        replace(job, arrival=job.arrival / plan.rate) for job in _trace(plan.trace, plan.files)[: plan.num_jobs or None]
+    ]
     return jobs, max(512, *(turn.output for job in jobs for turn in job.turns))
 
 
