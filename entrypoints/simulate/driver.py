@@ -145,7 +145,7 @@ class Simulation:
     def _sleep(self) -> bool:
         """Nothing can be computed: go on to when that may change."""
         ends = [self._events[0][0] if self._events else None, self._copies.next_end()]
-        if self._active:  # with nobody there to see it, no lease need end
+        if self.jobs_left:  # with nobody there to see it, no lease need end
             ends.append(self.scheduler.leases.next_deadline())
         due = [end for end in ends if end is not None]
         if not due and self._active:

@@ -117,6 +117,23 @@ def test_bursts_change_nothing_where_nobody_waits() -> None:
     assert fast.busy_s == pytest.approx(plain.busy_s)
 
 
+def test_a_prompt_in_chunks_lets_the_others_have_one_token_between_them() -> None:
+    """b's prompt takes four steps; a gets a token after each, also in bursts."""
+    a, b = talk("a", 0.0, (10, 40, 0.0)), talk("b", 4.5, (200, 8, 0.0))
+    plain, fast = (simulation([a, b], burst=burst, chunked_prefill_size=64).run() for burst in (1, 16))
+    assert [times(record) for record in fast] == [times(record) for record in plain]
+    assert plain[1].turns[0].first_token == 5.0 + 4 + 3
+
+
+def test_a_pin_that_nobody_comes_back_for_in_time_ends_in_time() -> None:
+    """It ends at its deadline, though nothing else happens then."""
+    played = simulation([talk("a", 0.0, (10, 3, 50.0), (4, 2, 0.0))], pin_s=7.0)
+    played.scheduler.pins.trace.enabled = True
+    played.run()
+    (unpinned,) = [event for event in played.scheduler.pins.trace.take() if event["event"] == "unpinned"]
+    assert unpinned["reason"] == "expired" and unpinned["time"] == 10.0
+
+
 def test_bursts_bring_the_same_tokens_where_some_wait() -> None:
     plain, fast = (simulation(crowd(16), cost=USUAL, pool=1600, burst=b, check_every=0) for b in (1, 16))
     before, after = plain.run(), fast.run()
