@@ -23,8 +23,11 @@ from ..runtime.metrics import ServerMetrics
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
+from .chat.answer_parsers import AUTO, NONE
+from .chat.config import ChatConfig
 from .loop_crossing import run_on
 from .server_args import ServerArgs
+from .step_calls.call_reader import CallReader
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,10 @@ class EngineThreads:
         self._refusal: RequestRefused | None = None
         self._loop = uvloop.new_event_loop()
         metrics = ServerMetrics(args.served_model_name)
-        self.manager = TokenizerManager(tokenizer=tokenizer, endpoints=self._endpoints, metrics=metrics)
+        read_calls = _call_reader(args.chat).read_calls
+        self.manager = TokenizerManager(
+            tokenizer=tokenizer, endpoints=self._endpoints, metrics=metrics, read_calls=read_calls
+        )
         self._threads: list[threading.Thread] = []
         self._parts: dict[str, Callable[[], None]] = {
             "detokenizer": lambda: run_detokenizer(tokenizer, self._endpoints, self._stop),
@@ -192,3 +198,10 @@ def _start(name: str, run: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=run, name=f"baton-{name}", daemon=True)
     thread.start()
     return thread
+
+
+def _call_reader(config: ChatConfig) -> CallReader:
+    """For the steps of jobs. No chat is rendered here, so no template says which form calls have: their text does."""
+    names = (config.tool_call_parser, config.reasoning_parser)
+    tools, reasoning = (None if name in (AUTO, NONE) else name for name in names)
+    return CallReader(tools, reasoning)

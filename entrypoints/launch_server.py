@@ -125,6 +125,7 @@ class _Server:
             tokenizer=tokenizer,
             endpoints=endpoints,
             metrics=ServerMetrics(args.served_model_name),
+            read_calls=chat.read_calls,
         )
         self._state = Readiness()
         limits = ConnectionLimits(
@@ -201,7 +202,7 @@ class _Server:
             timeout = self._args.server.ready_timeout
             raise ServerFailure(f"the worker was not ready within {timeout:g} s; see --ready-timeout") from None
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        prompt = Prompt(spec=RequestSpec(rid="server-warm-up", sampling=sampling), input_ids=[0])
+        prompt = Prompt(spec=RequestSpec(rid="server-warm-up", sampling=sampling, retain_ttl=0.0), input_ids=[0])
         try:
             with await self._manager.open([prompt], stream=False) as answer:
                 await answer.outputs()

@@ -17,54 +17,27 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import httpx
 from tqdm import tqdm
 
 from benchmarks.chat.pictures import draw
 from benchmarks.common.measured import RESULTS, about_this_run
+from benchmarks.common.servers import Server
 
 WAYS: dict[str, tuple[str, ...]] = {
     "goes on": (),
     "looks up": ("--no-auto-continue",),
     "replays": ("--no-auto-continue", "--disable-radix-cache"),
 }
+FLAGS = ("--max-total-tokens", "16384")
 WORDS = """
 the file holds a list of names and numbers that were written by the last run of the program which reads every line
 counts the words in it and prints what it has found to the log before it goes on with the next one
 """
-
-
-class Server:
-    def __init__(self, model: Path, flags: tuple[str, ...]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "baton.entrypoints.launch_server", "--model-path", str(model)]
-        command += ["--port", str(port), "--log-level", "error", "--max-total-tokens", "16384", *flags]
-        self._process = subprocess.Popen(command)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600)
-        while True:
-            if self._process.poll() is not None:
-                raise SystemExit(f"the server ended with status {self._process.returncode}")
-            try:
-                if self.client.get("/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        self.client.close()
-        self._process.terminate()
-        self._process.wait(60)
 
 
 def tool_answer(agent: int, turn: int) -> str:
@@ -124,7 +97,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[Any]]:
     rounds: dict[str, list[Any]] = {way: [] for way in WAYS}
     order = [way for n in range(args.rounds) for way in (WAYS if n % 2 == 0 else reversed(WAYS))]
     for way in tqdm(order, desc="Chatting", unit="server", disable=None):
-        server = Server(args.model, WAYS[way])
+        server = Server(args.model, (*FLAGS, *WAYS[way]))
         try:
             run_agents(server, 1, 1, 4)
             rounds[way].append(run_agents(server, args.agents, args.turns, args.answer))

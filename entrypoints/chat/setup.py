@@ -8,6 +8,7 @@ from pathlib import Path
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...runtime.text.tokenizer import Tokenizer
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..step_calls.call_reader import CallReader
 from .answer_parsers import AnswerParsers
 from .chats import Chats
 from .config import ChatConfig
@@ -31,6 +32,7 @@ class ChatSetup:
             self.parsers = AnswerParsers(config.tool_call_parser, config.reasoning_parser, self.renderer.source)
         except ValueError as error:
             raise ChatSetupError(f"--tool-call-parser, --reasoning-parser: {error}") from None
+        self.read_calls = CallReader(self.parsers.tools_name, self.parsers.reasoning_name).read_calls
 
     def log(self) -> None:
         """Tell the operator what chats get."""

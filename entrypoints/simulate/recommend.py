@@ -95,17 +95,24 @@ def _host_sizes(cell: Cell) -> list[str]:
 
 
 def _worst_case(cells: Sequence[Cell]) -> list[str]:
-    """Over several cells: the arm whose worst case, against the first, is the least bad."""
+    """Over several cells: of the arms that all have, whose worst case against the first is (nearly) the least bad, the
+    one with the best mean."""
     if len(cells) < 2:
         return []
     base = next(iter(cells[0].arms))
     worst: dict[str, tuple[float, Cell]] = {}
+    means: dict[str, float] = {}
     for arm in [arm for arm in cells[0].arms if arm != base and all({arm, base} <= set(c.arms) for c in cells)]:
         changes = [(change.mean, cell) for cell in cells if (change := cell.change(arm, base, *FIGURE)) is not None]
         if len(changes) == len(cells):
             worst[arm] = max(changes, key=lambda each: each[0])
+            means[arm] = sum(change for change, _ in changes) / len(changes)
     if not worst:
         return []
-    safest = min(worst, key=lambda arm: worst[arm][0])
+    limit = min(value for value, _ in worst.values()) + ENOUGH
+    safest = min((arm for arm in worst if worst[arm][0] <= limit), key=lambda arm: means[arm])
     value, cell = worst[safest]
-    return [f"over all {len(cells)} cells, {safest} is the safest: at worst {100 * value:+.1f} % ({cell.title})"]
+    return [
+        f"over all {len(cells)} cells, {safest} is the safest: {100 * means[safest]:+.1f} % on average, "
+        f"at worst {100 * value:+.1f} % ({cell.title})"
+    ]

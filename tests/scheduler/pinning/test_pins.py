@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from kv_echo import expected_output
 from scheduler_harness import PAGES, Harness
@@ -222,3 +223,46 @@ def test_a_trace_tells_what_became_of_a_job():
     ]  # fmt: skip
     assert events[6]["reason"] == "hits" and events[4]["tools"] == ["ls"] and events[7]["hit_tokens"] == len(said) - 1
     assert scene.scheduler.pins.trace.take() == []
+
+
+def test_the_kv_of_a_finished_job_goes_first() -> None:
+    """But not what it found there when it began, nor what others use."""
+    left = {}
+    for policy in ("handoff", "continuum"):
+        scene = harness(policy=policy, num_tokens=400)
+        scene.add("system", PROMPT, 1)
+        scene.run()
+        scene.add("stranger", [9] * 60, 1)
+        scene.run()
+        said = turn(scene, "a", [*PROMPT, *[30] * 40])
+        said = turn(scene, "b", [*said, *[31] * 40], is_last_step=True)
+        scene.cache.evict(80)
+        scene.verify()
+        left[policy] = [scene.cache.match_len("", np.array(ids, dtype=np.int32)) for ids in (PROMPT, [9] * 60, said)]
+    system, stranger, job = left["handoff"]
+    assert (system, stranger) == (69, 60) and job < len(PROMPT) + 20
+    assert left["continuum"][1] < 60, "by age alone the stranger goes"
+
+
+def test_with_a_copy_on_the_host_handoff_lets_go_at_once() -> None:
+    scene = harness(policy="handoff", host_tokens=2048)
+    said = turn(scene, "a", PROMPT)
+    assert len(scene.scheduler.leases) == 1, "until its calls are read"
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.step()
+    assert len(scene.scheduler.leases) == 0
+    turn(scene, "b", [*said, 2])
+
+
+def test_times_of_tools_are_learned() -> None:
+    scene = harness(policy="handoff")
+    said = turn(scene, "a", PROMPT)
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.now += 0.75
+    scene.add("b", [*said, 1], 4, job_id="job")
+    scene.add("beside", [*said, 2], 4, job_id="job")  # nothing ended since: no other duration
+    assert scene.scheduler.pins.times.history.of("ls").tolist() == [pytest.approx(0.75, abs=0.05)]
+    scene.run()
+    scene.scheduler.pins.called("b", 0, BASH, scene.now)
+    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    assert job["last_calls"] is None and job["returns_in_s"] is None, "the last to end has not been read"

@@ -10,7 +10,7 @@ from scheduler_harness import Harness
 from baton.entrypoints.server_args import UsageError, build_parser, compose, parse_command_line
 from baton.radix.lease import Lease
 from baton.scheduler.policies.fcfs import FirstComeFirstServed
-from baton.scheduler.policies.registry import POLICIES
+from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
 from baton.scheduler.request import Request, RequestStatus
 
 
@@ -43,7 +43,7 @@ class Mine(FirstComeFirstServed):
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> Mine:
     policy = Mine()
-    monkeypatch.setitem(POLICIES, "mine", lambda cache, fill_time: policy)
+    monkeypatch.setitem(POLICIES, "mine", lambda tools: policy)
     return policy
 
 
@@ -54,9 +54,13 @@ def request_of(harness: Harness, rid: str) -> Request:
 
 
 def test_choices_of_the_flag_are_the_registry() -> None:
-    assert f"{{{','.join(POLICIES)}}}" in build_parser().format_help()
+    assert f"{{{','.join(POLICIES)}}}" in "".join(build_parser().format_help().split())
     for name in POLICIES:
-        assert parse_command_line(["--model-path", "m", "--schedule-policy", name]).scheduler.schedule_policy == name
+        host = ["--host-cache-gb", "1"] if name in NEEDS_HOST_TIER else []
+        args = parse_command_line(["--model-path", "m", "--schedule-policy", name, *host])
+        assert args.scheduler.schedule_policy == name
+    with pytest.raises(UsageError, match="--schedule-policy lmcache-like goes by a host cache"):
+        parse_command_line(["--model-path", "m", "--schedule-policy", "lmcache-like"])
     with pytest.raises(UsageError, match=f"'no such policy'; use one of {', '.join(POLICIES)}"):
         compose({"model_path": "m", "schedule_policy": "no such policy"})
 

@@ -1,0 +1,1 @@
+"""Agents' jobs: requests with tools that run between them, against a live server."""

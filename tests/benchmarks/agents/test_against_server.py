@@ -1,0 +1,65 @@
+"""Both programs against a real server of the toy model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmark_runs import run_benchmark
+from server_under_test import ServerUnderTest
+
+from benchmarks.agents.verify_pin import parse_arguments, verify
+
+pytestmark = pytest.mark.process
+
+TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    """Pins last for as long as a slow machine may need."""
+    flags = ("--max-total-tokens", "8192", "--schedule-policy", "continuum", "--default-retain-ttl", "60")
+    with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as running:
+        yield running.wait_ready()
+
+
+def test_pins_hold(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
+    assert server.client.get("/health_generate").status_code == 200, "and it leaves nothing behind"
+    words = ["--url", server.url, "--workload", "toy", "--turns", "3", "--jobs", "2"]
+    assert asyncio.run(verify(parse_arguments(words))) == []
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 1 + 2 * 3
+    assert asyncio.run(verify(parse_arguments([*words[:-1], "1", "--seed", "1"]))) == []
+
+
+def test_somebody_else_is_noticed(server: ServerUnderTest) -> None:
+    held = server.generate(text="held", sampling_params={"max_new_tokens": 1}, retain_ttl=60)
+    assert held.status_code == 200
+    found = asyncio.run(verify(parse_arguments(["--url", server.url, "--jobs", "1", "--turns", "1"])))
+    assert "somebody else holds KV" in found[0]
+    assert server.client.post("/release", json={"rid": held.json()["meta_info"]["id"]}).status_code == 200
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_jobs_are_measured(server: ServerUnderTest, plain: bool, tmp_path: Path) -> None:
+    words = ["--url", server.url, "--policy", "continuum", "--workload", "toy", "--turns", "3", "--time-scale", "0.02"]
+    words += ["--jps", "4", "--duration", "2", "--seed", "5", *(["--plain"] if plain else [])]
+    known = {job["job_id"] for job in server.client.get("/jobs").json()["jobs"]}
+    done = run_benchmark("agents.agent_jobs", *words, out=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads((tmp_path / "agents_continuum_toy_4jps_0.json").read_text())
+    assert run["jobs"] == run["jobs_done"] == len(run["job_durations"]) > 3 and run["errors"] == {}
+    assert all(0 < service < whole for service, whole in zip(run["job_service_times"], run["job_durations"]))
+    assert run["recomputed_tokens"] == 0 and run["per_turn_avg_cached_tokens"]["3"] > 0
+    assert run["per_turn_avg_prompt_tokens"]["1"] < run["per_turn_avg_prompt_tokens"]["3"]
+    assert run["kv_usage"]["max"] > 0 and run["followed"] > 0.5
+    jobs = [job for job in server.client.get("/jobs").json()["jobs"] if job["job_id"] not in known]
+    named = [job for job in jobs if not job["job_id"].startswith("chat-")]
+    if plain:
+        assert not named
+    else:
+        own = [job for job in named if not job["job_id"].startswith("words-")]
+        assert len(own) == run["jobs"] and all(job["is_over"] and job["turns"] == 3 for job in own)

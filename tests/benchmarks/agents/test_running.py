@@ -1,0 +1,107 @@
+"""How jobs are driven: what is said in each turn, what is counted, and what happens to those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from benchmarks.agents.running import JobResult, Server, TurnResult, run_jobs
+from benchmarks.agents.workload import Job, Message, Turn
+
+
+class Scripted(Server):
+    """Answers each prompt with ``ok ls``; a word is a token. Fails for jobs, and never answers, as it is told."""
+
+    def __init__(self, *, fails: str = "-", hangs: str = "-") -> None:
+        super().__init__("http://nowhere", "key", plain=True, timeout_s=1)
+        self.asked: list[tuple[str, bool, list[dict[str, str]]]] = []
+        self._fails, self._hangs = fails, hangs
+
+    async def answer(self, messages: list[Any], max_tokens: int, job_id: str, is_last: bool) -> tuple[str, TurnResult]:
+        self.asked.append((job_id, is_last, [dict(message) for message in messages]))
+        if job_id.endswith(self._fails):
+            raise ConnectionError("gone")
+        if job_id.endswith(self._hangs):
+            await asyncio.sleep(3600)
+        words = sum(len(message["content"].split()) for message in messages)
+        return "ok ls", TurnResult(ttft=0.0, latency=0.0, prompt_tokens=words, output_tokens=2, cached_tokens=0)
+
+
+def turn(words: str = "go", **fields: Any) -> Turn:
+    return Turn(says=(Message("user", words),), **fields)
+
+
+def run(server: Scripted, *jobs: Job, drain_s: float = 60.0) -> tuple[list[JobResult], int]:
+    done = []
+    results = asyncio.run(run_jobs(server, list(jobs), 0, drain_s, lambda: done.append(1)))
+    return results, len(done)
+
+
+def job(number: int, *turns: Turn, arrival: float = 0.0) -> Job:
+    return Job(number=number, arrival=arrival, system="be brief", turns=turns)
+
+
+def test_a_conversation_grows_and_says_which_step_is_the_last() -> None:
+    server = Scripted()
+    (result,), done = run(server, job(3, turn("a", command="ls", tool_s=0.02), turn("b", command="cat"), turn("c")))
+    first, second, third = server.asked
+    assert [is_last for _, is_last, _ in server.asked] == [False, False, True]
+    assert first[0] == second[0] == third[0] and first[0].endswith("-0003")
+    texts = [[message["content"] for message in messages] for _, _, messages in server.asked]
+    assert texts == [
+        ["be brief", "a"],
+        ["be brief", "a", "ok ls", "b"],
+        ["be brief", "a", "ok ls", "b", "ok ls", "c"],
+    ]
+    assert [message["role"] for message in third[2]] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [each.followed for each in result.turns] == [True, False, None]
+    assert [each.reusable_tokens for each in result.turns] == [0, 3 + 2 - 1, 6 + 2 - 1]
+    assert done == 1 and result.duration is not None and result.service is not None
+    assert result.turns[0].tool_s >= 0.02 and result.turns[1].tool_s == 0
+    assert result.service == result.duration - result.turns[0].tool_s
+
+
+def test_ids_of_jobs_are_new_in_every_run() -> None:
+    server = Scripted()
+    run(server, job(0, turn()), job(1, turn()))
+    run(server, job(0, turn()))
+    assert len({job_id for job_id, _, _ in server.asked}) == 3
+
+
+def test_prompts_get_as_long_as_they_should() -> None:
+    server = Scripted()
+    (result,), _ = run(server, job(0, turn(prompt_tokens=100), turn(prompt_tokens=250), turn(new_tokens=50)))
+    sizes = [each.prompt_tokens for each in result.turns]
+    assert abs(sizes[0] - 100) <= 5 and abs(sizes[1] - 250) <= 5 and abs(sizes[2] - sizes[1] - 2 - 50) <= 5
+    again = Scripted()
+    run(again, job(0, turn(prompt_tokens=100), turn(prompt_tokens=250), turn(new_tokens=50)))
+    assert [messages for _, _, messages in again.asked] == [messages for _, _, messages in server.asked]
+
+
+def test_a_history_that_is_dropped() -> None:
+    server = Scripted()
+    (result,), _ = run(server, job(0, turn("a"), turn("b", drops_history=True)))
+    assert [message["content"] for message in server.asked[1][2]] == ["be brief", "b"]
+    assert result.turns[1].reusable_tokens == 0
+
+
+def test_jobs_that_fail_and_jobs_that_do_not_end() -> None:
+    server = Scripted(fails="1", hangs="2")
+    results, done = run(
+        server, *(job(number, turn(), turn(), arrival=0.01 * number) for number in range(3)), drain_s=0.5
+    )
+    good, failed, cut_off = results
+    assert good.duration is not None and good.error is None and len(good.turns) == 2
+    assert failed.duration is None and failed.error == "ConnectionError: gone" and failed.turns == []
+    assert cut_off.duration is cut_off.error is cut_off.service is None
+    assert done == 2
+
+
+def test_no_jobs() -> None:
+    assert run(Scripted()) == ([], 0)
+
+
+def test_what_a_tool_found_names_its_call() -> None:
+    server = Scripted()
+    run(server, job(0, Turn(says=(Message("tool", "out"),))))
+    assert server.asked[0][2][1] == {"role": "tool", "content": "out", "tool_call_id": "call"}

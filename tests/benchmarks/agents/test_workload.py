@@ -1,0 +1,93 @@
+"""What agents do is drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean, median
+
+import pytest
+
+from benchmarks.agents.workload import (
+    DEFAULT_TURNS,
+    MAX_TOOL_S,
+    MINI_CONTEXTS,
+    WORKLOADS,
+    Sizes,
+    arrivals,
+    heavy_tool,
+    plan,
+    plan_jobs,
+)
+
+SIZES = Sizes(turns=8)
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    times = list(arrivals(random.Random(1), 4.0, 2000.0))
+    gaps = [later - earlier for earlier, later in zip([0.0, *times], times)]
+    assert min(gaps) > 0 and times[-1] < 2000.0
+    assert fmean(gaps) == pytest.approx(0.25, rel=0.03)
+    spread = fmean((gap - 0.25) ** 2 for gap in gaps) ** 0.5
+    assert spread == pytest.approx(0.25, rel=0.05), "exponential: as far apart as long"
+    assert sum(gap > 0.5 for gap in gaps) / len(gaps) == pytest.approx(0.1353, abs=0.01)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_seed_gives_the_same_jobs_whatever_else_there_is(workload: str) -> None:
+    jobs = plan(workload, SIZES, jps=2.0, duration=20.0, seed=7)
+    assert jobs == plan(workload, SIZES, jps=2.0, duration=20.0, seed=7)
+    assert jobs != plan(workload, SIZES, jps=2.0, duration=20.0, seed=8)
+    assert [job.turns for job in plan_jobs(workload, SIZES, 3, 7)] == [job.turns for job in jobs[:3]]
+    more = plan(workload, SIZES, jps=4.0, duration=20.0, seed=7)
+    assert len(more) > len(jobs) and [job.turns for job in more[:3]] == [job.turns for job in jobs[:3]]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_job_has_its_turns_and_no_tool_behind_the_last(workload: str) -> None:
+    for turns in (1, 3, DEFAULT_TURNS[workload]):
+        for job in plan_jobs(workload, Sizes(turns=turns), 20, 0):
+            assert len(job.turns) == turns and job.turns[-1].tool_s == 0
+            assert all(0 < turn.tool_s <= MAX_TOOL_S for turn in job.turns[:-1])
+            assert all(turn.says for turn in job.turns)
+
+
+def test_mini_has_the_published_contexts_and_one_slow_tool() -> None:
+    (job,) = plan_jobs("mini", Sizes(turns=10), 1, 0)
+    tokens = [turn.prompt_tokens for turn in job.turns]
+    assert tuple(tokens[:8]) == MINI_CONTEXTS
+    assert tokens[9] - tokens[8] == pytest.approx(tokens[8] - tokens[7], abs=1)
+    slow = [number for number, turn in enumerate(job.turns) if turn.tool_s > 0.3]
+    assert slow == [4] and 2 <= job.turns[4].tool_s <= 5 and "pytest" in job.turns[4].command
+    assert f"```bash\n{job.turns[4].command}\n```" in job.turns[4].says[-1].text
+
+
+def test_scales() -> None:
+    (whole,), (small,) = (plan_jobs("mini", Sizes(turns=8, time=each, tokens=each), 1, 0) for each in (1.0, 0.1))
+    for turn, scaled in zip(whole.turns, small.turns):
+        assert scaled.tool_s == pytest.approx(turn.tool_s / 10)
+        assert scaled.prompt_tokens == round(turn.prompt_tokens / 10)
+
+
+def test_heavy_tools_have_a_tail() -> None:
+    rng = random.Random(3)
+    drawn = [heavy_tool(rng)[1] for _ in range(20_000)]
+    assert 0.45 < median(drawn) < 1.5
+    assert sum(seconds > 100 for seconds in drawn) / len(drawn) == pytest.approx(0.12 * (30 / 100) ** 1.2, abs=0.01)
+    assert max(drawn) == MAX_TOOL_S
+
+
+def test_coding_jobs_grow_by_their_turns_and_some_drop_their_history() -> None:
+    jobs = plan_jobs("coding", Sizes(turns=11), 300, 0)
+    turns = [turn for job in jobs for turn in job.turns]
+    assert all(1000 <= turn.new_tokens <= 2000 and 150 <= turn.max_tokens <= 450 for turn in turns)
+    drops = [sum(turn.drops_history for turn in job.turns) for job in jobs]
+    assert max(drops) == 1 and fmean(drops) == pytest.approx(0.1, abs=0.05)
+    assert not any(job.turns[0].drops_history for job in jobs)
+    assert all(job.system_tokens == 2000 for job in jobs)
+
+
+def test_toy_jobs_are_transcripts_of_its_language() -> None:
+    for job in plan_jobs("toy", SIZES, 20, 0):
+        assert job.turns[0].says[0].role == "user"
+        for turn, following in zip(job.turns, job.turns[1:]):
+            assert following.says[0].role == ("tool" if turn.command else "user")

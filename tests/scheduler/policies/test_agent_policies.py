@@ -1,0 +1,83 @@
+"""For how long each policy for agents keeps a step, and what breaks first."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from job_scene import finished, job, tools
+from policy_scene import FILL_TIME, claimed_lease, fcfs, granted_lease
+
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.policies.context_serve import FAST_S, ContextServe
+from baton.scheduler.policies.continuum import Continuum
+from baton.scheduler.policies.handoff import Handoff
+from baton.scheduler.policies.lmcache_like import LMCacheLike
+from baton.scheduler.policies.pin_times import MAX_PIN_S
+from baton.scheduler.policies.tools import PinTime, PolicyTools
+
+
+def knowing(**more: Any) -> PolicyTools:
+    """``quick`` takes 0.2 s, ``crawl`` 60 s."""
+    found = tools(**more)
+    for _ in range(40):
+        found.times.observe((ToolCall("quick"),), 0.2)
+        found.times.observe((ToolCall("crawl"),), 60.0)
+    return found
+
+
+@pytest.mark.parametrize("policy", [Continuum, ContextServe, Handoff])
+def test_before_its_calls_are_read_a_step_is_kept_for_a_moment(policy: type[Continuum]) -> None:
+    assert policy(tools(provisional_s=0.7)).ttl(finished(read=False), 100.0) == 0.7
+
+
+def test_those_that_pin_nothing() -> None:
+    for policy in (fcfs(), LMCacheLike(FILL_TIME)):
+        assert policy.ttl(finished("ls"), 100.0) == policy.ttl(finished(read=False), 100.0) == 0.0
+
+
+def test_continuum_pins_for_a_fixed_time_what_is_not_known_to_take_longer() -> None:
+    policy = Continuum(knowing(pin_seconds=3.0))
+    assert [policy.ttl(finished(tool), 100.0) for tool in ("quick", "crawl", "new")] == [3.0, 0.0, 3.0]
+
+
+def test_context_serve_goes_by_the_command() -> None:
+    policy = ContextServe(knowing())
+    commands = ("ls -l", "make all", "./run", "quick", "crawl")
+    assert [policy.ttl(finished(command), 100.0) for command in commands] == [FAST_S, 0.0, 2.0, FAST_S, 0.0]
+
+
+def test_handoff_keeps_what_may_come_back_in_time_to_be_worth_it() -> None:
+    policy = Handoff(knowing())
+    assert policy.ttl(finished("quick"), 100.0) == pytest.approx(0.2)
+    assert policy.ttl(finished("crawl"), 100.0) == 0.0
+    assert Handoff(tools()).ttl(finished("new"), 100.0) == 2.0, "without a history it is a fixed time"
+    assert policy.ttl(finished("quick", has_copy=True), 100.0) == 0.0, "the host has it"
+    assert policy.ttl(finished(read=False, has_copy=True), 100.0) == 0.0
+
+
+@pytest.mark.parametrize("rule", [rule for rule in get_args(PinTime) if rule != "auto"])
+def test_every_rule_tells_quick_from_slow(rule: PinTime) -> None:
+    for policy in (Continuum, Handoff):
+        asked = policy(knowing(pin_time=rule))
+        assert 0 < asked.ttl(finished("quick"), 100.0) <= 2.5
+        assert asked.ttl(finished("crawl"), 100.0) == 0.0
+
+
+def test_no_pin_is_without_end() -> None:
+    forever = tools(pin_seconds=1e9)
+    assert Continuum(forever).ttl(finished("new"), 100.0) == MAX_PIN_S
+
+
+def test_handoff_breaks_the_newest_job_first_and_what_is_claimed_last() -> None:
+    policy = Handoff(tools())
+    old, new, asked, claimed = (granted_lease(n, idle_since=50.0 + n) for n in range(4))
+    claimed = claimed_lease(3)
+    old.owner, new.owner, claimed.owner = job(1.0), job(40.0), job(60.0)
+    leases = [claimed, old, asked, new]
+    assert sorted(leases, key=lambda lease: policy.lease_value(lease, 99.0)) == [asked, new, old, claimed]
+
+
+def test_only_handoff_retires_what_is_done() -> None:
+    assert Handoff(tools()).retires_jobs
+    assert not Continuum(tools()).retires_jobs and not fcfs().retires_jobs
