@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import Conditions, Simulation
@@ -36,10 +37,10 @@ def simulation(
     burst: int = 1,
     check_every: int = 1,
     max_new_tokens: int = 64,
-    **settings,
+    **settings: Any,
 ) -> Simulation:
     context = max(job.longest for job in jobs) + max_new_tokens
-    limits = {"max_running_requests": 64, "max_leased_requests": 64, "max_leases_per_client": 64}
+    limits: dict[str, Any] = {"max_running_requests": 64, "max_leased_requests": 64, "max_leases_per_client": 64}
     config = SchedulerConfig(
         context_length=context, max_total_tokens=pool, max_client_leased_ratio=1.0, random_seed=0, **limits | settings
     )
