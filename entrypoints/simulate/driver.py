@@ -221,7 +221,7 @@ class Simulation:
         playing = self._active[request.serial]
         turn = playing.record.turns[-1]
         if not turn.first_token and event.token_ids:
-            turn.first_token = launched.ends[0]
+            turn.first_token = self.now  # a prompt's step brings one token
         if event.finish is None:
             return
         if event.finish.type != "stop":

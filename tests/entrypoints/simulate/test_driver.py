@@ -65,8 +65,22 @@ def test_tools_are_reported_before_the_next_turn() -> None:
     played = simulation([talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0))])
     played.scheduler.pins.trace.enabled = True
     played.run()
-    events = [event["event"] for event in played.scheduler.pins.trace.take()]
-    assert events == ["arrival", "departure", "called", "returned", "arrival", "departure"]
+    events = played.scheduler.pins.trace.take()
+    assert [event["event"] for event in events] == [
+        "arrival", "departure", "called", "returned", "arrival", "departure"
+    ]  # fmt: skip
+    assert [event["is_last_step"] for event in events if event["event"] == "departure"] == [False, True]
+
+
+@pytest.mark.parametrize("pin_s", [6.0, 7.0, 8.0, 9.0])
+def test_a_burst_ends_with_the_lease_that_somebody_waits_for(pin_s: float) -> None:
+    """As above; b comes in when the pin has lapsed."""
+    a = talk("a", 0.0, (40, 3, 30.0), (4, 2, 0.0))
+    c, b = talk("c", 4.0, (10, 24, 0.0)), talk("b", 6.0, (90, 3, 0.0))
+    options = {"pool": 150, "max_new_tokens": 24, "pin_s": pin_s, "lease_protection": 100.0}
+    plain, fast = (simulation([a, c, b], burst=burst, **options).run() for burst in (1, 16))
+    assert [times(record) for record in fast] == [times(record) for record in plain]
+    assert plain[2].turns[0].first_token == 3.0 + pin_s + 1
 
 
 PRESSURE: list[dict[str, Any]] = [
