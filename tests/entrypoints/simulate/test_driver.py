@@ -121,6 +121,16 @@ def check_ended(records: list[JobRecord]) -> None:
         assert record.service > 0
 
 
+@pytest.mark.parametrize("burst", [1, 16])
+def test_a_burst_breaks_no_lease_that_single_steps_would_spare(burst: int) -> None:
+    """Five rows want 46 tokens where 41 are free; but the first ends after two, and leaves 12 to the others."""
+    a = talk("a", 0.0, (40, 3, 50.0), (4, 2, 0.0))
+    others = [talk(str(n), 5.0, (10, 3 if n == 0 else 12, 0.0)) for n in range(5)]
+    played = simulation([a, *others], pool=42 + 5 * 10 + 41, max_new_tokens=12, pin_s=100.0, burst=burst)
+    first = played.run()[0]
+    assert played.scheduler.leases.counts.broken == 0 and first.turns[1].found == 42
+
+
 def test_bursts_change_nothing_where_nobody_waits() -> None:
     plain, fast = (simulation(crowd(12, rate=1.0), cost=USUAL, pool=20_000, burst=b, check_every=0) for b in (1, 16))
     for one, many in zip(plain.run(), fast.run()):
