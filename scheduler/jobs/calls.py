@@ -24,3 +24,9 @@ def name_of(calls: tuple[ToolCall, ...]) -> str:
     somebody thinks, and answers."""
     names = sorted({call.tool for call in calls})
     return "+".join(names[:MAX_NAMES])
+
+
+def text_of(calls: tuple[ToolCall, ...]) -> str:
+    """What is called, in at most MAX_COMMAND characters: what is learned about durations is learned from this."""
+    parts = [call.command if call.command.startswith(call.tool) else f"{call.tool} {call.command}" for call in calls]
+    return " ; ".join(parts)[:MAX_COMMAND]

@@ -8,6 +8,8 @@ from collections import Counter, OrderedDict, deque
 import msgspec
 import numpy as np
 
+from .calls import MAX_COMMAND
+
 PER_TOOL = 256
 """Durations kept of one tool; the oldest goes."""
 
@@ -17,20 +19,27 @@ MAX_TOOLS = 1024
 OF_ALL = 4096
 """Durations kept of all tools together."""
 
+COMMANDS = 2048
+"""Commands kept, with their durations, where something is learned from them."""
+
 _NOTHING = np.empty(0)
 
 
-class SavedHistory(msgspec.Struct, forbid_unknown_fields=True):
-    """What a history looks like in a file. tools: the one that was used last comes last."""
+class SavedHistory(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a history looks like in a file. tools: the one that was used last comes last. commands: with the time each
+    took, where something is learned from them."""
 
     version: int
     tools: dict[str, list[float]]
+    commands: list[tuple[str, float]] = []
 
 
 class ToolHistory:
-    """Durations by the name of the tool (`name_of`)."""
+    """Durations by the name of the tool (`name_of`). with_commands: also the commands, which then stand in the saved
+    history as they are, secrets in them included."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_commands: bool = False) -> None:
+        self.commands: deque[tuple[str, float]] = deque(maxlen=COMMANDS if with_commands else 0)
         self._tools: OrderedDict[str, deque[float]] = OrderedDict()
         """The one that was used last comes last."""
         self._all: deque[float] = deque(maxlen=OF_ALL)
@@ -77,13 +86,14 @@ class ToolHistory:
     def save(self) -> bytes:
         """JSON, for `load`."""
         tools = {name: [round(seconds, 6) for seconds in durations] for name, durations in self._tools.items()}
-        return msgspec.json.format(msgspec.json.encode(SavedHistory(1, tools)), indent=0)
+        commands = [(command, round(seconds, 6)) for command, seconds in self.commands]
+        return msgspec.json.format(msgspec.json.encode(SavedHistory(1, tools, commands)), indent=0)
 
     def load(self, data: bytes) -> None:
         """Take a saved history in place of this one. Raises ValueError for anything else; then nothing changes."""
         try:
             saved = msgspec.json.decode(data, type=SavedHistory)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"it is no JSON of that form: {error}") from None
         if saved.version != 1:
             raise ValueError(f"its version is {saved.version}; this is version 1")
@@ -94,4 +104,11 @@ class ToolHistory:
                     loaded.add(name, seconds)
                 except ValueError as error:
                     raise ValueError(f"{name!r}: {error}") from None
+        for command, seconds in saved.commands:
+            if not (math.isfinite(seconds) and seconds >= 0 and len(command) <= MAX_COMMAND):
+                raise ValueError(
+                    f"the command {command[:80]!r} took {seconds} seconds; use a number from 0 "
+                    f"and at most {MAX_COMMAND} characters"
+                )
+        self.commands = deque(saved.commands, maxlen=self.commands.maxlen)
         self._tools, self._all, self.added, self._sorted = loaded._tools, loaded._all, loaded.added, {}

@@ -16,6 +16,9 @@ import numpy as np
 LEAST_S = 1e-3
 """Shorter times count as this: they have no logarithm, and nobody can tell them apart."""
 
+MOST_LOG = 50.0
+"""Of a duration: what little data says about the far end stays finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogNormalBelief:
@@ -52,8 +55,13 @@ class LogNormalBelief:
 
     def quantile(self, share: float) -> float:
         """Seconds within which that share of the tool's calls is expected to be back."""
+        return float(self.quantiles(np.array([NormalDist().inv_cdf(share)]))[0])
+
+    def quantiles(self, normal: np.ndarray) -> np.ndarray:
+        """As `quantile`, of several shares, which are given as quantiles of the normal distribution, float64 [n]: these
+        can be kept, and take longer than all else."""
         spread = math.sqrt(self.scale * (self.weight + 1) / (self.shape * self.weight))
-        return _exp(self.mean + spread * student_t_quantile(share, 2 * self.shape))
+        return np.exp(np.minimum(self.mean + spread * _student_t(normal, 2 * self.shape), MOST_LOG))
 
     def draw(self, rng: np.random.Generator) -> float:
         """A duration in seconds, of a world drawn from what is believed (Thompson 1933)."""
@@ -65,7 +73,11 @@ class LogNormalBelief:
 def student_t_quantile(share: float, freedom: float) -> float:
     """Of Student's t distribution with ``freedom`` degrees of freedom, at least 3; to 1 % of itself up to a share of
     0.99 with 4 degrees (Abramowitz and Stegun, 26.7.5)."""
-    z = NormalDist().inv_cdf(share)
+    return float(_student_t(np.array([NormalDist().inv_cdf(share)]), freedom)[0])
+
+
+def _student_t(z: np.ndarray, freedom: float) -> np.ndarray:
+    """z: quantiles of the normal distribution, float64 [n]. Returns those of Student's t of the same shares."""
     z2 = z * z
     terms = (
         (z2 + 1) * z / 4,
@@ -73,8 +85,8 @@ def student_t_quantile(share: float, freedom: float) -> float:
         (((3 * z2 + 19) * z2 + 17) * z2 - 15) * z / 384,
         ((((79 * z2 + 776) * z2 + 1482) * z2 - 1920) * z2 - 945) * z / 92160,
     )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return z + sum((term / freedom**power for power, term in enumerate(terms, 1)), np.zeros_like(z))
 
 
 def _exp(log: float) -> float:
-    return math.exp(min(log, 50.0))
+    return math.exp(min(log, MOST_LOG))

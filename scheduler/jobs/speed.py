@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 
 from .calls import ToolCall
+from .shell import programs
 
 
 class Speed(Enum):
@@ -20,6 +20,7 @@ _FAST = {
     "basename", "dirname", "realpath", "tree", "nl", "less", "true", "printf", "test", "ps", "kill", "id", "uname",
     "git status", "git diff", "git log", "git show", "git branch", "git add", "git commit", "git checkout",
     "git stash", "git rev-parse", "git blame", "git ls-files",
+    "cd", "export", "set", "source", ".", "[", "[[", "for", "case", "done", "fi", "esac", "}", "exit",
 }  # fmt: skip
 _SLOW = {
     "make", "cmake", "ninja", "bazel", "gradle", "mvn", "ant", "tox", "nox", "pytest", "unittest", "jest", "docker",
@@ -32,13 +33,10 @@ _SLOW = {
 _UNCERTAIN = {"docker ps", "docker images", "docker inspect", "uv --version"}
 """More words win: of what is slow in general, these are not."""
 
-_JOINTS = re.compile(r"&&|\|\||[|;&\n]")
-
 
 def by_rules(calls: tuple[ToolCall, ...]) -> Speed:
     """By the commands alone. Of several the slowest counts; no call at all is uncertain: somebody thinks."""
-    speeds = [_of_part(part) for call in calls for part in _JOINTS.split(call.command or call.tool) if part.strip()]
-    return slowest(speeds)
+    return slowest([_of_program(words) for call in calls for words in _programs(call)])
 
 
 def slowest(speeds: list[Speed]) -> Speed:
@@ -55,12 +53,19 @@ def by_times(soon: float, late: float, *, fast_s: float, slow_s: float) -> Speed
     return Speed.SLOW if soon >= slow_s else Speed.UNCERTAIN
 
 
-def _of_part(part: str) -> Speed:
-    """Of one command without joints."""
-    words = part.split()
-    for length in (2, 1):
-        name = " ".join(words[:length])
+def _programs(call: ToolCall) -> list[list[str]]:
+    """What a call runs. The arguments of what is no shell command may look like anything: there the name is all."""
+    name, parts = call.tool.rsplit("/", 1)[-1], programs(call.command)
+    if parts and (call.command.startswith(call.tool) or any(words[0] == name for words in parts)):
+        return parts
+    return [[name]]
+
+
+def _of_program(words: list[str]) -> Speed:
+    """Of a program with its arguments: `git -C folder status` is a `git status`."""
+    name, *arguments = words
+    for known in (*(f"{name} {argument}" for argument in arguments), name):
         for table, speed in ((_UNCERTAIN, Speed.UNCERTAIN), (_FAST, Speed.FAST), (_SLOW, Speed.SLOW)):
-            if name in table:
+            if known in table:
                 return speed
     return Speed.UNCERTAIN

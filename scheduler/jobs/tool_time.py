@@ -1,26 +1,35 @@
 """How long a tool will take, as far as it can be known: the one place that policies ask.
 
 finish of a step ──▶ arrival of the job's next request: that is a duration, kept under the name of what was called
+
+Few durations must not be read as "never longer than the longest": leases would end a moment before the return. So
+times to live go by a mixture of the durations, each of weight 1, and of what is believed of the tool (lognormal.py), of
+weight BELIEF_WORTH in all: what a Dirichlet process with that base predicts. A tool never seen goes by all tools; one
+seen often goes by its own durations, and gets no more than a tail from its belief.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from statistics import NormalDist
 
 import numpy as np
 
-from .calls import ToolCall, name_of
+from .calls import ToolCall, name_of, text_of
 from .history import MAX_TOOLS, PER_TOOL, ToolHistory
+from .learned import LearnedSpeed
 from .lognormal import LogNormalBelief
 from .speed import Speed, by_rules, by_times
 from .ttl import cdf_ttl, gittins_rate, gittins_ttl
 
-ENOUGH = 32
-"""Durations of a tool from which on it is judged by these alone."""
+BELIEF_WORTH = 2.0
+"""Durations that what is believed of a tool is worth beside those that were seen."""
 
-_SHARES = (0.125, 0.375, 0.625, 0.875)
-"""Before that, these quantiles of all tools' durations count among its own: one who has come back once may not always
-come back that fast, nor never later."""
+_NORMAL = np.array([NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32)])
+"""It counts as so many durations of equal weight: the quantiles in the middle of equal shares."""
+
+AHEAD, AHEAD_S = 0.1, 0.01
+"""The rate looks ahead by this share of the age at least, and so many seconds."""
 
 PRIOR_WORTH = 2.0
 """Durations that what is known of all tools is worth for one of them."""
@@ -30,10 +39,12 @@ Calls = tuple[ToolCall, ...] | None
 
 
 class ToolTimes:
-    """Owns the history. ``seed``: of what is drawn at random."""
+    """Owns the history. ``seed``: of what is drawn at random. ``learn``: also from the words of commands, which needs
+    scikit-learn and puts them into the saved history."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self.history = ToolHistory()
+    def __init__(self, seed: int = 0, learn: bool = False) -> None:
+        self.history = ToolHistory(with_commands=learn)
+        self._learned = LearnedSpeed() if learn else None
         self._rng = np.random.default_rng(seed)
         self._ttls: OrderedDict[tuple[str, str | None], tuple[int, float, float]] = OrderedDict()
         """By kind and name: (durations added by then, the break-even time, the time to live)."""
@@ -41,19 +52,25 @@ class ToolTimes:
     def observe(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
         """The tools of a step took so long, or so long passed until somebody was back."""
         self.history.add(name_of(calls), seconds)
+        if self._learned is not None and calls:
+            self.history.commands.append((text_of(calls), seconds))
+            self._learned.observe(text_of(calls), seconds)
 
-    def durations(self, calls: Calls) -> np.ndarray:
-        """float64 [n], in order of length: what to go by for these calls. Empty if nothing is known of any tool."""
-        own, every = self.history.of(name_of(calls) if calls is not None else ""), self.history.of_all()
-        if calls is None:
-            return every
-        if len(own) >= ENOUGH or not len(every):
-            return own
-        return np.sort(np.concatenate([own, np.quantile(every, _SHARES)]))
+    def expected(self, calls: Calls) -> tuple[np.ndarray, np.ndarray | None]:
+        """(durations, their weights), float64 [n] each, in order of length: what to go by for these calls. Empty if
+        nothing is known of any tool."""
+        own = self.history.of(name_of(calls)) if calls is not None else ()
+        if not len(own) or calls is None:
+            return self.history.of_all(), None
+        both = np.concatenate([own, self.belief(calls).quantiles(_NORMAL)])
+        weights = np.concatenate([np.ones(len(own)), np.full(len(_NORMAL), BELIEF_WORTH / len(_NORMAL))])
+        order = np.argsort(both, kind="stable")
+        return both[order], weights[order]
 
     def predicted_s(self, calls: Calls) -> float | None:
-        """The median; None if nothing is known."""
-        durations = self.durations(calls)
+        """The median, of all tools where this one was never seen; None if nothing is known."""
+        own = self.history.of(name_of(calls)) if calls is not None else ()
+        durations = own if len(own) else self.history.of_all()
         return float(np.median(durations)) if len(durations) else None
 
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
@@ -71,8 +88,8 @@ class ToolTimes:
 
     def gittins_rate(self, calls: Calls, age: float) -> float | None:
         """In 1/s; None if nothing is known."""
-        durations = self.durations(calls)
-        return gittins_rate(durations, age) if len(durations) else None
+        durations, weights = self.expected(calls)
+        return gittins_rate(durations, age, weights, max(AHEAD_S, AHEAD * age)) if len(durations) else None
 
     def belief(self, calls: Calls) -> LogNormalBelief:
         """What is believed of the tool: what is known of all, and its own times."""
@@ -89,12 +106,15 @@ class ToolTimes:
         return self.belief(calls).draw(self._rng)
 
     def speed(self, calls: tuple[ToolCall, ...], *, fast_s: float, slow_s: float) -> Speed:
-        """By rules; where they say nothing, by what is believed of its times."""
+        """By rules; where they say nothing, by what is believed of its times; where that is unclear, by what was
+        learned from commands."""
         speed = by_rules(calls)
-        if speed is not Speed.UNCERTAIN or not len(self.history.of(name_of(calls))):
-            return speed
-        belief = self.belief(calls)
-        return by_times(belief.quantile(0.2), belief.quantile(0.8), fast_s=fast_s, slow_s=slow_s)
+        if speed is Speed.UNCERTAIN and len(self.history.of(name_of(calls))):
+            belief = self.belief(calls)
+            speed = by_times(belief.quantile(0.2), belief.quantile(0.8), fast_s=fast_s, slow_s=slow_s)
+        if speed is Speed.UNCERTAIN and self._learned is not None and calls:
+            speed = self._learned.speed(text_of(calls))
+        return speed
 
     def save(self) -> bytes:
         return self.history.save()
@@ -103,6 +123,9 @@ class ToolTimes:
         """Raises ValueError."""
         self.history.load(data)
         self._ttls.clear()
+        if self._learned is not None:
+            self._learned = LearnedSpeed()
+            self._learned.observe_all(self.history.commands)
 
     def _kept(self, kind: str, calls: Calls, break_even_s: float) -> float | None:
         """Computed again once a sixteenth of the durations is new, or the break-even time has moved by a tenth: with a
@@ -113,7 +136,8 @@ class ToolTimes:
             return None
         known = self._ttls.get((kind, name))
         if known is None or 16 * (added - known[0]) > min(added, PER_TOOL) or abs(known[1] / break_even_s - 1) > 0.1:
-            ttl = (cdf_ttl if kind == "cdf" else gittins_ttl)(self.durations(calls), break_even_s)
+            durations, weights = self.expected(calls)
+            ttl = (cdf_ttl if kind == "cdf" else gittins_ttl)(durations, break_even_s, weights)
             known = self._ttls[kind, name] = added, break_even_s, ttl
             while len(self._ttls) > 2 * MAX_TOOLS:
                 self._ttls.popitem(last=False)

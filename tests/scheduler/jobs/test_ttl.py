@@ -65,6 +65,39 @@ def test_the_time_with_the_greatest_gain(durations: list[float], break_even: flo
     assert max(gain(ttl), 0.0) == pytest.approx(max(0.0, *map(gain, durations)))
 
 
+def test_weights_count_as_repetitions() -> None:
+    durations, times = np.array([1.0, 1.5, 4.0, 9.0]), [4, 1, 2, 1]
+    repeated, weights = np.repeat(durations, times), np.array(times, dtype=float)
+    for break_even in (0.5, 3.0, 9.0):
+        assert gittins_ttl(durations, break_even, weights) == gittins_ttl(repeated, break_even)
+    for age in (0.0, 1.0, 1.2, 5.0, 9.0):
+        assert gittins_rate(durations, age, weights) == pytest.approx(gittins_rate(repeated, age))
+        assert gittins_rate(durations, age, weights, 2.0) == pytest.approx(gittins_rate(repeated, age, None, 2.0))
+
+
+@pytest.mark.parametrize("durations", SETS)
+@pytest.mark.parametrize("ahead", [0.01, 0.5, 100.0])
+def test_the_rate_over_no_less_than_some_time(durations: list[float], ahead: float) -> None:
+    for age in [0.0, *durations, *(0.9 * d for d in durations)]:
+        left = [d - age for d in durations if d > age]
+        best = max(
+            (
+                sum(d <= tau for d in left) / sum(min(d, tau) for d in left)
+                for tau in [ahead, *left]
+                if left and tau >= ahead
+            ),
+            default=0.0,
+        )
+        assert gittins_rate(np.sort(np.array(durations)), age, None, ahead) == pytest.approx(best)
+
+
+def test_a_cap_does_not_draw_the_lease_to_itself() -> None:
+    durations = np.array([0.1] * 50 + [60.0] * 50)
+    assert gittins_ttl(durations, 9.0) == 0.1
+    assert gittins_rate(durations, 59.9) > 1 / 9.0  # it rises again, after the first crossing
+    assert gittins_ttl(durations, 61.0) == 60.0
+
+
 def test_of_nothing_nothing_is_known() -> None:
     nothing = np.empty(0)
     assert cdf_ttl(nothing, 9.0) == gittins_ttl(nothing, 9.0) == gittins_rate(nothing, 1.0) == 0.0
