@@ -75,8 +75,9 @@ class _Playing:
         return self.turn == len(self.record.job.turns) - 1
 
     @property
-    def tool_s(self) -> float:
-        return self.record.job.turns[self.turn].tool_s
+    def away_s(self) -> float:
+        """From the end of this turn to the next; for ever after the last."""
+        return float("inf") if self.is_last_turn else self.record.job.turns[self.turn].tool_s
 
 
 class _Launched(NamedTuple):
@@ -187,7 +188,7 @@ class Simulation:
         for request in requests:
             playing = self._active[request.serial]
             tokens = len(playing.said) - request.num_output_tokens
-            left.append(Ahead(tokens, request.scheduled_len + 1, playing.tool_s))
+            left.append(Ahead(tokens, request.scheduled_len + 1, playing.away_s))
         waiting = self.scheduler.tiers.num_queued > 0
         most = min(self._conditions.burst, WAITING_BURST) if waiting else self._conditions.burst
         most = 1 if self._more_prompts else most
@@ -235,7 +236,7 @@ class Simulation:
         else:
             if (tool := playing.record.job.turns[playing.turn].tool) is not None:
                 self.scheduler.pins.called(request.rid, 0, (ToolCall(tool, tool),), self.now)
-            self._send_at(turn.end + playing.tool_s, playing)
+            self._send_at(turn.end + playing.away_s, playing)
             playing.turn += 1
 
     # -- jobs ---------------------------------------------------------------------------------------------------------

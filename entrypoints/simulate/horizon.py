@@ -15,7 +15,7 @@ class Ahead(NamedTuple):
     """Until its turn ends."""
     context: int
     """That its next token looks at, itself included."""
-    tool_s: float
+    away_s: float
     """How long its job is away then."""
 
 
@@ -38,7 +38,7 @@ def last_together(
         while first < len(ending) and ending[first].tokens == done:
             context -= ending[first].context + done - 1
             count -= 1
-            horizon = now if waiting else min(horizon, clock + ending[first].tool_s)
+            horizon = now if waiting else min(horizon, clock + ending[first].away_s)
             first += 1
         context += count
     return ends

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from simulated import SECOND, USUAL, crowd, simulation, talk
 
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import SimulationStuck
 from baton.entrypoints.simulate.metrics import JobRecord
+from baton.radix.invariants import InvariantError
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
 
 
@@ -186,6 +188,15 @@ def test_a_scheduler_that_stands_still_is_found_out() -> None:
     played = simulation([talk("a", 0.0, (10, 2, 0.0))])
     played.scheduler.next_batch = lambda now: None  # type: ignore[method-assign]
     with pytest.raises(SimulationStuck, match=r"1 requests wait, and nothing can change any more: \[Request\(a\.0"):
+        played.run()
+
+
+def test_a_leak_is_found_by_the_checks() -> None:
+    played = simulation([talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0))], check_every=1)
+    played.step()
+    none = np.zeros(1, dtype=np.int32)
+    played.engine.cache.allocator.alloc_extend(none, none + 3, none)  # and nobody has them
+    with pytest.raises(InvariantError, match="nobody owns 3 tokens"):
         played.run()
 
 

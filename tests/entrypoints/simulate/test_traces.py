@@ -80,6 +80,17 @@ def test_a_scheduler_trace_by_hand(tmp_path: Path) -> None:
     assert job.turns == (Turn(8, 12, 3, "x", 3.5), Turn(22, 8, 2))
 
 
+def test_requests_of_a_job_that_overlap_are_played_one_after_the_other(tmp_path: Path) -> None:
+    """The time of the first one's tool ends with the first that comes then."""
+    events = []
+    for rid, came, left in (("1", 0.0, 1.0), ("2", 3.0, 8.0), ("3", 4.0, 6.0)):
+        events.append({"event": "arrival", "job_id": "a", "time": came, "rid": rid, "prompt_tokens": 9})
+        events.append({"event": "departure", "job_id": "a", "time": left, "rid": rid, "output_tokens": 2})
+    events.sort(key=lambda event: event["time"])
+    (job,) = read_trace(write(tmp_path / "t.jsonl", *events))
+    assert [turn.tool_s for turn in job.turns] == [2.0, 0.0, 0.0]
+
+
 GOOD = {"job_id": "a", "arrival": 0.0, "turns": [turn(5, 1)]}
 BAD = {"job_id": "b", "arrival": 1, "turns": [turn(1, 1), turn(0, 1)]}
 ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_tokens": 3}
