@@ -130,6 +130,12 @@ def test_what_no_rule_knows_is_learned() -> None:
     assert speed("ls") is Speed.FAST and speed("make") is Speed.SLOW
 
 
+def test_a_break_even_time_of_nothing_is_no_error() -> None:
+    known = times(ls=[0.1] * 40)
+    assert known.gittins_ttl((ToolCall("ls"),), 9.0) and known.gittins_ttl((ToolCall("ls"),), 0.0) == 0.0
+    assert known.gittins_ttl((ToolCall("ls"),), 0.0) == 0.0 and known.gittins_ttl((ToolCall("ls"),), 9.0)
+
+
 def test_draws_are_reproducible() -> None:
     one, two = times(ls=[0.1, 3.0]), times(ls=[0.1, 3.0])
     draws = [one.drawn_ttl((ToolCall("ls"),)) for _ in range(5)]
