@@ -66,6 +66,7 @@ class Simulation:
         self.jobs = random.Random(seed + 4) if jobs else None
         self.job_names = deque([f"job{number}" for number in range(6)], maxlen=6)
         self.new_jobs, self.num_jobs = new_jobs, 6
+        self.steps_run = 0
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -102,7 +103,7 @@ class Simulation:
 
     def run(self, steps: int) -> None:
         rng, harness = self.rng, self.harness
-        for number in range(steps):
+        for number in range(self.steps_run, self.steps_run + steps):
             if rng.random() < 0.3 and len(harness.scheduler.live_requests) < 24:
                 self.send(f"r{number}")
             if rng.random() < 0.03 and self.sent:
@@ -116,6 +117,7 @@ class Simulation:
             if self.jobs is not None:
                 self.stir_jobs(self.jobs)
             self.step()
+        self.steps_run += steps
         self.failure_rate = self.fault_rate = 0.0
         if harness.tiers is not None:
             harness.tiers.failure_rate = 0.0
