@@ -158,6 +158,7 @@ def test_simulation_soak(offset: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("policy", ["handoff", "continuum"])
 def test_ten_thousand_jobs(policy: str) -> None:
     """Mixed traffic, ids used again, prompts that leave what was said, leaps of the clock: nothing piles up."""
