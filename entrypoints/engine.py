@@ -23,6 +23,7 @@ from ..scheduler.outcome import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .engine_threads import EngineError, EngineThreads, WorkerFunction
 from .fields.item_trie_source import build_item_trie
+from .fields.namespaces import namespace_of
 from .fields.prompts import PromptBatch
 from .fields.reading import read_rid
 from .native.generate import parse_generate
@@ -98,6 +99,16 @@ class Engine:
     async def async_release(self, rid: str) -> bool:
         """`release` for asyncio."""
         return await self._threads.there(self._manager.control.release(read_rid(rid, "rid")))
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def jobs(self, cache_salt: str = "", extra_key: str = "") -> list[dict]:
+        """The jobs of a namespace, as GET /jobs; the one that was here last comes last."""
+        return self._threads.run(self._manager.control.jobs(namespace_of(cache_salt, extra_key)))
+
+    def end_job(self, job_id: str, cache_salt: str = "", extra_key: str = "") -> dict | None:
+        """Abort a job's open requests and give up what is kept for it, as DELETE /jobs/ID. None if it is not known."""
+        return self._threads.run(self._manager.control.end_job(namespace_of(cache_salt, extra_key), job_id))
 
     # -- item tries ------------------------------------------------------------------------------------------------
 

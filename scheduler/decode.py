@@ -96,7 +96,7 @@ class DecodeScheduler:
         slots = self._memory.extend_rows(_joined(rows), _joined(lengths), now)
         if slots is None:
             return None
-        ids, new_lens = _next_ids(requests, previous), lengths[0] + np.int32(1)
+        ids, new_lens = next_ids(requests, previous), lengths[0] + np.int32(1)
         for request, length in zip(requests, new_lens.tolist()):
             request.held_kv.length = length
         for search in searches:
@@ -112,7 +112,7 @@ def _wants_token(request: Request) -> bool:
     return num_known - request.prompt_len < request.max_new_tokens
 
 
-def _next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.ndarray:
+def next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.ndarray:
     """int32 [n]: the token that comes next in each request, or what stands for it; see `TokenRows.ids`."""
     rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
     ids = []

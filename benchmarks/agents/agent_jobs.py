@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -94,7 +95,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 stack.callback(own.close)
                 url = own.url
             found = asyncio.run(run_once(args, url, jps))
-        run = {"schema": SCHEMA, "policy": policy.name, "round": number, "flags": flags} | found | {"machine": about}
+        run = {"schema": SCHEMA, "policy": policy.name, "round": number, "flags": flags} | found
+        run |= {"load_average": os.getloadavg(), "machine": about}
         runs.append(run)
         (args.out / f"agents_{policy.name}_{args.workload}_{jps:g}jps_{number}.json").write_text(
             json.dumps(run, indent=1) + "\n"

@@ -211,8 +211,6 @@ def _past_wrapper(words: list[str], at: int, name: str) -> int | None:
     at += bool(wrapper.second)
     while at < len(words) and (option := words[at]).startswith("-"):
         at += 2 if option in wrapper.with_value else 1
-        if option == "--":
-            break
     at += wrapper.words
     while at < len(words) and _ASSIGNMENT.match(words[at]):
         at += 1

@@ -50,4 +50,11 @@ def make_host_pool(config: TierConfig, device_pool: MHAKVPool, transfer: CopyKVO
         pool.describe(),
         config.host_write_policy,
     )
+    if num_tokens < tokens and config.host_write_policy == "write_through":
+        logger.warning(
+            "the host cache holds %d tokens, fewer than the KV pool (%d): it has lost most of what the pool loses; "
+            "make it several times as large, or keep the memory",
+            num_tokens,
+            tokens,
+        )
     return pool

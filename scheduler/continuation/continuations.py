@@ -77,6 +77,8 @@ class Continuations:
         if (continuation := first.spec.continuation) is not None:
             return self._find_parent(requests, live.of(continuation.parent_rid))
         predecessor = first.spec.predecessor
+        if predecessor is None and not earlier:
+            return Handover(first.token_ids)
         named = [(predecessor.rid, predecessor.index)] if predecessor is not None else []
         found = {key: self._records.look_up(*key, first.namespace) for key in (*named, *earlier)}
         known = {key: sample for key, sample in found.items() if sample is not None}

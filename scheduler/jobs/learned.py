@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .shell import programs
+from .calls import programs_in
 from .speed import Speed
 
 FEATURES = 1 << 10
@@ -95,7 +95,7 @@ def features_of(command: str) -> np.ndarray:
     """float64 [FEATURES], of length 1: the words of each program, alone and with the program's name, numbers and paths
     made alike; and how many programs, pipes, redirections, loops, options and characters there are."""
     vector = np.zeros(FEATURES)
-    parts = programs(command)[:MAX_PROGRAMS]
+    parts = programs_in(command)[:MAX_PROGRAMS]
     options = 0
     for words in parts:
         name = words[0]

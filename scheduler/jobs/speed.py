@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 from .calls import ToolCall
-from .shell import programs
 
 
 class Speed(Enum):
@@ -36,7 +35,7 @@ _UNCERTAIN = {"docker ps", "docker images", "docker inspect", "uv --version"}
 
 def by_rules(calls: tuple[ToolCall, ...]) -> Speed:
     """By the commands alone. Of several the slowest counts; no call at all is uncertain: somebody thinks."""
-    return slowest([_of_program(words) for call in calls for words in _programs(call)])
+    return slowest([_of_program(words) for call in calls for words in call.programs])
 
 
 def slowest(speeds: list[Speed]) -> Speed:
@@ -51,14 +50,6 @@ def by_times(soon: float, late: float, *, fast_s: float, slow_s: float) -> Speed
     if late <= fast_s:
         return Speed.FAST
     return Speed.SLOW if soon >= slow_s else Speed.UNCERTAIN
-
-
-def _programs(call: ToolCall) -> list[list[str]]:
-    """What a call runs. The arguments of what is no shell command may look like anything: there the name is all."""
-    name, parts = call.tool.rsplit("/", 1)[-1], programs(call.command)
-    if parts and (call.command.startswith(call.tool) or any(words[0] == name for words in parts)):
-        return parts
-    return [[name]]
 
 
 def _of_program(words: list[str]) -> Speed:

@@ -128,7 +128,11 @@ class ToolTimes:
         if not added:
             return None
         known = self._ttls.get((kind, name))
-        if known is None or 16 * (added - known[0]) > min(added, PER_TOOL) or abs(known[1] / break_even_s - 1) > 0.1:
+        if (
+            known is None
+            or 16 * (added - known[0]) > min(added, PER_TOOL)
+            or abs(known[1] - break_even_s) > 0.1 * break_even_s
+        ):
             durations, weights = self.expected(calls)
             if kind == "cdf":
                 durations, weights = self.history.of(name) if name is not None else self.history.of_all(), None

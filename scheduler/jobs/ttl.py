@@ -7,7 +7,7 @@ import numpy as np
 
 def best_ttl(durations: np.ndarray, break_even_s: float, weights: np.ndarray | None = None) -> float:
     """The τ, of 0 and the durations, with the greatest P(T ≤ τ) − E[min(T, τ)] / T_fill: what keeping saves on average,
-    less what it costs. The smallest, if there are several.
+    less what it costs. The smallest, if there are several; 0 where computing again costs nothing.
 
     durations: float64 [n], in order of length, in seconds. weights: float64 [n], what each of them counts; None: all
     the same. break_even_s: the seconds after which idle KV has cost more than it saves, T_fill
@@ -19,7 +19,7 @@ def best_ttl(durations: np.ndarray, break_even_s: float, weights: np.ndarray | N
     no more at it. A history ends somewhere, and right before its end the index rises again: the first crossing counts.
     Continuum takes its time to live from the distribution of a tool's times in such a way, too.
     """
-    if not len(durations):
+    if not len(durations) or break_even_s <= 0:
         return 0.0
     counts = np.arange(1, len(durations) + 1) if weights is None else np.cumsum(weights)
     longer = 1.0 - counts / counts[-1]

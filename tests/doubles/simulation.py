@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,15 +53,20 @@ class Simulation:
         host_ratio: float = 0.0,
         guesses: int = 0,
         jobs: bool = False,
+        new_jobs: float = 0.0,
         **options,
     ) -> None:
-        """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again.
+        """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again. new_jobs: share
+        of these that bring a new id, in place of the oldest.
         faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of the
         pool; 0: none. guesses: a step brings up to so many tokens more for a request."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
         self.jobs = random.Random(seed + 4) if jobs else None
+        self.job_names = deque([f"job{number}" for number in range(6)], maxlen=6)
+        self.new_jobs, self.num_jobs = new_jobs, 6
+        self.steps_run = 0
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -97,7 +103,7 @@ class Simulation:
 
     def run(self, steps: int) -> None:
         rng, harness = self.rng, self.harness
-        for number in range(steps):
+        for number in range(self.steps_run, self.steps_run + steps):
             if rng.random() < 0.3 and len(harness.scheduler.live_requests) < 24:
                 self.send(f"r{number}")
             if rng.random() < 0.03 and self.sent:
@@ -111,6 +117,7 @@ class Simulation:
             if self.jobs is not None:
                 self.stir_jobs(self.jobs)
             self.step()
+        self.steps_run += steps
         self.failure_rate = self.fault_rate = 0.0
         if harness.tiers is not None:
             harness.tiers.failure_rate = 0.0
@@ -131,7 +138,7 @@ class Simulation:
             calls = rng.choice([(), (ToolCall("ls", "ls -l"),), (ToolCall("make", "make all"), ToolCall("ls"))])
             pins.called(rng.choice([*list(self.sent)[-6:], "nobody"]), rng.choice([0, 0, 1]), calls, self.harness.now)
         if rng.random() < 0.02:
-            namespace, job_id = rng.choice(["", "salt"]), f"job{rng.randrange(6)}"
+            namespace, job_id = rng.choice(["", "salt"]), rng.choice(self.job_names)
             rids, _ = pins.end(namespace, job_id) or ([], 0)
             for rid in rids:
                 self.abort(rid)
@@ -141,7 +148,10 @@ class Simulation:
     def job(self, rng: random.Random) -> dict[str, Any]:
         if rng.random() < 0.4:
             return {}
-        return {"job_id": f"job{rng.randrange(6)}", "is_last_step": rng.random() < 0.15}
+        if rng.random() < self.new_jobs:
+            self.job_names.append(f"job{self.num_jobs}")
+            self.num_jobs += 1
+        return {"job_id": rng.choice(self.job_names), "is_last_step": rng.random() < 0.15}
 
     def step(self) -> None:
         """One turn. If it did nothing, nothing can change any more but the clock: then nobody may be waiting."""

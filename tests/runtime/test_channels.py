@@ -27,6 +27,7 @@ from baton.runtime.channels import (
     make_run_dir,
     run_dir_candidates,
 )
+from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
@@ -212,6 +213,9 @@ def example(kind: type) -> msgspec.Struct:
                          "max_token": 9},
         "DeleteItemTrie": {"call_id": 1, "name": "t"},
         "ReleaseRequest": {"call_id": 1, "rid": "a"},
+        "StepCalls": {"rid": "r", "index": 1, "calls": (ToolCall("ls", "ls -l"), ToolCall("é"))},
+        "EndJob": {"call_id": 1, "namespace": "n", "job_id": "j"},
+        "DescribeJobs": {"call_id": 1, "namespace": "n", "job_id": "j"},
         "TokenOutputs": {"items": [output]},
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é")]},
         "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},

@@ -9,10 +9,11 @@ import random
 from typing import Any
 
 import pytest
-from simulation import SEED, simulate
+from simulation import SEED, Simulation, simulate
 from tier_rig import FakeBlocks
 
 from baton.radix.tiers.host_tier import HostPolicy
+from baton.scheduler.jobs.job import MAX_STEPS
 from baton.scheduler.policies.registry import POLICIES
 
 
@@ -154,3 +155,19 @@ def test_simulation_soak(offset: int) -> None:
         faults=rng.random() < 0.5,
         enable_mixed_chunk=rng.random() < 0.3,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("policy", ["handoff", "continuum"])
+def test_ten_thousand_jobs(policy: str) -> None:
+    """Mixed traffic, ids used again, prompts that leave what was said, leaps of the clock: nothing piles up."""
+    print(f"BATON_SIM_SEED={SEED}")
+    options: dict[str, Any] = {"policy": policy, "max_jobs": 64, "page_size": 16, "host_ratio": 2.0}
+    simulation = Simulation(SEED + 700, jobs=True, new_jobs=0.9, **options)
+    while simulation.num_jobs < 10_000:
+        simulation.run(5000)  # each ends with nothing open, and all answers checked
+    pins = simulation.harness.scheduler.pins
+    assert len(pins._table) <= 64 and len(pins._table._by_rid) <= 64 * MAX_STEPS
+    assert not pins._pins and not pins._ending and not pins._pinned_at_arrival
+    assert pins.stats().hits and pins.stats().broken

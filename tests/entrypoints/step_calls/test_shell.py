@@ -20,6 +20,7 @@ SCRIPTS: dict[str, str | None] = {
     "$ ls -l": "ls -l",
     "/usr/bin/git log": "git log",
     "./run_tests.sh --fast": "run_tests.sh --fast",
+    "bin/tool/ x": "tool x",
     "python3.11 app.py": "python app.py",
     "pip3 install x": "pip install x",
     "g++-12 a.cc": "g++ a.cc",

@@ -74,3 +74,7 @@ def test_a_cap_does_not_draw_the_lease_to_itself() -> None:
 
 def test_of_nothing_nothing_is_known() -> None:
     assert best_ttl(np.empty(0), 9.0) == 0.0
+
+
+def test_where_computing_costs_nothing_nothing_is_kept() -> None:
+    assert best_ttl(np.array([0.0, 1.0]), 0.0) == 0.0

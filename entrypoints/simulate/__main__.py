@@ -1,0 +1,64 @@
+"""`python -m baton.entrypoints.simulate`: play agents' jobs on the scheduler, and compare policies. See
+docs/simulator.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from .arguments import cells, parse, plans
+from .cost_model import CostError
+from .recommend import recommend
+from .report import LEGEND, Cell, cells_of, show
+from .study import Lines, find_peaks, run_all
+from .work.traces import TraceError
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        return simulate(args)
+    except (CostError, TraceError, ValueError) as error:
+        print(f"baton simulate: {error}", file=sys.stderr)
+        return 2
+
+
+def simulate(args: argparse.Namespace) -> int:
+    lines = Lines(args.out / "runs.jsonl" if args.out is not None else None)
+    peaks = find_peaks(cells(args), args.minutes, lines, processes=args.jobs) if args.load else {}
+    wanted = plans(args, peaks)
+    found = run_all(wanted, lines, processes=args.jobs, most=args.limit)
+    if not found:
+        print("no run has been made; --limit is 0 for all of them", file=sys.stderr)
+        return 1
+    compared = cells_of(found)
+    show(compared)
+    print(LEGEND)
+    words = recommend(compared)
+    print("\nrecommended, for this work on these machines as simulated:")
+    for line in words:
+        print(f"  {line}")
+    if len(found) < len(wanted):
+        print(f"\n{len(wanted) - len(found)} of {len(wanted)} runs are still to be made; call it again")
+    if args.out is not None:
+        report = {"peaks": peaks, "runs": found, "recommended": words}
+        (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        draw(compared, args)
+    return 0
+
+
+def draw(compared: Sequence[Cell], args: argparse.Namespace) -> None:
+    try:
+        from .plot import plot
+
+        plot(compared, args.out / "report.png")
+    except ImportError:
+        print("no picture: matplotlib is not installed (pip install 'baton[bench]')", file=sys.stderr)
+        return
+    print(f"\nwrote report.json and report.png to {args.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""Plays jobs on a scheduler by a virtual clock: the turns of the real loop (`runtime/event_loop.py`), without a model.
+
+    jobs arrive, tools return ──▶ add ──▶ next_batch ──▶ a step, which lasts as long as the cost model says ──▶ …
+         ▲                                                   │ process_result
+         └────────────── a tool runs ◀── a turn's end ◀──────┘
+
+As in the loop without overlap, all that happens while a step runs is looked at when it has ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ...scheduler.batch import ScheduleBatch, StepResult
+from ...scheduler.config import SchedulerConfig
+from ...scheduler.jobs.calls import ToolCall
+from ...scheduler.outcome import RequestRefused
+from ...scheduler.request import Request, RequestEvent
+from ...scheduler.request_spec import Predecessor, RequestSpec
+from ...scheduler.sampling_params import SamplingParams
+from ...scheduler.token_buffer import pack_ids
+from .checks import check_engine
+from .copies import CopyLanes
+from .cost_model import StepCost, StepSize
+from .engine import build_engine
+from .horizon import Ahead, last_together
+from .metrics import JobRecord, TurnRecord
+from .work.job import Conversation, Job
+
+WAITING_BURST = 4
+"""The most tokens of a burst while somebody waits: as decoding goes on, the scheduler reserves less for it, and may let
+the next one in."""
+
+
+class SimulationStuck(RuntimeError):
+    """Something waits, and nothing can change any more: a bug in the scheduler, or in its use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a simulation runs on, besides its jobs."""
+
+    config: SchedulerConfig
+    cost: StepCost
+    host_tokens: int = 0
+    """Of the host tier; 0 for none."""
+    bytes_per_token: int = 0
+    pin_s: float = 0.0
+    """Seconds for which the KV of a turn is leased, if another follows (``retain_ttl``); 0 for not at all."""
+    max_new_tokens: int = 512
+    burst: int = 1
+    """The most tokens that a row gets in one step of the simulation."""
+    check_every: int = 0
+    """Every so many steps all invariants are checked; 0: never."""
+
+
+@dataclass(slots=True)
+class _Playing:
+    """A job that has begun and not ended."""
+
+    record: JobRecord
+    talk: Conversation
+    turn: int = 0
+    last_rid: str = ""
+    said: list[int] = field(default_factory=list)
+    """What the model says in this turn."""
+
+    @property
+    def is_last_turn(self) -> bool:
+        return self.turn == len(self.record.job.turns) - 1
+
+    @property
+    def away_s(self) -> float:
+        """From the end of this turn to the next; for ever after the last."""
+        return float("inf") if self.is_last_turn else self.record.job.turns[self.turn].tool_s
+
+
+class _Launched(NamedTuple):
+    batch: ScheduleBatch
+    ends: list[float]
+    """When each token of a row is there; the last is the end of the step."""
+
+
+class Simulation:
+    def __init__(self, jobs: Sequence[Job], conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._cost = conditions.cost
+        config = conditions.config
+        self.engine = build_engine(config, conditions.host_tokens, conditions.bytes_per_token, self._plan_burst)
+        self.scheduler = self.engine.scheduler
+        self.now = 0.0
+        self.busy_s = 0.0
+        self.steps = 0
+        """Of the simulation; the scheduler was asked for that many."""
+        self.records = [JobRecord(job) for job in jobs]
+        self._events: list[tuple[float, int, _Playing]] = []
+        """A heap of turns that will be sent: when, and the job."""
+        self._numbered = 0
+        for record in self.records:
+            self._send_at(record.job.arrival, _Playing(record, Conversation(record.job)))
+        self._active: dict[int, _Playing] = {}
+        """By the serial of the request that is under way."""
+        self._copies = CopyLanes(self._cost)
+        self._launched: _Launched | None = None
+        self._burst_ends: list[float] = []
+        self._more_prompts = False
+        """True if the last step computed prompts, and others may be next."""
+        self._sampling = SamplingParams(max_new_tokens=conditions.max_new_tokens, temperature=0.0)
+
+    @property
+    def jobs_left(self) -> int:
+        """Jobs that have not ended, be they under way or to come."""
+        return len(self._active) + len(self._events)
+
+    def run(self) -> list[JobRecord]:
+        while self.step():
+            pass
+        return self.records
+
+    # -- a turn of the loop -------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One turn; False when all jobs have ended. Raises SimulationStuck."""
+        self._end_copies()
+        if self._launched is not None:
+            self._commit(self._launched)
+        while self._events and self._events[0][0] <= self.now:
+            sent, _, playing = heapq.heappop(self._events)
+            self._send(playing, sent)
+        batch = self.scheduler.next_batch(self.now)
+        self._copies.order(self.scheduler.tiers.take(self.now), self.now)
+        self._launched = self._launch(batch) if batch is not None else None
+        every = self._conditions.check_every
+        if every and self.steps % every == 0:
+            check_engine(self.engine)
+        if self._launched is not None:
+            self.now = self._launched.ends[-1]
+            return True
+        return self._sleep()
+
+    def _sleep(self) -> bool:
+        """Nothing can be computed: go on to when that may change."""
+        ends = [self._events[0][0] if self._events else None, self._copies.next_end()]
+        if self.jobs_left:  # with nobody there to see it, no lease need end
+            ends.append(self.scheduler.leases.next_deadline())
+        due = [end for end in ends if end is not None]
+        if not due and self._active:
+            raise SimulationStuck(self._describe())
+        if due:
+            self.now = max(self.now, min(due))
+        return bool(due)
+
+    def _describe(self) -> str:
+        live = self.scheduler.live_requests
+        return (
+            f"at {self.now:.3f} s {len(live)} requests wait, and nothing can change any more: {live[:8]}; "
+            f"{self.scheduler.stats()}; leases: {self.scheduler.leases.live()[:8]}"
+        )
+
+    def _end_copies(self) -> None:
+        for ended in self._copies.take_ended(self.now):
+            events = self.scheduler.tiers.copy_ended(ended.fence, True, self.now, ended.seconds)
+            assert not events, "a copy that was made ends no request"
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _launch(self, batch: ScheduleBatch) -> _Launched:
+        self.steps += 1
+        if batch.is_extend:
+            ends = [self.now + self._cost.step_s(size_of(batch))]
+            self._more_prompts = bool(self.scheduler.tiers.num_queued) or not batch.samples.all()
+        else:
+            ends = self._burst_ends[: int(batch.extend_lens.max())]
+            self._more_prompts = False
+        waits = self._copies.loads_end + (ends[0] - self.now) / self._cost.layers - ends[0]
+        if self._copies.loads_end > self.now and waits > 0:  # the last layer's KV comes last
+            ends = [end + waits for end in ends]
+        self.busy_s += ends[-1] - self.now
+        return _Launched(batch, ends)
+
+    def _plan_burst(self, requests: Sequence[Request]) -> list[int]:
+        left = []
+        for request in requests:
+            playing = self._active[request.serial]
+            tokens = len(playing.said) - request.num_output_tokens
+            left.append(Ahead(tokens, request.scheduled_len + 1, playing.away_s))
+        waiting = self.scheduler.tiers.num_queued > 0
+        most = min(self._conditions.burst, WAITING_BURST) if waiting else self._conditions.burst
+        most = 1 if self._more_prompts else most
+        self._burst_ends = last_together(left, self._cost, self.now, self._horizon(waiting), most, waiting)
+        longest = len(self._burst_ends)
+        return [min(ahead.tokens, longest) for ahead in left]
+
+    def _horizon(self, waiting: bool) -> float:
+        """The first time at which the scheduler would do something else than go on."""
+        ends = [self._events[0][0] if self._events else None]
+        if waiting:
+            ends += [self._copies.next_end(), self.scheduler.leases.next_deadline()]
+        return min((end for end in ends if end is not None), default=float("inf"))
+
+    def _commit(self, launched: _Launched) -> None:
+        batch, self._launched = launched.batch, None
+        stops = (batch.output_positions + 1).tolist()
+        counts = np.ones(len(batch), dtype=np.int32) if batch.is_extend else batch.extend_lens.copy()
+        counts[~batch.samples] = 0
+        tokens: list[int] = []
+        for serial, stop, count in zip(batch.serials.tolist(), stops, counts.tolist()):
+            if count:
+                tokens += self._active[serial].said[stop - count : stop]
+        self.engine.burst.settle()
+        result = StepResult(np.array(tokens, dtype=np.int32), counts)
+        for event in self.scheduler.process_result(result, self.now):
+            self._note(event, launched)
+
+    def _note(self, event: RequestEvent, launched: _Launched) -> None:
+        request = event.request
+        playing = self._active[request.serial]
+        turn = playing.record.turns[-1]
+        if not turn.first_token and event.token_ids:
+            turn.first_token = self.now  # a prompt's step brings one token
+        if event.finish is None:
+            return
+        if event.finish.type != "stop":
+            raise SimulationStuck(f"{request} ended with {event.finish}; {self._describe()}")
+        del self._active[request.serial]
+        turn.end = launched.ends[len(event.token_ids) - 1]
+        turn.found, turn.from_host = request.found.total, request.found.below_device
+        turn.output, turn.retractions = request.num_output_tokens, request.retractions
+        if playing.is_last_turn:
+            playing.record.end = turn.end
+        else:
+            if (tool := playing.record.job.turns[playing.turn].tool) is not None:
+                self.scheduler.pins.called(request.rid, 0, (ToolCall(tool, tool),), self.now)
+            self._send_at(turn.end + playing.away_s, playing)
+            playing.turn += 1
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def _send_at(self, when: float, playing: _Playing) -> None:
+        self._numbered += 1
+        heapq.heappush(self._events, (when, self._numbered, playing))
+
+    def _send(self, playing: _Playing, sent: float) -> None:
+        """The next turn's request, as a chat goes on: the whole prompt, and who had its beginning."""
+        job, turn = playing.record.job, playing.record.job.turns[playing.turn]
+        prompt, playing.said = playing.talk.begin(playing.turn)
+        rid = f"{job.name}.{playing.turn}"
+        spec = RequestSpec(
+            rid=rid,
+            sampling=self._sampling,
+            input_ids=pack_ids(prompt),
+            predecessor=Predecessor(playing.last_rid) if playing.last_rid and turn.kept else None,
+            retain_ttl=0.0 if playing.is_last_turn else self._conditions.pin_s,
+            job_id=job.name,
+            is_last_step=playing.is_last_turn,
+        )
+        playing.last_rid = rid
+        playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))
+        try:
+            request = self.scheduler.add(spec, self.now)[0]
+        except RequestRefused as refusal:
+            playing.record.refused, playing.record.end = refusal.message, self.now
+            return
+        self._active[request.serial] = playing
+
+
+def size_of(batch: ScheduleBatch) -> StepSize:
+    """What a step of prompts computes. Rows of one new token are taken for decodes: in a mixed step they are."""
+    new, before = batch.extend_lens.astype(np.int64), batch.prefix_lens.astype(np.int64)
+    attended = int((new * before + new * (new + 1) // 2).sum())
+    decodes = int((new == 1).sum())
+    return StepSize(int(new.sum()) - decodes, decodes, int((new + before).sum()), attended, len(batch) - decodes)

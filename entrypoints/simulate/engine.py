@@ -1,0 +1,39 @@
+"""The scheduler of a simulation: the real one, with its real pools, tree and host tier, and no model behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...memory_pool.allocator import Allocator
+from ...memory_pool.req_to_token import ReqToTokenPool
+from ...radix.cache import RadixCache
+from ...radix.tiers.host_tier import HostTier
+from ...scheduler.config import SchedulerConfig
+from ...scheduler.scheduler import Scheduler
+from .burst import BurstDecode, PlanBurst
+from .work.job import EOS
+
+
+@dataclass(slots=True)
+class SimulatedEngine:
+    scheduler: Scheduler
+    cache: RadixCache
+    rows: ReqToTokenPool
+    host: HostTier | None
+    burst: BurstDecode
+
+
+def build_engine(config: SchedulerConfig, host_tokens: int, bytes_per_token: int, plan: PlanBurst) -> SimulatedEngine:
+    """``config`` must be resolved: no zeros that stand for "from the model". host_tokens: of the host tier; 0: none."""
+    rows = ReqToTokenPool(config.num_rows, config.context_length)
+    allocator = Allocator(config.max_total_tokens, config.page_size)
+    cache = RadixCache(rows, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
+    host = None
+    if host_tokens:
+        host = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences))
+        cache.residency = host
+    scheduler = Scheduler(config, rows, allocator, cache, (EOS,), host, (), bytes_per_token)
+    # The one place where a simulation differs from a server: decode steps may bring several tokens.
+    burst = BurstDecode(scheduler._memory, scheduler._beams, scheduler._reserve, plan)
+    scheduler._decode = burst
+    return SimulatedEngine(scheduler, cache, rows, host, burst)

@@ -1,0 +1,101 @@
+"""What is noted of each turn and job, and the figures that come of it. Times in seconds of the simulation's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .work.job import Job
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    sent: float
+    prompt: int
+    kept: int
+    """Prompt tokens that an earlier turn had, or that other jobs share."""
+    first_token: float = 0.0
+    end: float = 0.0
+    found: int = 0
+    """Prompt tokens whose KV was found, on the card or on the host."""
+    from_host: int = 0
+    output: int = 0
+    retractions: int = 0
+
+    @property
+    def recomputed(self) -> int:
+        return max(0, self.kept - self.found)
+
+
+@dataclass(slots=True)
+class JobRecord:
+    job: Job
+    turns: list[TurnRecord] = field(default_factory=list)
+    end: float = 0.0
+    refused: str = ""
+    """Why the scheduler would not take one of its turns."""
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.job.arrival
+
+    @property
+    def service(self) -> float:
+        """Its duration without its tools'."""
+        return self.duration - self.job.tool_s
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean, percentiles and maximum."""
+    if not len(values):
+        return {}
+    points = np.percentile(values, PERCENTILES).tolist()
+    found = {"mean": float(np.mean(values))}
+    found |= {f"p{point}": float(value) for point, value in zip(PERCENTILES, points)}
+    return found | {"max": float(np.max(values))}
+
+
+def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
+    """The figures of a run. trim: of the jobs, in order of arrival, this share at each end is left out of the spreads:
+    the first met an empty server, and the last were alone in the end."""
+    done = [record for record in records if not record.refused]
+    cut = int(trim * len(done))
+    seen = done[cut : len(done) - cut]
+    turns = [turn for record in seen for turn in record.turns]
+    prompts, kept = sum(turn.prompt for turn in turns), sum(turn.kept for turn in turns)
+    later = [turn for record in seen for turn in record.turns[1:]]
+    makespan = max((record.end for record in done), default=0.0) - min((r.job.arrival for r in done), default=0.0)
+    return {
+        "jobs": len(records),
+        "jobs_done": len(done),
+        "jobs_refused": len(records) - len(done),
+        "jobs_measured": len(seen),
+        "jobs_per_s": len(done) / makespan if makespan > 0 else 0.0,
+        "makespan_s": makespan,
+        "duration_s": spread([record.duration for record in seen]),
+        "service_s": spread([record.service for record in seen]),
+        "ttft_s": spread([turn.first_token - turn.sent for turn in turns]),
+        "later_ttft_s": spread([turn.first_token - turn.sent for turn in later]),
+        "prompt_tokens": prompts,
+        "output_tokens": sum(turn.output for turn in turns),
+        "recomputed_tokens": sum(turn.recomputed for turn in turns),
+        "recomputed_share": sum(turn.recomputed for turn in turns) / kept if kept else 0.0,
+        "hit_rate": sum(turn.found for turn in turns) / prompts if prompts else 0.0,
+        "from_host_tokens": sum(turn.from_host for turn in turns),
+        "retracted_turns": sum(turn.retractions > 0 for turn in turns),
+    }
+
+
+def completion_rate(records: Sequence[JobRecord]) -> tuple[float, float]:
+    """In the second half of the time from the first arrival to the last: jobs done per second, and by the number of
+    those that came."""
+    arrivals = sorted(record.job.arrival for record in records)
+    start, stop = (arrivals[0] + arrivals[-1]) / 2, arrivals[-1]
+    done = sum(start < record.end <= stop and not record.refused for record in records)
+    came = sum(start < arrival for arrival in arrivals)
+    return (done / (stop - start), done / came) if stop > start else (0.0, 0.0)

@@ -1,0 +1,118 @@
+"""What the runs say one should do: which policy, and how much host memory. It goes no further than they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .report import Cell, Estimate
+
+FIGURE = ("service_s", "mean")
+
+ENOUGH = 0.02
+"""A gain below this share is not worth a change, however sure it is."""
+
+
+class Choice(NamedTuple):
+    cell: Cell
+    arm: str
+    over_base: Estimate | None
+    """Of the service time, against the simplest arm; None if that is it."""
+    base: str
+    runner_up: str
+    over_runner_up: Estimate | None
+
+    @property
+    def is_sure(self) -> bool:
+        """Seeds agree that it is better than the simplest."""
+        gain = self.over_base
+        return gain is not None and gain.mean + gain.half_width < 0
+
+
+def choose(cell: Cell) -> Choice:
+    """The arm with the least mean service time; the simplest that comes within 2 % of it, by the order in which the
+    arms were given."""
+    arms = list(cell.arms)
+    whole = [arm for arm in arms if not cell.mean(arm, "jobs_refused")] or arms
+    best = min(whole, key=lambda arm: cell.mean(arm, *FIGURE))
+    limit = cell.mean(best, *FIGURE) * (1 + ENOUGH)
+    chosen = next(arm for arm in whole if cell.mean(arm, *FIGURE) <= limit)
+    others = sorted((arm for arm in whole if arm != chosen), key=lambda arm: cell.mean(arm, *FIGURE))
+    runner_up = others[0] if others else ""
+    return Choice(
+        cell,
+        chosen,
+        cell.change(chosen, arms[0], *FIGURE) if chosen != arms[0] else None,
+        arms[0],
+        runner_up,
+        cell.change(chosen, runner_up, *FIGURE) if runner_up else None,
+    )
+
+
+def recommend(cells: Sequence[Cell]) -> list[str]:
+    """In words: a line for each cell, one where host tiers of several sizes were tried, and one for all cells."""
+    lines: list[str] = []
+    for cell in cells:
+        lines += [_say(choose(cell)), *_host_sizes(cell)]
+    return lines + _worst_case(cells)
+
+
+def _say(choice: Choice) -> str:
+    title = choice.cell.title
+    if choice.over_base is None:
+        said = f"{title}: stay with {choice.arm}; nothing tried is more than {100 * ENOUGH:.0f} % better"
+    else:
+        gain = choice.over_base
+        said = f"{title}: {choice.arm}; service time {gain.percent()} % against {choice.base}"
+        if not math.isfinite(gain.half_width):
+            said += " (one seed: how sure that is, only more --seeds can say)"
+        elif not choice.is_sure:
+            said += f" (not sure: the 95 % interval of {gain.seeds} seeds includes 0)"
+        else:
+            said += f" ({gain.seeds} seeds)"
+    if choice.runner_up and choice.over_runner_up is not None and choice.runner_up != choice.base:
+        said += f"; next: {choice.runner_up}, beside which it is {choice.over_runner_up.percent()} %"
+    return said
+
+
+def _host_sizes(cell: Cell) -> list[str]:
+    """Of the policy that a host tier serves best: the smallest size that is nearly as good as the best."""
+    by_arm: dict[str, dict[float, float]] = {}
+    for label, results in cell.arms.items():
+        plan = next(iter(results.values()))["plan"]
+        if plan["host_gb"]:
+            by_arm.setdefault(plan["arm"], {})[plan["host_gb"]] = cell.mean(label, *FIGURE)
+    if not by_arm:
+        return []
+    arm = min(by_arm, key=lambda name: min(by_arm[name].values()))
+    service = by_arm[arm]
+    if len(service) < 2:
+        return []
+    enough = min(size for size, value in service.items() if value <= min(service.values()) * (1 + ENOUGH))
+    figures = ", ".join(f"{size:g} GB {value:.3g} s" for size, value in sorted(service.items()))
+    return [f"  host tier for {arm}: {enough:g} GB is enough ({figures})"]
+
+
+def _worst_case(cells: Sequence[Cell]) -> list[str]:
+    """Over several cells: of the arms that all have, whose worst case against the first is (nearly) the least bad, the
+    one with the best mean."""
+    if len(cells) < 2:
+        return []
+    base = next(iter(cells[0].arms))
+    worst: dict[str, tuple[float, Cell]] = {}
+    means: dict[str, float] = {}
+    for arm in [arm for arm in cells[0].arms if arm != base and all({arm, base} <= set(c.arms) for c in cells)]:
+        changes = [(change.mean, cell) for cell in cells if (change := cell.change(arm, base, *FIGURE)) is not None]
+        if len(changes) == len(cells):
+            worst[arm] = max(changes, key=lambda each: each[0])
+            means[arm] = sum(change for change, _ in changes) / len(changes)
+    if not worst:
+        return []
+    limit = min(value for value, _ in worst.values()) + ENOUGH
+    safest = min((arm for arm in worst if worst[arm][0] <= limit), key=lambda arm: means[arm])
+    value, cell = worst[safest]
+    return [
+        f"over all {len(cells)} cells, {safest} is the safest: {100 * means[safest]:+.1f} % on average, "
+        f"at worst {100 * value:+.1f} % ({cell.title})"
+    ]

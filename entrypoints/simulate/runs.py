@@ -1,0 +1,192 @@
+"""One run: a cell of a study under one policy, from one seed. Plain data in, plain data out; runs share nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...scheduler.config import SchedulerConfig
+from ...scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from ...scheduler.scheduler import Scheduler
+from .cost_model import CARDS, GB, MODELS, Roofline, StepCost, pool_tokens, read_cost_file
+from .driver import Conditions, Simulation
+from .metrics import completion_rate, summarize
+from .work.job import Job
+from .work.traces import read_trace
+from .work.workloads import make_jobs, tools_named, workload_named
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run depends on."""
+
+    arm: str
+    """POLICY[+pin][+host]; see `Arm`."""
+    seed: int = 0
+    rate: float = 1.0
+    """Jobs per second. Of a trace: how many times as fast as it was recorded."""
+    num_jobs: int = 300
+    """Made up; of a trace the first so many, 0 for all."""
+    workload: str = "agents"
+    tools: str = "shell"
+    scale: float = 1.0
+    trace: str = ""
+    files: str = ""
+    """A digest of ``trace`` and ``costs``: where they change, so do the runs."""
+    gpu: str = "H200"
+    model: str = "llama-3.1-8b"
+    costs: str = ""
+    """A file of measured costs, in place of card and model."""
+    pool: int = 0
+    """Tokens of KV on the card; 0: what card and model leave."""
+    host_gb: float = 0.0
+    """0 for an arm without a host tier."""
+    pin_s: float = 2.0
+    burst: int = 16
+    check_every: int = 0
+    trim: float = 0.2
+    settings: dict[str, Any] = {}
+    """Fields of SchedulerConfig."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same run."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+    @property
+    def cell(self) -> Plan:
+        """What runs have in common that are compared with each other."""
+        return msgspec.structs.replace(self, arm="", seed=0, host_gb=0.0, pin_s=0.0)
+
+    @property
+    def label(self) -> str:
+        """The arm, as reports name it."""
+        return f"{self.arm} {self.host_gb:g} GB" if self.host_gb else self.arm
+
+
+class Arm(NamedTuple):
+    """What is compared. pins: turns ask for a lease (retain_ttl), as clients of any policy may. host: a host tier."""
+
+    policy: str
+    pins: bool
+    host: bool
+
+
+def arm_named(name: str) -> Arm:
+    """Raises ValueError."""
+    policy, *extras = name.split("+")
+    if policy not in POLICIES or set(extras) - {"pin", "host"}:
+        raise ValueError(f"{name!r} is not POLICY[+pin][+host] with a policy among {', '.join(POLICIES)}")
+    return Arm(policy, "pin" in extras, "host" in extras or policy in NEEDS_HOST_TIER)
+
+
+def all_arms(with_host: bool) -> list[str]:
+    """Every policy, fcfs also with pins; with a host tier if there is one."""
+    plain = [name for name in POLICIES if name not in NEEDS_HOST_TIER]
+    arms = ["fcfs", "fcfs+pin", *(name for name in plain if name != "fcfs")]
+    if with_host:
+        arms += [*(name for name in POLICIES if name in NEEDS_HOST_TIER), *(f"{name}+host" for name in plain)]
+    return arms
+
+
+class Machine(NamedTuple):
+    cost: StepCost
+    pool: int
+    bytes_per_token: int
+
+
+def machine_of(plan: Plan) -> Machine:
+    """Raises CostError."""
+    card, model = CARDS[plan.gpu], MODELS[plan.model]
+    cost: StepCost = read_cost_file(Path(plan.costs)) if plan.costs else Roofline(card, model)
+    pool = plan.pool or pool_tokens(card, model)
+    page = plan.settings.get("page_size", 1)
+    return Machine(cost, pool - pool % page, model.kv_bytes_per_token)
+
+
+@lru_cache(maxsize=2)
+def _trace(path: str, digest: str) -> list[Job]:
+    """digest: of what is in the file."""
+    return read_trace(Path(path))
+
+
+def jobs_of(plan: Plan) -> tuple[list[Job], int]:
+    """The jobs, and the max_new_tokens that their requests ask for. Raises TraceError."""
+    if not plan.trace:
+        workload = workload_named(plan.workload, plan.scale)
+        tools = tools_named(plan.tools)
+        return make_jobs(workload, tools, rate=plan.rate, count=plan.num_jobs, seed=plan.seed), workload.max_new_tokens
+    jobs = [
+        replace(job, arrival=job.arrival / plan.rate) for job in _trace(plan.trace, plan.files)[: plan.num_jobs or None]
+    ]
+    return jobs, max(512, *(turn.output for job in jobs for turn in job.turns))
+
+
+def make_simulation(plan: Plan) -> Simulation:
+    """Raises CostError, TraceError, or ValueError for an arm that is none."""
+    machine, arm = machine_of(plan), arm_named(plan.arm)
+    jobs, max_new_tokens = jobs_of(plan)
+    known = {field.name for field in fields(SchedulerConfig)}
+    if unknown := plan.settings.keys() - known:
+        raise ValueError(f"the scheduler has no setting {', '.join(sorted(unknown))}")
+    if arm.host and not plan.host_gb:
+        raise ValueError(f"{plan.arm} needs a host tier; give its size with --host-gb")
+    settings: dict[str, Any] = {
+        "context_length": max(job.longest for job in jobs) + max_new_tokens,
+        "max_total_tokens": machine.pool,
+        "max_running_requests": 256,
+        "max_leased_requests": 256,
+        "max_leases_per_client": 256,  # one client is all there is here
+        "max_client_leased_ratio": 1.0,
+        "max_finished_requests": 4096,
+        "max_queued_requests": 0,
+        "schedule_policy": arm.policy,
+        "random_seed": plan.seed,
+    }
+    host = int(plan.host_gb * GB / machine.bytes_per_token) if arm.host else 0
+    config = SchedulerConfig(**settings | plan.settings)
+    return Simulation(
+        jobs,
+        Conditions(
+            config=config,
+            cost=machine.cost,
+            host_tokens=host - host % config.page_size,
+            bytes_per_token=machine.bytes_per_token,
+            pin_s=plan.pin_s if arm.pins else 0.0,
+            max_new_tokens=max_new_tokens,
+            burst=plan.burst,
+            check_every=plan.check_every,
+        ),
+    )
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """The figures of a run. All but ``wall_s`` are the same each time."""
+    started = time.perf_counter()
+    simulation = make_simulation(plan)
+    records = simulation.run()
+    wall = time.perf_counter() - started
+    return {
+        "plan": msgspec.to_builtins(plan),
+        "figures": summarize(records, plan.trim) | {"completion_rate": completion_rate(records)[0]},
+        "scheduler": _scheduler_figures(simulation.scheduler),
+        "steps": simulation.steps,
+        "simulated_s": simulation.now,
+        "busy_share": simulation.busy_s / simulation.now if simulation.now else 0.0,
+        "wall_s": wall,
+    }
+
+
+def _scheduler_figures(scheduler: Scheduler) -> dict[str, Any]:
+    stats = scheduler.stats()
+    names = ("leases_granted", "leases_handed_off", "leases_expired", "leases_broken", "evicted_tokens", "retractions")
+    tiers = [
+        {"tier": t.tier, "stored": t.stores.tokens, "loaded": t.loads.tokens, "evicted": t.evicted_tokens}
+        for t in stats.tiers
+    ]
+    found = {name: getattr(stats, name) for name in names}
+    return found | {"total_tokens": stats.total_tokens, "jobs": asdict(stats.jobs), "tiers": tiers}

@@ -1,0 +1,132 @@
+"""Many runs: in parallel, in pieces, and resumed. Each run is a line of a file; what is there already is not run again.
+
+Also the peak of a cell, by which loads are said:
+
+    the highest rate at which fcfs completes jobs, whatever the rate at which they come: that is doubled until less than
+    nine tenths of them are completed, and the last doubling is then tried in smaller steps. Completions count in the
+    second half of the arrivals, with no host tier and seed 0.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from .metrics import completion_rate
+from .runs import Plan, make_simulation, run
+
+Line = dict[str, Any]
+
+STEPS_PER_DOUBLING = 4
+
+
+class Lines:
+    """What is known: in memory, and in a file if there is one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._known: dict[str, Line] = {}
+        if path is not None and path.exists():
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        content, damaged = path.read_text(), 0
+        for line in content.splitlines():
+            try:
+                found = json.loads(line)
+                self._known[found["key"]] = found
+            except (ValueError, KeyError, TypeError):
+                damaged += 1
+        if damaged:  # a run was cut short
+            print(f"{damaged} lines of {path} are damaged; what they held is run again", file=sys.stderr)
+        if content and not content.endswith("\n"):
+            with path.open("a") as file:
+                file.write("\n")
+
+    def get(self, key: str) -> Line | None:
+        return self._known.get(key)
+
+    def add(self, key: str, line: Line) -> None:
+        line = {"key": key, **line}
+        self._known[key] = line
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def run_all(plans: Sequence[Plan], lines: Lines, *, processes: int, most: int = 0) -> list[Line]:
+    """The results that there are now of these plans, in their order. most: new runs at most; 0: all."""
+    missing = list({plan.key: plan for plan in plans if lines.get(plan.key) is None}.values())
+    for plan, result in _each(run, missing[: most or None], processes, "simulating", "run"):
+        lines.add(plan.key, result)
+    return [line for plan in plans if (line := lines.get(plan.key)) is not None]
+
+
+def find_peaks(plans: Iterable[Plan], minutes: float, lines: Lines, *, processes: int) -> dict[str, float]:
+    """The peak of each of these cells, in jobs/s, by the key of its `peak_plan`."""
+    wanted = {plan.key: plan for plan in (peak_plan(plan, minutes) for plan in plans)}
+    missing = [plan for key, plan in wanted.items() if lines.get("peak " + key) is None]
+    for plan, found in _each(find_peak, missing, processes, "finding peaks", "cell"):
+        lines.add("peak " + plan.key, found)
+    return {key: line["peak"] for key in wanted if (line := lines.get("peak " + key)) is not None}
+
+
+def peak_plan(plan: Plan, minutes: float) -> Plan:
+    """What the peak of a plan's cell depends on. Its ``rate`` stands for the minutes of arrivals of each trial."""
+    return msgspec.structs.replace(plan, arm="fcfs", seed=0, host_gb=0.0, num_jobs=0, rate=minutes, check_every=0)
+
+
+def find_peak(plan: Plan) -> Line:
+    """plan: a `peak_plan`."""
+    minutes, tried = plan.rate, dict[float, float]()
+
+    def keeps_up(rate: float) -> bool:
+        count = jobs_in(minutes, rate)
+        simulation = make_simulation(msgspec.structs.replace(plan, rate=rate, num_jobs=count))
+        tried[rate], share = completion_rate(simulation.run())
+        return share >= 0.9
+
+    rate = 0.25
+    while not keeps_up(rate) and rate > 1e-3:
+        rate /= 4
+    while keeps_up(2 * rate) and rate < 1e4:
+        rate *= 2
+    for step in range(1, STEPS_PER_DOUBLING):
+        keeps_up(rate * 2 ** (step / STEPS_PER_DOUBLING))
+    return {"peak": max(tried.values()), "tried": sorted(tried.items())}
+
+
+def jobs_in(minutes: float, rate: float) -> int:
+    """Jobs that come in so many minutes; enough to say something of."""
+    return max(100, round(60 * minutes * rate))
+
+
+def _each(
+    work: Callable[[Plan], Line], plans: Sequence[Plan], processes: int, what: str, unit: str
+) -> Iterator[tuple[Plan, Line]]:
+    """Results as they come. One process, or one plan, is worked on right here."""
+    progress = tqdm(total=len(plans), desc=what, unit=unit, disable=None if plans else True)
+    with progress:
+        if processes <= 1 or len(plans) <= 1:
+            for plan in plans:
+                yield plan, work(plan)
+                progress.update()
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(processes, len(plans)), mp_context=context) as pool:
+            running: dict[Future[Line], Plan] = {pool.submit(work, plan): plan for plan in plans}
+            try:
+                for future in as_completed(running):
+                    yield running[future], future.result()
+                    progress.update()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)

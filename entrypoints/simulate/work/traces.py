@@ -1,0 +1,184 @@
+"""Jobs from a file, JSON lines of one of two shapes; the first line says which.
+
+    {"job_id": "a", "arrival": 0.0, "system_tokens": 0, "turns":
+        [{"prompt_tokens": 92, "output_tokens": 60, "tool": "ls", "tool_s": 0.1}, …]}         one job a line
+    {"event": "arrival" | "departure" | "called" | …, "job_id": "a", "time": 1.5, …}        a server's scheduler trace
+
+A prompt that is at least as long as the turn before it, output included, is taken to begin with that; a shorter one is
+new but for the system prompt. Other fields and events are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .job import Job, Turn, numbered
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read: which line, and what is wrong with it."""
+
+
+class PlainTurn(msgspec.Struct):
+    prompt_tokens: int
+    output_tokens: int
+    tool: str | None = None
+    tool_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(
+                f"prompt_tokens is {self.prompt_tokens} and output_tokens {self.output_tokens}; both are 1 or more"
+            )
+        if not 0.0 <= self.tool_s < float("inf"):
+            raise ValueError(f"tool_s is {self.tool_s}; it should be 0 or more seconds")
+
+
+class PlainJob(msgspec.Struct):
+    job_id: str
+    arrival: float
+    turns: list[PlainTurn]
+    system_tokens: int = 0
+    """Of the first prompt, shared by all jobs."""
+
+    def __post_init__(self) -> None:
+        if not self.turns:
+            raise ValueError("turns is empty; a job has at least one")
+        if self.system_tokens < 0:
+            raise ValueError(f"system_tokens is {self.system_tokens}; it should be 0 or more")
+
+    def job(self) -> Job:
+        turns: list[Turn] = []
+        for turn in self.turns:
+            system = min(self.system_tokens, turn.prompt_tokens - 1)
+            known = turns[-1].known if turns else system
+            kept = known if known < turn.prompt_tokens else system
+            turns.append(Turn(kept, turn.prompt_tokens - kept, turn.output_tokens, turn.tool, turn.tool_s))
+        last = turns[-1]
+        turns[-1] = Turn(last.kept, last.new, last.output)  # nothing follows its tool
+        return Job(self.job_id, self.arrival, tuple(turns), 0)
+
+
+class _Event(msgspec.Struct):
+    event: str
+    job_id: str = ""
+    time: float = 0.0
+    rid: str = ""
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    output_tokens: int = 0
+    tool: str | None = None
+    reason: str = ""
+    calls: list[dict[str, Any]] = []
+
+
+@dataclass(slots=True)
+class _Traced:
+    """A job of a scheduler trace, as far as it has been read."""
+
+    arrival: float
+    open: dict[str, _Event] = field(default_factory=dict)
+    """Arrivals that have not departed."""
+    turns: list[PlainTurn] = field(default_factory=list)
+    ended: float | None = None
+    system: int = 0
+
+    def arrived(self, event: _Event) -> None:
+        if self.ended is not None:
+            self.turns[-1].tool_s = max(0.0, event.time - self.ended)
+            self.ended = None
+        self.open[event.rid] = event
+
+    def departed(self, event: _Event) -> None:
+        """Raises ValueError if it had not arrived."""
+        arrival = self.open.pop(event.rid, None)
+        if arrival is None:
+            raise ValueError(f"request {event.rid!r} of job {event.job_id!r} departs, but has not arrived")
+        if event.reason == "abort":
+            return
+        if not self.turns:
+            self.system = event.hit_tokens
+        prompt = event.prompt_tokens or arrival.prompt_tokens
+        self.turns.append(PlainTurn(prompt, max(1, event.output_tokens), event.tool))
+        self.ended = event.time
+
+
+def read_trace(path: Path) -> list[Job]:
+    """The jobs of a file, in order of arrival, the first at 0 s. Raises TraceError."""
+    lines = list(_lines(path))
+    if not lines:
+        raise TraceError(f"{path}: there is no line in it")
+    number, first = lines[0]
+    kind = _fields_of(path, number, first)
+    if "event" in kind:
+        found = _read_events(path, lines)
+    elif "turns" in kind:
+        found = _read_plain(path, lines)
+    else:
+        raise TraceError(f'{path}, line {number}: neither a job ("turns") nor an event ("event") of a scheduler trace')
+    if not found:
+        raise TraceError(f"{path}: no job in it has a turn that ended")
+    found.sort(key=lambda job: job.arrival)
+    start = found[0].arrival
+    return numbered([Job(job.name, job.arrival - start, job.turns, 0) for job in found])
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+    return ((number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
+
+
+def _fields_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}, line {number}: {error}") from error
+
+
+def _read_plain(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
+    decoder, jobs, seen = msgspec.json.Decoder(PlainJob), [], dict[str, int]()
+    for number, line in lines:
+        try:
+            job = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
+        if (before := seen.setdefault(job.job_id, number)) != number:
+            raise TraceError(f"{path}, line {number}: job_id {job.job_id!r} is that of line {before}, too")
+        jobs.append(job.job())
+    return jobs
+
+
+def _read_events(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
+    decoder, jobs = msgspec.json.Decoder(_Event), dict[str, _Traced]()
+    for number, line in lines:
+        try:
+            _note(jobs, decoder.decode(line))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
+    made = []
+    for name, traced in jobs.items():
+        if traced.turns:
+            made.append(PlainJob(name, traced.arrival, traced.turns, traced.system).job())
+    return made
+
+
+def _note(jobs: dict[str, _Traced], event: _Event) -> None:
+    match event.event:
+        case "arrival":
+            jobs.setdefault(event.job_id, _Traced(event.time)).arrived(event)
+        case "departure":
+            if event.job_id not in jobs:
+                raise ValueError(f"job {event.job_id!r} departs, but has not arrived")
+            jobs[event.job_id].departed(event)
+        case "called":
+            traced = jobs.get(event.job_id)
+            if traced is not None and traced.turns and event.calls:
+                traced.turns[-1].tool = str(event.calls[0].get("tool"))

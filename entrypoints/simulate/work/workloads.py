@@ -1,0 +1,129 @@
+"""Agent jobs by the name of a workload: Poisson arrivals, growing contexts, tools. A seed fixes the jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from .job import SYSTEM_STRIDE, Job, Turn, numbered
+from .tools import SHAPES, ToolShape
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The shape of a job. (low, high) are drawn from evenly, both included."""
+
+    new: tuple[tuple[int, int], ...]
+    """New prompt tokens of each turn; a job with more turns goes on with the last entry."""
+    output: tuple[int, int]
+    turns: tuple[int, int]
+    system: tuple[int, int] = (0, 0)
+    """Tokens of the system prompt."""
+    systems: int = 1
+    """How many different ones there are."""
+    compacted: float = 0.0
+    """Share of the jobs that, once, go on with a summary of what was said."""
+    max_new_tokens: int = 512
+    """What an agent asks for; it stops by itself long before."""
+
+
+def _grown(contexts: tuple[int, ...], output: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """New tokens per turn, so that prompts have these lengths on average."""
+    said = sum(output) // 2
+    means = [contexts[0], *(b - a - said for a, b in pairwise(contexts))]
+    return tuple((mean - mean // 2, mean + mean // 2) for mean in means)
+
+
+CONTEXTS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
+"""Prompt tokens of the turns of a published agent trace."""
+
+WORKLOADS = {
+    "agents": Workload(_grown(CONTEXTS, (60, 160)), (60, 160), (8, 8), max_new_tokens=512),
+    "agents-3x": Workload(
+        _grown(tuple(3 * length for length in CONTEXTS), (120, 320)),
+        (120, 320),
+        (8, 8),
+        system=(2000, 2000),
+        max_new_tokens=1024,
+    ),
+    "coding-11": Workload(
+        ((400, 1200), (1000, 2000)),
+        (150, 450),
+        (11, 11),
+        system=(500, 4000),
+        systems=4,
+        compacted=0.1,
+        max_new_tokens=1024,
+    ),
+    "coding-40": Workload(
+        ((400, 1200), (1000, 2000)),
+        (150, 450),
+        (36, 43),
+        system=(500, 15000),
+        systems=4,
+        compacted=0.1,
+        max_new_tokens=1024,
+    ),
+}
+
+
+def make_jobs(workload: Workload, tools: ToolShape, *, rate: float, count: int, seed: int) -> list[Job]:
+    """``count`` jobs that arrive at ``rate`` a second. Turns and tools do not depend on the rate: other loads see the
+    same jobs, closer together."""
+    gaps = np.random.default_rng((seed, 0)).exponential(size=count)
+    arrivals = np.cumsum(gaps) / rate
+    lengths = np.random.default_rng((seed, 1)).integers(*workload.system, endpoint=True, size=workload.systems)
+    jobs = []
+    for number in range(count):
+        rng = np.random.default_rng((seed, 2, number))
+        system = int(rng.integers(workload.systems))
+        turns = make_turns(workload, tools, int(lengths[system]), rng)
+        jobs.append(Job(f"job{number}", float(arrivals[number]), turns, 0, system + workload.systems * seed))
+    return numbered(jobs)
+
+
+def make_turns(workload: Workload, tools: ToolShape, system: int, rng: np.random.Generator) -> tuple[Turn, ...]:
+    """system: tokens of the system prompt."""
+    count = int(rng.integers(*workload.turns, endpoint=True))
+    calls = tools.draw_job(count - 1, rng)
+    is_compacted = count > 2 and rng.random() < workload.compacted
+    compacted_at = int(rng.integers(count // 2, count)) if is_compacted else -1
+    turns: list[Turn] = []
+    for number in range(count):
+        low, high = workload.new[min(number, len(workload.new) - 1)]
+        new, output = int(rng.integers(low, high, endpoint=True)), int(rng.integers(*workload.output, endpoint=True))
+        kept = turns[-1].known if turns else system
+        if number == compacted_at:
+            new, kept = new + (kept - system) // 8, system  # what was said, in an eighth of its length
+        tool, tool_s = calls[number] if number < count - 1 else (None, 0.0)
+        turns.append(Turn(kept, max(1, new), output, tool, tool_s))
+    return tuple(turns)
+
+
+def workload_named(name: str, scale: float = 1.0) -> Workload:
+    """scale: multiplies every length but what the model says."""
+    found = WORKLOADS[name]
+    if scale == 1.0:
+        return found
+
+    def scaled(bounds: tuple[int, int]) -> tuple[int, int]:
+        return int(bounds[0] * scale), int(bounds[1] * scale)
+
+    system = scaled(found.system)
+    if system[1] > SYSTEM_STRIDE:
+        raise ValueError(f"scaled by {scale:g}, a system prompt has {system[1]} tokens; at most {SYSTEM_STRIDE}")
+    return Workload(
+        tuple(map(scaled, found.new)),
+        found.output,
+        found.turns,
+        system,
+        found.systems,
+        found.compacted,
+        found.max_new_tokens,
+    )
+
+
+def tools_named(name: str) -> ToolShape:
+    return SHAPES[name]

@@ -1,0 +1,96 @@
+"""The command line, from flags to files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.entrypoints.simulate.__main__ import main
+from baton.entrypoints.simulate.arguments import parse, plans
+from baton.entrypoints.simulate.cost_model import CARDS, MODELS
+from baton.entrypoints.simulate.work.tools import SHAPES
+from baton.entrypoints.simulate.work.workloads import WORKLOADS
+
+SMALL = ["--gpu", "RTX6000", "--pool-tokens", "3000", "--scale", "0.2", "--num-jobs", "8", "--rate", "2"]
+
+
+def test_it_compares_reports_draws_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*SMALL, "--seeds", "2", "--policies", "fcfs", "continuum", "lpm+host", "--host-gb", "1"]
+    flags += ["--out", str(tmp_path)]
+    assert main([*flags, "--check", "50", "--limit", "4"]) == 0
+    assert "2 of 6 runs are still to be made" in capsys.readouterr().out
+    assert main([*flags, "--check", "50"]) == 0
+    said = capsys.readouterr().out
+    assert "RTX6000, llama-3.1-8b, pool 3000: agents, shell tools × 0.2, 2 jobs/s" in said
+    assert "lpm+host 1 GB" in said and "recommended" in said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(report["runs"]) == 6 and all(run["figures"]["jobs_done"] == 8 for run in report["runs"])
+    assert len(report["recommended"]) >= 1
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
+
+
+def test_it_plays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = {"prompt_tokens": 20, "output_tokens": 5, "tool": "ls", "tool_s": 1}
+    jobs = [{"job_id": n, "arrival": i, "turns": [first, first | {"prompt_tokens": 40}]} for i, n in enumerate("abcd")]
+    trace = tmp_path / "jobs.jsonl"
+    trace.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    assert main([str(trace), "--policies", "fcfs", "lpm", "--rate", "1", "2", "--trim", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "jobs.jsonl, 1 ×" in said and "jobs.jsonl, 2 ×" in said
+    trace.write_text(trace.read_text() + "{\n")
+    assert main([str(trace)]) == 2
+    assert "jobs.jsonl, line 5" in capsys.readouterr().err
+
+
+def test_a_grid_has_every_combination_once() -> None:
+    flags = ["--gpu", "A100-40", "H200", "--rate", "1", "2", "--seeds", "3", "--host-gb", "0", "10", "50"]
+    found = plans(parse([*flags, "--policies", "fcfs", "lmcache-like", "handoff+pin"]), {})
+    assert len({plan.key for plan in found}) == len(found) == 2 * 2 * 3 * (1 + 2 + 1)
+    assert {plan.host_gb for plan in found if plan.arm == "lmcache-like"} == {10, 50}
+    assert {(plan.arm, plan.pin_s) for plan in found if plan.arm != "lmcache-like"} == {("fcfs", 0), ("handoff+pin", 2)}
+    assert {plan.num_jobs for plan in found} == {600, 1200}  # ten minutes
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--policies", "best"], "'best' is not POLICY[+pin][+host]"),
+        (["--policies", "fcfs+host"], "fcfs+host needs a host tier; give its size with --host-gb"),
+        (["--trim", "0.5"], "--trim is 0.5"),
+        (["--rate", "0"], "0 is not a number above 0"),
+        (["--seeds", "-1"], "-1 is not a whole number"),
+        (["--check", "-1"], "--check is -1"),
+        (["--set", "page_size"], "not NAME=VALUE"),
+        (["--set", "page_sizes=1"], "with a name among"),
+        (["--set", "page_size=big"], "should be of type int"),
+        (["--set", "enable_mixed_chunk=1"], "should be of type bool"),
+        (["--set", "schedule_policy=lpm"], "with a name among"),
+        (["trace.jsonl", "--load", "90"], "--load is for made-up workloads"),
+        (["--rate", "1", "--load", "90"], "not allowed with"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_that_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--gpu", "RTX6000", "--model", "qwen2.5-14b", "--policies", "fcfs", "--rate", "1"]) == 2
+    assert "Choose a larger card or a smaller model" in capsys.readouterr().err
+
+
+def test_it_needs_no_torch() -> None:
+    program = "import sys, baton.entrypoints.simulate.__main__ as m; m.parse([]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_page_names_all_that_can_be_chosen() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    for name in (*CARDS, *MODELS, *WORKLOADS, *SHAPES):
+        assert f"`{name}`" in page, name

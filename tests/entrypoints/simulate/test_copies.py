@@ -1,0 +1,28 @@
+"""Copies by the clock: a lane each way, one copy after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.entrypoints.simulate.copies import CopyLanes
+from baton.entrypoints.simulate.cost_model import Linear
+from baton.radix.tiers.host_tier import TierCopy
+
+COST = Linear(fixed_s=1, prompt_token_s=0, decode_row_s=0, context_token_s=0, load_token_s=0.5, store_token_s=0.25)
+
+
+def copy(fence: int, tokens: int, *, to_host: bool) -> TierCopy:
+    slots = np.arange(tokens, dtype=np.int32)
+    return TierCopy(fence, to_host, slots, slots)
+
+
+def test_each_lane_works_in_order_and_does_not_wait_for_the_other() -> None:
+    lanes = CopyLanes(COST)
+    assert lanes.next_end() is None
+    lanes.order([copy(1, 4, to_host=False), copy(2, 4, to_host=True), copy(3, 2, to_host=False)], 10.0)
+    assert lanes.next_end() == 11.0 and lanes.loads_end == 13.0
+    assert lanes.take_ended(10.9) == []
+    assert lanes.take_ended(12.0) == [(11.0, 2, 1.0), (12.0, 1, 2.0)]
+    lanes.order([copy(4, 4, to_host=True)], 20.0)  # the lane has been free since 11
+    assert lanes.take_ended(30.0) == [(13.0, 3, 1.0), (21.0, 4, 1.0)]
+    assert lanes.loads_end == 13.0 and lanes.next_end() is None

@@ -1,0 +1,113 @@
+"""What steps cost, against cases worked out by hand, and against what is known of real machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.entrypoints.simulate.cost_model import (
+    CARDS,
+    MODELS,
+    Card,
+    CostError,
+    Efficiency,
+    Linear,
+    ModelShape,
+    Roofline,
+    StepSize,
+    fill_by_computing_s,
+    pool_tokens,
+    read_cost_file,
+)
+
+TINY = ModelShape("tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=10, vocabulary=100)
+# A layer: 8 × 2 × (2 × 4 + 2 × 2) = 192 of attention, 3 × 8 × 10 = 240 of MLP; the head: 800.
+PLAIN = Efficiency(compute=1.0, memory=1.0, host_step_s=0.0, host_row_s=0.0)
+
+
+def test_a_model_by_hand() -> None:
+    assert TINY.body_parameters == 2 * (192 + 240)
+    assert TINY.weight_bytes == 2 * (864 + 2 * 800)
+    assert TINY.kv_bytes_per_token == 2 * 2 * 2 * 2 * 2
+
+
+def test_a_step_by_hand() -> None:
+    step = StepSize(prompt_tokens=3, decode_rows=2, context=20, attended=15, prompt_rows=1)
+    flops = 2 * (864 * 5 + 800 * 3 + 2 * 2 * 4 * 2 * 15)
+    read = 2 * (864 + 800) + 32 * 20
+    slow_to_compute = Roofline(Card("a", 1e9, bandwidth=1e9, flops=100.0, host_bandwidth=64.0), TINY, PLAIN)
+    assert slow_to_compute.step_s(step) == pytest.approx(flops / 100)
+    slow_to_read = Roofline(Card("a", 1e9, bandwidth=10.0, flops=1e12, host_bandwidth=64.0), TINY, PLAIN)
+    assert slow_to_read.step_s(step) == pytest.approx(read / 10)
+    assert slow_to_read.load_s(6) == slow_to_read.store_s(6) == pytest.approx(6 * 32 / 64)
+    half = Efficiency(compute=0.5, memory=0.25, host_step_s=1.0, host_row_s=0.5)
+    assert Roofline(slow_to_compute.card, TINY, half).step_s(step) == pytest.approx(flops / 50 + 1.0 + 3 * 0.5)
+    assert Roofline(slow_to_read.card, TINY, half).step_s(step) == pytest.approx(read / 2.5 + 1.0 + 3 * 0.5)
+
+
+def test_the_8b_model_is_known() -> None:
+    model = MODELS["llama-3.1-8b"]
+    assert model.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
+    assert model.kv_bytes_per_token == 131072
+
+
+@pytest.mark.parametrize(
+    ("card", "by_computing", "from_host"), [("RTX6000", 9, 0.3), ("A100-40", 12, 1.1), ("H200", 21, 2.2)]
+)
+def test_fill_times_are_about_those_of_the_design(card: str, by_computing: float, from_host: float) -> None:
+    model = MODELS["llama-3.1-8b"]
+    cost, pool = Roofline(CARDS[card], model), pool_tokens(CARDS[card], model)
+    assert fill_by_computing_s(cost, pool) == pytest.approx(by_computing, rel=0.15)
+    assert cost.load_s(pool) == pytest.approx(from_host, rel=0.5)
+
+
+def test_decode_steps_are_about_those_measured_on_an_h200() -> None:
+    cost = Roofline(CARDS["H200"], MODELS["llama-3.1-8b"])
+    for rows, measured in ((1, 5.0e-3), (16, 6.4e-3), (64, 8.68e-3)):
+        assert cost.step_s(StepSize(0, rows, 1056 * rows, 1056 * rows)) == pytest.approx(measured, rel=0.1)
+
+
+def test_a_pool_is_what_the_weights_leave() -> None:
+    card = Card("a", memory=100_000, bandwidth=1, flops=1, host_bandwidth=1)
+    assert pool_tokens(card, TINY, share=0.5) == (50_000 - TINY.weight_bytes) // 32
+    with pytest.raises(CostError, match=r"qwen2\.5-32b has 65\.\d GB of weights"):
+        pool_tokens(CARDS["L40S"], MODELS["qwen2.5-32b"])
+
+
+def test_measured_costs_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    figures = {"fixed_s": 1, "prompt_token_s": 0.5, "decode_row_s": 0.25, "context_token_s": 0.125, "layers": 4}
+    path.write_text(json.dumps(figures | {"load_token_s": 0.1, "store_token_s": 0.2}))
+    cost = read_cost_file(path)
+    assert cost == Linear(**figures | {"fixed_s": 1, "load_token_s": 0.1, "store_token_s": 0.2})
+    assert cost.step_s(StepSize(prompt_tokens=2, decode_rows=4, context=8, attended=99)) == 1 + 1 + 1 + 1
+    assert cost.load_s(10) == 1.0 and cost.store_s(10) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fixed_s": -1}, "fixed_s is -1"),
+        ({"fixed_s": True}, "fixed_s is True"),
+        ({"fixed": 1}, "unknown field 'fixed'"),
+        ({"layers": 1.5}, "layers is 1.5"),
+        ({"layers": 0}, "layers is 0"),
+        ({"fixed_s": 0, "decode_row_s": 0}, "would take no time"),
+    ],
+)
+def test_a_damaged_file_of_costs_is_refused(tmp_path: Path, change: dict[str, float], said: str) -> None:
+    path = tmp_path / "costs.json"
+    figures = {"fixed_s": 1, "prompt_token_s": 1, "decode_row_s": 1, "context_token_s": 1}
+    path.write_text(json.dumps(figures | change))
+    with pytest.raises(CostError, match=said):
+        read_cost_file(path)
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "JSON object"), ("[]", "not list"), ('{"fixed_s": 1}', "missing")])
+def test_a_file_that_holds_no_costs_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(CostError, match=said):
+        read_cost_file(path)

@@ -1,0 +1,100 @@
+"""Jobs: what their prompts hold, how they are made up from a seed, and what their tools take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baton.entrypoints.simulate.work.job import EOS, ID_LIMIT, SYSTEM_IDS, Conversation, Job, Turn, numbered
+from baton.entrypoints.simulate.work.tools import SHAPES
+from baton.entrypoints.simulate.work.workloads import CONTEXTS, WORKLOADS, make_jobs, workload_named
+
+
+def test_a_turn_goes_on_from_what_was_said() -> None:
+    first, second = Turn(3, 4, 3, "ls", 1.0), Turn(9, 2, 1)
+    (job,) = numbered([Job("a", 0.0, (first, second), 0, system=5)])
+    talk = Conversation(job)
+    prompt, said = talk.begin(0)
+    assert len(prompt) == first.prompt == 7 and said[-1] == EOS and len(said) == 3
+    known = [*prompt.tolist(), *said[:-1]]
+    after, said = talk.begin(1)
+    assert after.tolist()[:9] == known and len(after) == 11 and said == [EOS]
+    assert len(set(after.tolist())) == 11 and first.known == 9
+
+
+def test_jobs_share_a_system_prompt_and_nothing_else() -> None:
+    turn = Turn(10, 20, 5)
+    jobs = numbered([Job(name, 0.0, (turn,), 0, system) for name, system in (("a", 1), ("b", 1), ("c", 2))])
+    a, b, c = (set(Conversation(job).begin(0)[0].tolist()) for job in jobs)
+    assert len(a & b) == 10 and not a & c and not b & c
+
+
+def test_a_compacted_turn_keeps_what_it_says() -> None:
+    (job,) = numbered([Job("a", 0.0, (Turn(4, 10, 5), Turn(4, 6, 5)), 0)])
+    talk = Conversation(job)
+    before, _ = talk.begin(0)
+    after, _ = talk.begin(1)
+    assert after[:4].tolist() == before[:4].tolist()
+    assert not {*after[4:].tolist()} & {*talk.ids[:0].tolist(), *before.tolist()}
+
+
+def test_ids_begin_anew_where_they_run_out() -> None:
+    long = Turn(0, (ID_LIMIT - SYSTEM_IDS) // 2 + 1, 1)
+    jobs = numbered([Job(str(number), 0.0, (long,), 0) for number in range(2)])
+    assert [job.first_id for job in jobs] == [SYSTEM_IDS, SYSTEM_IDS]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_same_seed_gives_the_same_jobs_at_any_rate(name: str) -> None:
+    slow, fast = (make_jobs(WORKLOADS[name], SHAPES["heavy"], rate=rate, count=20, seed=3) for rate in (0.5, 2.0))
+    assert [job.turns for job in slow] == [job.turns for job in fast]
+    assert [job.arrival for job in slow] == pytest.approx([4 * job.arrival for job in fast])
+    other = make_jobs(WORKLOADS[name], SHAPES["heavy"], rate=2.0, count=20, seed=4)
+    assert [job.turns for job in other] != [job.turns for job in fast]
+
+
+def test_contexts_are_those_of_the_published_trace() -> None:
+    jobs = make_jobs(WORKLOADS["agents"], SHAPES["shell"], rate=1.0, count=400, seed=0)
+    means = np.mean([[turn.prompt for turn in job.turns] for job in jobs], axis=0)
+    assert means == pytest.approx(CONTEXTS, rel=0.03)
+    assert np.diff([job.arrival for job in jobs]).mean() == pytest.approx(1.0, rel=0.15)
+
+
+def test_turns_never_keep_more_than_there_is() -> None:
+    for name in WORKLOADS:
+        jobs = make_jobs(WORKLOADS[name], SHAPES["heavy"], rate=1.0, count=60, seed=1)
+        low, high = WORKLOADS[name].turns
+        for job in jobs:
+            assert low <= len(job.turns) <= high
+            assert job.turns[-1].tool is None and all(turn.tool for turn in job.turns[:-1])
+            assert all(now.kept <= before.known for before, now in zip(job.turns, job.turns[1:]))
+        shorter = sum(any(now.kept < before.known for before, now in zip(j.turns, j.turns[1:])) for j in jobs)
+        assert (shorter > 0) == (WORKLOADS[name].compacted > 0) and shorter < 20
+
+
+def test_scaled_jobs_have_longer_prompts_and_say_as_much() -> None:
+    plain, scaled = workload_named("coding-11"), workload_named("coding-11", 2.0)
+    assert scaled.system == (2 * plain.system[0], 2 * plain.system[1]) and scaled.output == plain.output
+    assert scaled.new[1] == (2 * plain.new[1][0], 2 * plain.new[1][1])
+    with pytest.raises(ValueError, match="system prompt"):
+        workload_named("coding-40", 20.0)
+
+
+def test_tools_of_an_agent_on_a_shell() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        calls = SHAPES["shell"].draw_job(7, rng)
+        slow = [seconds for tool, seconds in calls if tool == "pytest"]
+        assert len(calls) == 7 and len(slow) == 1 and 2.0 <= slow[0] <= 5.0
+        assert all(0.05 <= seconds <= 0.2 for tool, seconds in calls if tool != "pytest")
+    assert SHAPES["shell"].draw_job(0, rng) == []
+
+
+def test_heavy_tools_are_fast_slow_or_a_tail() -> None:
+    calls = SHAPES["heavy"].draw_job(20_000, np.random.default_rng(0))
+    seconds = np.array([seconds for _, seconds in calls])
+    assert 0.10 <= (seconds >= 100).mean() <= 0.13 and seconds.max() <= 900
+    fast = seconds[seconds < 3]
+    assert 0.62 <= len(fast) / len(seconds) <= 0.70 and np.median(fast) == pytest.approx(0.4, rel=0.1)
+    slow = [s for tool, s in calls if tool == "pytest"]
+    assert np.median(slow) == pytest.approx(8.0, rel=0.1)

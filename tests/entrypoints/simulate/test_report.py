@@ -1,0 +1,137 @@
+"""What is made of results: figures of a run, comparisons over seeds, and what is recommended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from simulated import talk
+
+from baton.entrypoints.simulate.metrics import JobRecord, TurnRecord, completion_rate, spread, summarize
+from baton.entrypoints.simulate.recommend import choose, recommend
+from baton.entrypoints.simulate.report import Cell, Estimate, cells_of, show
+from baton.entrypoints.simulate.runs import Plan
+
+
+def line(
+    arm: str, seed: int, service: float, *, rate: float = 1.0, host: float = 0.0, refused: int = 0
+) -> dict[str, Any]:
+    plan = Plan(arm=arm, seed=seed, rate=rate, host_gb=host, gpu="A100-40")
+    times = {"mean": service, "p95": 2 * service, "max": 3 * service}
+    figures = {"service_s": times, "duration_s": times, "ttft_s": times, "jobs_refused": refused}
+    figures |= {"completion_rate": rate, "hit_rate": 0.5, "recomputed_share": 0.25}
+    leases = {"leases_handed_off": 7, "leases_expired": 8, "leases_broken": 9}
+    return {"plan": msgspec.to_builtins(plan), "figures": figures, "scheduler": leases}
+
+
+def cell(**services: Sequence[float]) -> Cell:
+    """Of each arm, the service time by seed."""
+    (found,) = cells_of([line(arm, seed, s) for arm, each in services.items() for seed, s in enumerate(each)])
+    return found
+
+
+def test_a_spread_by_hand() -> None:
+    found = spread([float(value) for value in range(101)])
+    assert found == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
+    assert spread([]) == {}
+
+
+def record(arrival: float, end: float, *turns: TurnRecord, refused: str = "") -> JobRecord:
+    return JobRecord(talk("a", arrival, (1, 1, 2.0)), list(turns), end, refused)
+
+
+def test_figures_of_a_run_by_hand() -> None:
+    first = TurnRecord(0.0, prompt=100, kept=0, first_token=1.0, end=2.0, output=5)
+    later = TurnRecord(4.0, prompt=200, kept=104, first_token=7.0, end=9.0, found=80, from_host=30, output=6)
+    retried = TurnRecord(1.0, prompt=100, kept=20, first_token=2.0, end=3.0, found=20, retractions=2, output=1)
+    records = [record(0.0, 9.0, first, later), record(1.0, 5.0, retried), record(2.0, 3.0, refused="too long")]
+    found = summarize(records, trim=0.0)
+    assert (found["jobs"], found["jobs_done"], found["jobs_refused"], found["jobs_measured"]) == (3, 2, 1, 2)
+    assert found["duration_s"]["mean"] == 6.5 and found["service_s"]["mean"] == 4.5
+    assert found["ttft_s"]["mean"] == pytest.approx(5 / 3) and found["later_ttft_s"]["mean"] == 3.0
+    assert found["recomputed_tokens"] == 24 and found["recomputed_share"] == pytest.approx(24 / 124)
+    assert found["hit_rate"] == pytest.approx(100 / 400) and found["from_host_tokens"] == 30
+    assert (found["output_tokens"], found["retracted_turns"]) == (12, 1)
+    assert found["jobs_per_s"] == pytest.approx(2 / 9)
+
+
+def test_the_first_and_last_jobs_are_not_measured() -> None:
+    records = [record(float(n), n + float(n)) for n in range(10)]
+    assert summarize(records, trim=0.2)["duration_s"]["mean"] == pytest.approx(4.5)
+    assert summarize(records, trim=0.2)["jobs_measured"] == 6
+
+
+def test_completions_count_in_the_second_half() -> None:
+    records = [record(float(n), n + 2.0) for n in range(11)]  # from 5 to 10: those that ended at 6, 7, 8, 9 and 10
+    assert completion_rate(records) == (1.0, 1.0)
+    late = [record(float(n), n + 4.0) for n in range(10)] + [record(10.0, 99.0, refused="no")]
+    assert completion_rate(late) == (1.0, 1.0)
+    lost = [record(float(n), 100.0) for n in range(11)]
+    assert completion_rate(lost) == (0.0, 0.0)
+
+
+def test_an_estimate_says_how_sure_it_is() -> None:
+    assert Estimate.of([0.5]).percent() == "+50.0"
+    found = Estimate.of([0.1, 0.2, 0.3])
+    assert found.mean == pytest.approx(0.2) and found.half_width == pytest.approx(4.30 * 0.1 / 3**0.5)
+    assert found.percent() == "+20.0 ± 24.8"
+
+
+def test_seeds_are_compared_one_by_one() -> None:
+    found = cell(fcfs=[10, 100], lpm=[9, 90, 5000])
+    change = found.change("lpm", "fcfs", "service_s", "mean")
+    assert change is not None and change.mean == pytest.approx(-0.1) and change.half_width < 1e-9
+    assert found.change("lpm", "fcfs", "no such figure") is None
+
+
+def test_cells_differ_in_all_but_policy_host_tier_and_seed() -> None:
+    lines = [line("fcfs", 0, 1), line("fcfs+host", 1, 1, host=50), line("fcfs", 0, 1, rate=2.0)]
+    first, second = cells_of(lines)
+    assert list(first.arms) == ["fcfs", "fcfs+host 50 GB"] and list(second.arms) == ["fcfs"]
+
+
+def test_the_best_is_chosen_unless_a_simpler_one_is_as_good() -> None:
+    assert choose(cell(fcfs=[10, 11], lpm=[9.9, 10.9], handoff=[9.95, 10.8])).arm == "fcfs"
+    choice = choose(cell(fcfs=[10, 11, 12], lpm=[8, 8.8, 9.6], handoff=[7.9, 8.7, 9.5]))
+    assert choice.arm == "lpm" and choice.is_sure and choice.runner_up == "handoff"
+    assert not choose(cell(fcfs=[10, 11, 12], lpm=[4, 13, 5])).is_sure
+    refuses = [line("fcfs", 0, 10), line("lpm", 0, 5, refused=1), line("handoff", 0, 9)]
+    assert choose(cells_of(refuses)[0]).arm == "handoff"
+
+
+def test_recommendations_in_words() -> None:
+    def said(**services: Sequence[float]) -> str:
+        return recommend([cell(**services)])[0]
+
+    assert "stay with fcfs; nothing tried is more than 2 % better" in said(fcfs=[10, 11], lpm=[10, 11])
+    assert "lpm; service time -20.0 ± 0.0 % against fcfs (2 seeds)" in said(fcfs=[10, 20], lpm=[8, 16])
+    assert "(not sure: the 95 % interval of 2 seeds includes 0)" in said(fcfs=[10, 10], lpm=[4, 9])
+    assert "(one seed: how sure that is, only more --seeds can say)" in said(fcfs=[10], lpm=[4])
+    assert "next: handoff, beside which it is -25.0 ± 0.0 %" in said(fcfs=[10, 20], lpm=[6, 12], handoff=[8, 16])
+
+
+def test_the_smallest_host_tier_that_is_enough() -> None:
+    lines = [line("fcfs", 0, 10)]
+    lines += [line("fcfs+host", 0, service, host=size) for size, service in ((10, 8), (50, 5.05), (200, 5))]
+    words = recommend(cells_of(lines))
+    assert any("host tier for fcfs+host: 50 GB is enough (10 GB 8 s, 50 GB 5.05 s, 200 GB 5 s)" in w for w in words)
+
+
+def test_the_safest_over_all_cells() -> None:
+    """lpm is the best on average and loses once; the two others never do, one of them gains more."""
+    services = {"fcfs": (10, 10), "lpm": (1, 12), "continuum": (10, 9.5), "handoff": (10.1, 9)}
+    rates = (1.0, 2.0)
+    lines = [line(arm, 0, s, rate=rate) for arm, each in services.items() for rate, s in zip(rates, each)]
+    *_, last = recommend(cells_of(lines))
+    assert last.startswith("over all 2 cells, handoff is the safest: -4.5 % on average, at worst +1.0 % (A100-40")
+    assert "1 jobs/s" in last
+
+
+def test_a_table_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    show([cell(fcfs=[10, 20], lpm=[9, 18])])
+    title, heads, first, second = capsys.readouterr().out.strip().splitlines()
+    assert title == "A100-40, llama-3.1-8b: agents, shell tools, 1 jobs/s" and heads.split()[:2] == ["policy", "jobs/s"]
+    assert first.split()[:4] == ["fcfs", "1", "15", "30"] and "%" not in first
+    assert "-10.0 ± 0.0" in second and second.endswith("7/8/9") and " 50.0   25.0 " in second

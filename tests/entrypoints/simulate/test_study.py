@@ -1,0 +1,122 @@
+"""Runs in parallel and in pieces: what is there is not run again, and the same plan gives the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from simulated import talk
+
+from baton.entrypoints.simulate import study
+from baton.entrypoints.simulate.metrics import JobRecord
+from baton.entrypoints.simulate.runs import Plan, all_arms, arm_named, make_simulation, run
+from baton.entrypoints.simulate.study import Lines, find_peak, find_peaks, peak_plan, run_all
+
+SMALL = Plan(arm="fcfs", gpu="RTX6000", pool=3000, scale=0.2, num_jobs=6, rate=2.0, trim=0.0)
+
+
+def plans(count: int = 3) -> list[Plan]:
+    return [msgspec.structs.replace(SMALL, seed=seed) for seed in range(count)]
+
+
+def without_times(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in ("wall_s", "key")}
+
+
+def test_the_same_plan_gives_the_same_figures_in_any_process() -> None:
+    here = run_all(plans(2), Lines(), processes=1)
+    assert [without_times(line) for line in run_all(plans(2), Lines(), processes=2)] == list(map(without_times, here))
+    first, second = (line["figures"] for line in here)
+    assert first["jobs_done"] == 6 and first["service_s"]["mean"] != second["service_s"]["mean"]
+
+
+def test_policies_play_the_same_jobs() -> None:
+    played = [make_simulation(msgspec.structs.replace(SMALL, arm=arm)) for arm in ("fcfs", "lpm", "continuum")]
+    jobs = [[record.job for record in simulation.records] for simulation in played]
+    assert jobs[0] == jobs[1] == jobs[2]
+
+
+def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "runs.jsonl"
+    assert len(run_all(plans(), Lines(path), processes=1, most=2)) == 2
+    ran: list[int] = []
+
+    def noted(plan: Plan) -> dict[str, Any]:
+        ran.append(plan.seed)
+        return run(plan)
+
+    monkeypatch.setattr(study, "run", noted)
+    found = run_all(plans(), Lines(path), processes=1)
+    assert ran == [2] and [line["plan"]["seed"] for line in found] == [0, 1, 2]
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_line_that_was_cut_short_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.jsonl"
+    whole = run_all(plans(2), Lines(path), processes=1)
+    path.write_text(path.read_text()[:-40])
+    found = run_all(plans(2), Lines(path), processes=1)
+    assert "1 lines of" in capsys.readouterr().err
+    assert list(map(without_times, found)) == list(map(without_times, whole))
+    assert all(Lines(path).get(plan.key) for plan in plans(2))
+
+
+class Saturated:
+    """A server that completes three jobs a second, and half of that once it is asked for more than five."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._pace = min(plan.rate, 3.0 if plan.rate <= 5 else 1.5)
+        self._plan = plan
+
+    def run(self) -> list[JobRecord]:
+        jobs = [talk(str(n), n / self._plan.rate, (1, 1, 0.0)) for n in range(self._plan.num_jobs)]
+        return [JobRecord(job, end=(number + 1) / self._pace) for number, job in enumerate(jobs)]
+
+
+def test_the_peak_is_the_highest_rate_of_completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "make_simulation", Saturated)
+    found = find_peak(peak_plan(SMALL, 5.0))
+    assert found["peak"] == pytest.approx(3.0, rel=0.02)
+    assert [rate for rate, _ in found["tried"]] == pytest.approx([0.25, 0.5, 1, 2, 2.378, 2.828, 3.364, 4], rel=1e-3)
+    lines = Lines(tmp_path / "runs.jsonl")
+    others = [msgspec.structs.replace(SMALL, arm="lpm", seed=9), msgspec.structs.replace(SMALL, arm="fcfs+pin")]
+    peaks = find_peaks(others, 5.0, lines, processes=1)
+    assert list(peaks.values()) == [found["peak"]]  # one for all policies and seeds of a cell
+    monkeypatch.setattr(study, "find_peak", None)
+    assert find_peaks(others, 5.0, Lines(tmp_path / "runs.jsonl"), processes=1) == peaks
+
+
+def test_arms_are_policies_with_extras() -> None:
+    assert arm_named("lpm+pin+host") == ("lpm", True, True)
+    assert arm_named("fcfs") == ("fcfs", False, False)
+    assert arm_named("lmcache-like").host
+    for wrong in ("best", "fcfs+", "fcfs+pins", ""):
+        with pytest.raises(ValueError, match="is not POLICY"):
+            arm_named(wrong)
+    assert "lmcache-like" not in all_arms(False) and {"lmcache-like", "handoff+host"} <= set(all_arms(True))
+    assert all_arms(True)[0] == "fcfs" and len(set(all_arms(True))) == len(all_arms(True))
+
+
+def test_a_plan_is_checked_before_it_runs() -> None:
+    with pytest.raises(ValueError, match="needs a host tier; give its size with --host-gb"):
+        make_simulation(msgspec.structs.replace(SMALL, arm="fcfs+host"))
+    with pytest.raises(ValueError, match="no setting chunk"):
+        make_simulation(msgspec.structs.replace(SMALL, settings={"chunk": 1}))
+
+
+def test_settings_and_extras_reach_the_scheduler() -> None:
+    more = {"host_gb": 0.5, "pool": 20_009, "settings": {"page_size": 16, "max_jobs": 7}}
+    plan = msgspec.structs.replace(SMALL, arm="lpm+pin+host", **more)
+    played = make_simulation(plan)
+    config = played.scheduler._config
+    assert (config.schedule_policy, config.page_size, config.max_jobs) == ("lpm", 16, 7)
+    assert config.max_total_tokens == 20_000  # whole pages
+    host = played.engine.host
+    assert host is not None and host.allocator.total_tokens == int(0.5e9 / 131072) // 16 * 16
+    played.run()
+    assert played.scheduler.leases.counts.granted == 6 * 7  # all turns but each job's last
+    plain = make_simulation(SMALL)
+    plain.run()
+    assert plain.engine.host is None and plain.scheduler.leases.counts.granted == 0

@@ -1,0 +1,134 @@
+"""Jobs from files: both shapes, what is made of prompts that shrink, and files that are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from simulated import crowd, simulation, talk
+
+from baton.entrypoints.simulate.work.job import SYSTEM_IDS, Turn
+from baton.entrypoints.simulate.work.traces import TraceError, read_trace
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def turn(prompt: int, output: int, tool: str | None = None, tool_s: float = 0.0) -> dict[str, object]:
+    return {"prompt_tokens": prompt, "output_tokens": output, "tool": tool, "tool_s": tool_s}
+
+
+def test_plain_jobs(tmp_path: Path) -> None:
+    later = {"job_id": "late", "arrival": 12.5, "turns": [turn(5, 1)], "model": "any"}
+    first = {
+        "job_id": "first",
+        "arrival": 10.0,
+        "system_tokens": 30,
+        "turns": [turn(50, 10, "ls", 0.5), turn(80, 5, "make", 3.0), turn(40, 2, "ls", 9.0)],
+    }
+    jobs = read_trace(write(tmp_path / "t.jsonl", later, "", first))
+    assert [(job.name, job.arrival) for job in jobs] == [("first", 0.0), ("late", 2.5)]
+    assert jobs[0].turns == (
+        Turn(30, 20, 10, "ls", 0.5),
+        Turn(59, 21, 5, "make", 3.0),  # 50 + 10 - 1 were known
+        Turn(30, 10, 2),  # it shrank: all but the system prompt is new; and nothing follows its tool
+    )
+    assert [job.first_id for job in jobs] == [SYSTEM_IDS, SYSTEM_IDS + 20 + 9 + 21 + 4 + 10 + 1]
+
+
+def test_a_scheduler_trace_gives_the_jobs_that_made_it(tmp_path: Path) -> None:
+    made = crowd(6, rate=0.2)
+    played = simulation(made, pool=20_000)
+    played.scheduler.pins.trace.enabled = True
+    played.run()
+    read = read_trace(write(tmp_path / "t.jsonl", *played.scheduler.pins.trace.take()))
+    assert len(read) == 6
+    for before, after in zip(made, read):
+        assert after.name == before.name
+        assert [(t.prompt, t.output, t.tool) for t in after.turns] == [
+            (t.prompt, t.output, t.tool) for t in before.turns
+        ]
+        for real, noted in zip(before.turns, after.turns):
+            assert real.tool_s <= noted.tool_s <= real.tool_s + 1.0  # it is noted when the next step begins
+
+
+def test_a_scheduler_trace_by_hand(tmp_path: Path) -> None:
+    events = [
+        {"event": "arrival", "job_id": "a", "time": 5.0, "rid": "1", "prompt_tokens": 20},
+        {"event": "arrival", "job_id": "b", "time": 6.0, "rid": "2", "prompt_tokens": 9},
+        {
+            "event": "departure",
+            "job_id": "a",
+            "time": 7.0,
+            "rid": "1",
+            "hit_tokens": 8,
+            "output_tokens": 3,
+            "tool": "x",
+        },
+        {"event": "pinned", "job_id": "a", "time": 7.0, "ttl": 2.0},
+        {"event": "unpinned", "job_id": "a", "time": 9.0, "reason": "expired"},
+        {"event": "arrival", "job_id": "a", "time": 10.5, "rid": "3", "prompt_tokens": 30},
+        {"event": "departure", "job_id": "a", "time": 12.0, "rid": "3", "output_tokens": 2, "is_last_step": True},
+        {"event": "arrival", "job_id": "a", "time": 13.0, "rid": "4", "prompt_tokens": 50},
+        {"event": "departure", "job_id": "a", "time": 13.5, "rid": "4", "reason": "abort"},
+    ]
+    (job,) = read_trace(write(tmp_path / "t.jsonl", *events))
+    assert job.name == "a" and job.arrival == 0.0
+    assert job.turns == (Turn(8, 12, 3, "x", 3.5), Turn(22, 8, 2))
+
+
+def test_requests_of_a_job_that_overlap_are_played_one_after_the_other(tmp_path: Path) -> None:
+    """The time of the first one's tool ends with the first that comes then."""
+    events = []
+    for rid, came, left in (("1", 0.0, 1.0), ("2", 3.0, 8.0), ("3", 4.0, 6.0)):
+        events.append({"event": "arrival", "job_id": "a", "time": came, "rid": rid, "prompt_tokens": 9})
+        events.append({"event": "departure", "job_id": "a", "time": left, "rid": rid, "output_tokens": 2})
+    events.sort(key=lambda event: event["time"])
+    (job,) = read_trace(write(tmp_path / "t.jsonl", *events))
+    assert [turn.tool_s for turn in job.turns] == [2.0, 0.0, 0.0]
+
+
+GOOD = {"job_id": "a", "arrival": 0.0, "turns": [turn(5, 1)]}
+BAD = {"job_id": "b", "arrival": 1, "turns": [turn(1, 1), turn(0, 1)]}
+ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([GOOD, '{"job_id": "b", "arr'], "line 2: "),
+        ([GOOD, {"job_id": "b", "turns": [turn(1, 1)]}], "line 2: .*arrival"),
+        (
+            [GOOD, "", {"job_id": "b", "arrival": 1, "turns": [turn(1, 1), turn(0, 1)]}],
+            r"line 3: prompt_tokens is 0 .*turns\[1\]",
+        ),
+        ([GOOD, {"job_id": "b", "arrival": 1, "turns": [turn(3, 1, "ls", -1.0)]}], "line 2: tool_s is -1"),
+        ([GOOD, {"job_id": "b", "arrival": 1, "turns": []}], "line 2: turns is empty"),
+        ([GOOD, {"job_id": "b", "arrival": 1, "turns": [turn(3, 1)], "system_tokens": -4}], "system_tokens is -4"),
+        ([GOOD, GOOD], "line 2: job_id 'a' is that of line 1"),
+        ([[1]], "line 1: "),
+        ([{"job_id": "a"}], "line 1: neither"),
+        ([ARRIVAL, {"event": "departure", "job_id": "b", "rid": "1"}], "line 2: job 'b' departs"),
+        ([ARRIVAL, {"event": "departure", "job_id": "a", "rid": "9"}], "line 2: request '9' of job 'a' departs"),
+        ([ARRIVAL, {"event": "departure", "job_id": "a", "time": "noon"}], r"line 2: .*\$.time"),
+        ([ARRIVAL], "no job in it has a turn that ended"),
+        ([], "no line"),
+    ],
+)
+def test_damaged_lines_are_named(tmp_path: Path, lines: list[object], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        read_trace(write(tmp_path / "t.jsonl", *lines))
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read_trace(tmp_path / "none.jsonl")
+
+
+def test_a_job_that_waits_for_nothing_is_played(tmp_path: Path) -> None:
+    jobs = read_trace(write(tmp_path / "t.jsonl", GOOD))
+    (record,) = simulation(jobs).run()
+    assert record.duration == 1.0 and talk("a", 0.0, (5, 1, 0.0)).turns[0].prompt == 5
