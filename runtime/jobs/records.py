@@ -45,8 +45,8 @@ class JobTraceFile:
         try:
             self._file.writelines(msgspec.json.encode(event).decode() + "\n" for event in events)
             self._file.flush()
-        except OSError as error:
-            logger.error("the trace %s ends here, as it cannot be written: %s", self._path, error.strerror)
+        except (OSError, UnicodeError) as error:
+            logger.error("the trace %s ends here, as it cannot be written: %s", self._path, error)
             self.close()
 
     def close(self) -> None:

@@ -16,6 +16,9 @@ PER_TOOL = 256
 MAX_TOOLS = 1024
 """Of more, the one that was used longest ago goes."""
 
+MAX_NAME_CHARS = 2048
+"""Of a name in a file; those that are read from answers are shorter."""
+
 OF_ALL = 4096
 """Durations kept of all tools together."""
 
@@ -99,6 +102,8 @@ class ToolHistory:
             raise ValueError(f"its version is {saved.version}; this is version 1")
         loaded = ToolHistory()
         for name, durations in list(saved.tools.items())[-MAX_TOOLS:]:
+            if len(name) > MAX_NAME_CHARS:
+                raise ValueError(f"a tool's name has {len(name)} characters; use at most {MAX_NAME_CHARS}")
             for seconds in durations[-PER_TOOL:]:
                 try:
                     loaded.add(name, seconds)

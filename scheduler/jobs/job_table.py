@@ -64,11 +64,15 @@ class JobTable:
         if (job.namespace, job.id) in self._jobs:
             self._jobs.move_to_end((job.namespace, job.id))
 
-    def began(self, job: Job, rid: str, sequences: int) -> None:
-        """A request of the job has been taken in. A step that had its rid has no name any more."""
+    def name_taken(self, rid: str) -> None:
+        """A new request has this rid: a step that had it has no name any more."""
         if (owner := self._by_rid.get(rid)) is not None:
             for step in [step for step in owner.steps if step.rid == rid]:
                 self.discard(owner, step)
+
+    def began(self, job: Job, rid: str, sequences: int) -> None:
+        """A request of the job has been taken in."""
+        self.name_taken(rid)
         job.open_rids[rid] = sequences
         self._by_rid[rid] = job
 

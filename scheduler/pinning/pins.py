@@ -68,6 +68,7 @@ class Pins:
         """New sequences of one request, which has been taken in."""
         first, spec = requests[0], requests[0].spec
         if spec.job_id is None:
+            self._table.name_taken(spec.rid)
             return
         job, forgotten = self._table.open(spec.namespace, spec.job_id, now, first.serial)
         for old in forgotten:
@@ -75,7 +76,7 @@ class Pins:
         if job.ended is not None and not job.open_rids:
             self.trace.returned(job, now)
             if (last := job.last_step) is not None and last.calls is not None:
-                self.times.observe(last.calls, now - job.ended)
+                self.times.observe(last.calls, max(0.0, now - job.ended))
             job.ended = None
         self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
         self._table.began(job, spec.rid, len(requests))

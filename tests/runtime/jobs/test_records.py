@@ -44,7 +44,7 @@ def test_a_full_disk_ends_a_trace_and_nothing_else(caplog: pytest.LogCaptureFixt
     file.write([{"event": "arrival"}])
     file.write([{"event": "arrival"}])
     assert [record.message for record in caplog.records] == [
-        f"the trace {tmp_path / 'trace'} ends here, as it cannot be written: No space left on device"
+        f"the trace {tmp_path / 'trace'} ends here, as it cannot be written: [Errno 28] No space left on device"
     ]
 
 

@@ -67,6 +67,7 @@ def test_what_is_saved_is_loaded() -> None:
         (b'{"version": 1, "tools": {"ls": [-1]}}', "'ls': a tool took -1"),
         (b'{"version": 1, "tools": {"ls": ["x"]}}', "float"),
         (b'{"version": 1, "tools": {}, "more": 1}', "more"),
+        (b'{"version": 1, "tools": {"' + b"x" * 3000 + b'": [1]}}', "name has 3000 characters"),
     ],
 )
 def test_a_damaged_file_changes_nothing(data: bytes, words: str) -> None:

@@ -295,3 +295,12 @@ def test_a_rid_that_went_to_another_job_stays_there():
     scene.scheduler.pins.end("", "first")
     scene.scheduler.pins.called("a", 0, BASH, scene.now)
     assert expires_in(scene, "second") > 1.5
+
+
+def test_a_rid_that_a_stranger_uses_again_is_no_step_any_more() -> None:
+    scene = harness()
+    said = turn(scene, "a", PROMPT)
+    scene.add("a", [9] * 30, 4, retain_ttl=50.0)
+    scene.run()
+    turn(scene, "b", [*said, 1])
+    assert path(scene, "b") is None and len(scene.scheduler.leases) == 2, "the stranger keeps what is its own"
