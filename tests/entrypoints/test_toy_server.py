@@ -36,7 +36,9 @@ def events(response: httpx.Response) -> list[dict]:
 
 
 def test_streamed_and_whole_answers_are_equal(server: ServerUnderTest) -> None:
-    fields: dict[str, Any] = {"text": TASK, "sampling_params": GREEDY, "return_logprob": True}
+    # Long enough that no process can be so late that all of it goes into one event.
+    long = {**GREEDY, "max_new_tokens": 300, "ignore_eos": True}
+    fields: dict[str, Any] = {"text": TASK, "sampling_params": long, "return_logprob": True}
     whole = server.generate(**fields).json()
     got = events(server.generate(stream=True, **fields))
     assert got[-1]["text"] == whole["text"] and got[-1]["output_ids"] == whole["output_ids"]
