@@ -10,7 +10,7 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
 from .pinning.pins import Pins
 from .policies.fill_time import FillTime
+from .policies.policy import SchedulePolicy
 from .policies.registry import make_policy
 from .policies.tools import PolicyTools
 from .prefill import DecodeReserve, PrefillScheduler
@@ -62,6 +63,7 @@ class Scheduler:
         tier: HostTier | None = None,
         stores: Sequence[BlockTier] = (),
         bytes_per_token: int = 0,
+        make_policy: Callable[[str, PolicyTools], SchedulePolicy] = make_policy,
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
         self._config, self._bytes_per_token = config, bytes_per_token
@@ -87,8 +89,7 @@ class Scheduler:
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
         self.pins = Pins(tools, self.leases, self._policy, config.max_jobs)
-        self._waiting = WaitingQueue()
-        self._live = LiveRequests()
+        self._waiting, self._live = WaitingQueue(), LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
         self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, self._fill_time, stores)
         self._in_flight: list[PlannedStep] = []

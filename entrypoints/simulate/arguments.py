@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from ...scheduler.config import SchedulerConfig
+from .arms.arm import all_arms, arm_named
 from .cost_model import CARDS, MODELS
-from .runs import Plan, all_arms, arm_named
+from .runs import Plan
 from .study import jobs_in, peak_plan
 from .work.tools import SHAPES
 from .work.workloads import WORKLOADS
@@ -54,9 +55,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         default=["all"],
-        metavar="POLICY[+pin][+host]",
+        metavar="POLICY[@TIME][+pin][+host]",
         help="the first is what the others are compared with; +pin: turns ask for a lease of --pin-ttl; +host: with "
-        "the host tier; all: every policy",
+        "the host tier; @TIME: how its pins' time is chosen, seconds or a rule of --pin-time; all: every policy",
     )
     compared.add_argument("--pin-ttl", type=_positive, default=2.0, help="seconds (retain_ttl)")
     compared.add_argument(

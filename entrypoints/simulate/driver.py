@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,14 @@ from ...scheduler.batch import ScheduleBatch, StepResult
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.jobs.calls import ToolCall
 from ...scheduler.outcome import RequestRefused
+from ...scheduler.policies.policy import SchedulePolicy
+from ...scheduler.policies.registry import make_policy
+from ...scheduler.policies.tools import PolicyTools
 from ...scheduler.request import Request, RequestEvent
 from ...scheduler.request_spec import Predecessor, RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ...scheduler.token_buffer import pack_ids
+from .arms.variants import VARIANTS
 from .checks import check_engine
 from .copies import CopyLanes
 from .cost_model import StepCost, StepSize
@@ -47,6 +52,8 @@ class Conditions:
 
     config: SchedulerConfig
     cost: StepCost
+    variant: str = ""
+    """Of variants.py, in place of the policy of ``config``; "" for none."""
     host_tokens: int = 0
     """Of the host tier; 0 for none."""
     bytes_per_token: int = 0
@@ -91,7 +98,8 @@ class Simulation:
         self._conditions = conditions
         self._cost = conditions.cost
         config = conditions.config
-        self.engine = build_engine(config, conditions.host_tokens, conditions.bytes_per_token, self._plan_burst)
+        make = partial(_make_policy, conditions.variant, jobs)
+        self.engine = build_engine(config, conditions.host_tokens, conditions.bytes_per_token, self._plan_burst, make)
         self.scheduler = self.engine.scheduler
         self.now = 0.0
         self.busy_s = 0.0
@@ -249,7 +257,7 @@ class Simulation:
         """The next turn's request, as a chat goes on: the whole prompt, and who had its beginning."""
         job, turn = playing.record.job, playing.record.job.turns[playing.turn]
         prompt, playing.said = playing.talk.begin(playing.turn)
-        rid = f"{job.name}.{playing.turn}"
+        rid = _rid(job, playing.turn)
         spec = RequestSpec(
             rid=rid,
             sampling=self._sampling,
@@ -267,6 +275,17 @@ class Simulation:
             playing.record.refused, playing.record.end = refusal.message, self.now
             return
         self._active[request.serial] = playing
+
+
+def _make_policy(variant: str, jobs: Sequence[Job], name: str, tools: PolicyTools) -> SchedulePolicy:
+    if not variant:
+        return make_policy(name, tools)
+    away = {_rid(job, number): turn.tool_s for job in jobs for number, turn in enumerate(job.turns)}
+    return VARIANTS[variant](tools, away)
+
+
+def _rid(job: Job, turn: int) -> str:
+    return f"{job.name}.{turn}"
 
 
 def size_of(batch: ScheduleBatch) -> StepSize:

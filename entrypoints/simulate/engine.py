@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...memory_pool.allocator import Allocator
@@ -9,6 +10,9 @@ from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import RadixCache
 from ...radix.tiers.host_tier import HostTier
 from ...scheduler.config import SchedulerConfig
+from ...scheduler.policies.policy import SchedulePolicy
+from ...scheduler.policies.registry import make_policy
+from ...scheduler.policies.tools import PolicyTools
 from ...scheduler.scheduler import Scheduler
 from .burst import BurstDecode, PlanBurst
 from .work.job import EOS
@@ -23,8 +27,15 @@ class SimulatedEngine:
     burst: BurstDecode
 
 
-def build_engine(config: SchedulerConfig, host_tokens: int, bytes_per_token: int, plan: PlanBurst) -> SimulatedEngine:
-    """``config`` must be resolved: no zeros that stand for "from the model". host_tokens: of the host tier; 0: none."""
+def build_engine(
+    config: SchedulerConfig,
+    host_tokens: int,
+    bytes_per_token: int,
+    plan: PlanBurst,
+    make: Callable[[str, PolicyTools], SchedulePolicy] = make_policy,
+) -> SimulatedEngine:
+    """``config`` must be resolved: no zeros that stand for "from the model". host_tokens: of the host tier; 0: none.
+    make: the policy of ``config``, or what is put in its place."""
     rows = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
     cache = RadixCache(rows, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
@@ -32,7 +43,7 @@ def build_engine(config: SchedulerConfig, host_tokens: int, bytes_per_token: int
     if host_tokens:
         host = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences))
         cache.residency = host
-    scheduler = Scheduler(config, rows, allocator, cache, (EOS,), host, (), bytes_per_token)
+    scheduler = Scheduler(config, rows, allocator, cache, (EOS,), host, (), bytes_per_token, make)
     # The one place where a simulation differs from a server: decode steps may bring several tokens.
     burst = BurstDecode(scheduler._memory, scheduler._beams, scheduler._reserve, plan)
     scheduler._decode = burst

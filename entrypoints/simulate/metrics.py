@@ -60,12 +60,18 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return found | {"max": float(np.max(values))}
 
 
-def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
-    """The figures of a run. trim: of the jobs, in order of arrival, this share at each end is left out of the spreads:
-    the first met an empty server, and the last were alone in the end."""
+def measured(records: Sequence[JobRecord], trim: float) -> list[JobRecord]:
+    """The jobs that figures are of: of those that were served, in order of arrival, all but this share at each end. The
+    first met an empty server, and the last were alone in the end."""
     done = [record for record in records if not record.refused]
     cut = int(trim * len(done))
-    seen = done[cut : len(done) - cut]
+    return done[cut : len(done) - cut]
+
+
+def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
+    """The figures of a run; spreads are of what is `measured`."""
+    done = [record for record in records if not record.refused]
+    seen = measured(records, trim)
     turns = [turn for record in seen for turn in record.turns]
     prompts, kept = sum(turn.prompt for turn in turns), sum(turn.kept for turn in turns)
     later = [turn for record in seen for turn in record.turns[1:]]

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...scheduler.config import SchedulerConfig
-from ...scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
 from ...scheduler.scheduler import Scheduler
+from .arms.arm import arm_named
 from .cost_model import CARDS, GB, MODELS, Roofline, StepCost, pool_tokens, read_cost_file
 from .driver import Conditions, Simulation
-from .metrics import completion_rate, summarize
+from .metrics import completion_rate, measured, summarize
 from .work.job import Job
 from .work.traces import read_trace
 from .work.workloads import make_jobs, tools_named, workload_named
@@ -25,7 +25,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run depends on."""
 
     arm: str
-    """POLICY[+pin][+host]; see `Arm`."""
+    """POLICY[@TIME][+pin][+host]; see arms/arm.py."""
     seed: int = 0
     rate: float = 1.0
     """Jobs per second. Of a trace: how many times as fast as it was recorded."""
@@ -66,31 +66,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """The arm, as reports name it."""
         return f"{self.arm} {self.host_gb:g} GB" if self.host_gb else self.arm
-
-
-class Arm(NamedTuple):
-    """What is compared. pins: turns ask for a lease (retain_ttl), as clients of any policy may. host: a host tier."""
-
-    policy: str
-    pins: bool
-    host: bool
-
-
-def arm_named(name: str) -> Arm:
-    """Raises ValueError."""
-    policy, *extras = name.split("+")
-    if policy not in POLICIES or set(extras) - {"pin", "host"}:
-        raise ValueError(f"{name!r} is not POLICY[+pin][+host] with a policy among {', '.join(POLICIES)}")
-    return Arm(policy, "pin" in extras, "host" in extras or policy in NEEDS_HOST_TIER)
-
-
-def all_arms(with_host: bool) -> list[str]:
-    """Every policy, fcfs also with pins; with a host tier if there is one."""
-    plain = [name for name in POLICIES if name not in NEEDS_HOST_TIER]
-    arms = ["fcfs", "fcfs+pin", *(name for name in plain if name != "fcfs")]
-    if with_host:
-        arms += [*(name for name in POLICIES if name in NEEDS_HOST_TIER), *(f"{name}+host" for name in plain)]
-    return arms
 
 
 class Machine(NamedTuple):
@@ -148,12 +123,13 @@ def make_simulation(plan: Plan) -> Simulation:
         "random_seed": plan.seed,
     }
     host = int(plan.host_gb * GB / machine.bytes_per_token) if arm.host else 0
-    config = SchedulerConfig(**settings | plan.settings)
+    config = SchedulerConfig(**settings | arm.settings | plan.settings)
     return Simulation(
         jobs,
         Conditions(
             config=config,
             cost=machine.cost,
+            variant=arm.variant,
             host_tokens=host - host % config.page_size,
             bytes_per_token=machine.bytes_per_token,
             pin_s=plan.pin_s if arm.pins else 0.0,
@@ -173,6 +149,7 @@ def run(plan: Plan) -> dict[str, Any]:
     return {
         "plan": msgspec.to_builtins(plan),
         "figures": summarize(records, plan.trim) | {"completion_rate": completion_rate(records)[0]},
+        "services_s": [round(record.service, 3) for record in measured(records, plan.trim)],
         "scheduler": _scheduler_figures(simulation.scheduler),
         "steps": simulation.steps,
         "simulated_s": simulation.now,

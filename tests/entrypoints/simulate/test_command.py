@@ -59,7 +59,7 @@ def test_a_grid_has_every_combination_once() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--policies", "best"], "'best' is not POLICY[+pin][+host]"),
+        (["--policies", "best"], "'best' is not POLICY[@TIME][+pin][+host]"),
         (["--policies", "fcfs+host"], "fcfs+host needs a host tier; give its size with --host-gb"),
         (["--trim", "0.5"], "--trim is 0.5"),
         (["--rate", "0"], "0 is not a number above 0"),

@@ -11,7 +11,7 @@ from simulated import talk
 
 from baton.entrypoints.simulate import study
 from baton.entrypoints.simulate.metrics import JobRecord
-from baton.entrypoints.simulate.runs import Plan, all_arms, arm_named, make_simulation, run
+from baton.entrypoints.simulate.runs import Plan, make_simulation, run
 from baton.entrypoints.simulate.study import Lines, find_peak, find_peaks, peak_plan, run_all
 
 SMALL = Plan(arm="fcfs", gpu="RTX6000", pool=3000, scale=0.2, num_jobs=6, rate=2.0, trim=0.0)
@@ -86,17 +86,6 @@ def test_the_peak_is_the_highest_rate_of_completions(tmp_path: Path, monkeypatch
     assert list(peaks.values()) == [found["peak"]]  # one for all policies and seeds of a cell
     monkeypatch.setattr(study, "find_peak", None)
     assert find_peaks(others, 5.0, Lines(tmp_path / "runs.jsonl"), processes=1) == peaks
-
-
-def test_arms_are_policies_with_extras() -> None:
-    assert arm_named("lpm+pin+host") == ("lpm", True, True)
-    assert arm_named("fcfs") == ("fcfs", False, False)
-    assert arm_named("lmcache-like").host
-    for wrong in ("best", "fcfs+", "fcfs+pins", ""):
-        with pytest.raises(ValueError, match="is not POLICY"):
-            arm_named(wrong)
-    assert "lmcache-like" not in all_arms(False) and {"lmcache-like", "handoff+host"} <= set(all_arms(True))
-    assert all_arms(True)[0] == "fcfs" and len(set(all_arms(True))) == len(all_arms(True))
 
 
 def test_a_plan_is_checked_before_it_runs() -> None:

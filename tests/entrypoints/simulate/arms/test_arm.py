@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from baton.entrypoints.simulate.arms.arm import Arm, all_arms, arm_named
+
+
+def test_arms_are_policies_with_extras() -> None:
+    assert arm_named("fcfs") == Arm("fcfs", "", {}, pins=False, host=False)
+    assert arm_named("lpm+pin+host") == Arm("lpm", "", {}, pins=True, host=True)
+    assert arm_named("lmcache-like").host
+    assert "lmcache-like" not in all_arms(False) and {"lmcache-like", "handoff+host"} <= set(all_arms(True))
+    assert all_arms(True)[0] == "fcfs" and len(set(all_arms(True))) == len(all_arms(True))
+
+
+def test_an_arm_says_how_the_time_of_pins_is_chosen() -> None:
+    assert arm_named("continuum@0.5+host").settings == {"pin_time": "fixed", "pin_seconds": 0.5}
+    assert arm_named("continuum@cdf").settings == {"pin_time": "cdf"}
+
+
+def test_a_variant_is_a_handoff() -> None:
+    assert arm_named("oracle+host") == Arm("handoff", "oracle", {}, pins=False, host=True)
+
+
+@pytest.mark.parametrize("wrong", ["best", "fcfs+", "fcfs+pins", "", "oracles@2"])
+def test_what_is_no_policy_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"is not POLICY\[@TIME\].*handoff.*oracle"):
+        arm_named(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["continuum@", "continuum@best", "continuum@-1", "continuum@inf", "continuum@nan"])
+def test_what_is_no_time_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"neither a number of seconds nor a rule among .*gittins"):
+        arm_named(wrong)
