@@ -144,7 +144,7 @@ def _growing_job(number: int, at: float, sizes: Sizes, tool: Callable[[int], tup
         is_last = turn == sizes.turns - 1
         turns.append(
             Turn(
-                says=(_request(turn, command),),
+                says=(_request(number, turn, command),),
                 prompt_tokens=sizes.scaled(tokens),
                 max_tokens=max(_ENOUGH_TOKENS, sizes.scaled(96)),
                 command=command,
@@ -161,7 +161,7 @@ def coding_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
         command, seconds = heavy_tool(rng)
         turns.append(
             Turn(
-                says=(_request(turn, command),),
+                says=(_request(number, turn, command),),
                 new_tokens=sizes.scaled(rng.uniform(1000, 2000)),
                 max_tokens=max(_ENOUGH_TOKENS, sizes.scaled(rng.uniform(150, 450))),
                 command=command,
@@ -172,9 +172,9 @@ def coding_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
     return Job(number=number, arrival=at, system=SYSTEM, system_tokens=sizes.scaled(2000), turns=tuple(turns))
 
 
-def _request(turn: int, command: str) -> Message:
-    """What the tool said comes before it."""
-    return Message("user", f"Step {turn + 1}. Run this:\n```bash\n{command}\n```")
+def _request(job: int, turn: int, command: str) -> Message:
+    """What the tool said comes before it. Jobs that name themselves share nothing but the system prompt."""
+    return Message("user", f"Job {job}, step {turn + 1}. Run this:\n```bash\n{command}\n```")
 
 
 _TOY_TIMES = {"find": (1.0, 3.0), "tail": (2.0, 5.0), "grep": (0.3, 1.0)}

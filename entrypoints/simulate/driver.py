@@ -243,7 +243,8 @@ class Simulation:
             playing.record.end = turn.end
         else:
             if (tool := playing.record.job.turns[playing.turn].tool) is not None:
-                self.scheduler.pins.called(request.rid, 0, (ToolCall(tool, tool),), self.now)
+                calls = (ToolCall(tool, tool),) if tool else ()
+                self.scheduler.pins.called(request.rid, 0, calls, self.now)
             self._send_at(turn.end + playing.away_s, playing)
             playing.turn += 1
 

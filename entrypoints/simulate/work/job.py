@@ -33,6 +33,7 @@ class Turn:
     output: int
     """Tokens that the model says, the eos among them; no later prompt has that one."""
     tool: str | None = None
+    """What is called at its end; "" for nothing that can be named, None if nobody reads its text."""
     tool_s: float = 0.0
 
     @property

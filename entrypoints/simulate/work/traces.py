@@ -180,5 +180,5 @@ def _note(jobs: dict[str, _Traced], event: _Event) -> None:
             jobs[event.job_id].departed(event)
         case "called":
             traced = jobs.get(event.job_id)
-            if traced is not None and traced.turns and event.calls:
-                traced.turns[-1].tool = str(event.calls[0].get("tool"))
+            if traced is not None and traced.turns:
+                traced.turns[-1].tool = str(event.calls[0].get("tool")) if event.calls else ""
