@@ -2,9 +2,9 @@
 
     python -m benchmarks.agents.step_costs --model FOLDER --out costs.json [--flags "--max-total-tokens 40000"]
 
-A server of ours is started and asked for prompts of several lengths, new and behind a cached prefix, and for answers of
-several rows at once. Each is a difference of two times, so what HTTP costs drops out of decode steps; of prompts it is
-part of the fixed cost. A straight line is laid through all (least squares of relative errors, no cost below 0):
+A server of ours is started and asked for prompts of several lengths, new and behind a cached prefix, and for answers
+of several rows at once, by OpenAI's client and in streams, as agents ask: what client and HTTP take from the cores
+makes steps longer, and should. A straight line is laid through all (least squares of relative errors, none below 0):
 
     seconds = fixed_s + prompt tokens × prompt_token_s + rows × decode_row_s + context tokens × context_token_s
 """
@@ -12,6 +12,7 @@ part of the fixed cost. A straight line is laid through all (least squares of re
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shlex
 import time
@@ -20,6 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+import openai
 from tqdm import tqdm
 
 from benchmarks.common.measured import about_this_run
@@ -48,35 +50,62 @@ class Measured(NamedTuple):
 
 
 class Meter:
-    def __init__(self, server: Server, seed: int) -> None:
-        self._client = server.client
+    """Asks as agents do, with OpenAI's client and streams: what HTTP and the client take from the cores is a part of
+    what a step costs here."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
         self._rng = np.random.default_rng(seed)
 
     def ids(self, count: int) -> list[int]:
         return self._rng.integers(*VOCABULARY, size=count).tolist()
 
-    def ask(self, prompts: list[list[int]], max_new_tokens: int) -> float:
+    async def ask(self, prompts: list[list[int]], max_tokens: int) -> float:
         """Seconds until all of them are answered."""
-        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         started = time.perf_counter()
-        self._client.post("/generate", json={"input_ids": prompts, "sampling_params": sampling}).raise_for_status()
+        await asyncio.gather(*(self._stream(prompt, max_tokens) for prompt in prompts))
         return time.perf_counter() - started
 
-    def prompt(self, new: int, cached: int) -> Measured:
+    async def _stream(self, prompt: list[int], max_tokens: int) -> None:
+        stream = await self._client.completions.create(
+            model="any",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for _ in stream:
+            pass
+
+    async def prompt(self, new: int, cached: int) -> Measured:
         times = []
         for _ in range(ROUNDS):
             before = self.ids(cached)
             if before:
-                self.ask([before], 1)
-            times.append(self.ask([before + self.ids(new)], 1))
+                await self.ask([before], 1)
+            times.append(await self.ask([before + self.ids(new)], 1))
         return Measured(new, 0, cached + new, median(times))
 
-    def decode(self, rows: int, context: int) -> Measured:
+    async def decode(self, rows: int, context: int) -> Measured:
         """From answers of one token to such of several, all prompts cached."""
         prompts = [self.ids(context) for _ in range(rows)]
-        self.ask(prompts, 1)
-        times = [(self.ask(prompts, ANSWER + 1) - self.ask(prompts, 1)) / ANSWER for _ in range(ROUNDS)]
+        await self.ask(prompts, 1)
+        times = [(await self.ask(prompts, ANSWER + 1) - await self.ask(prompts, 1)) / ANSWER for _ in range(ROUNDS)]
         return Measured(0, rows, rows * (context + ANSWER // 2), median(times))
+
+    async def all(self) -> list[Measured]:
+        await self.ask([self.ids(256)], 8)  # the first request of a server is slower
+        steps = []
+        with tqdm(total=len(PROMPTS) + len(DECODES), desc="steps", disable=None) as bar:
+            for measure, size in [
+                *((self.prompt, size) for size in PROMPTS),
+                *((self.decode, size) for size in DECODES),
+            ]:
+                steps.append(await measure(*size))
+                bar.update()
+        await self._client.close()
+        return steps
 
 
 def fit(steps: list[Measured]) -> dict[str, float]:
@@ -105,18 +134,10 @@ def said(step: Measured, costs: dict[str, float]) -> float:
 
 
 def measure(model: Path, flags: list[str], seed: int) -> tuple[dict[str, float], list[Measured]]:
+    """The line, and what it was laid through."""
     server = Server(model, flags)
     try:
-        meter = Meter(server, seed)
-        meter.ask([meter.ids(256)], 8)  # the first request of a server is slower
-        with tqdm(total=len(PROMPTS) + len(DECODES), desc="steps", disable=None) as bar:
-            steps = []
-            for size in PROMPTS:
-                steps.append(meter.prompt(*size))
-                bar.update()
-            for size in DECODES:
-                steps.append(meter.decode(*size))
-                bar.update()
+        steps = asyncio.run(Meter(server.url, seed).all())
     finally:
         server.close()
     return fit(steps), steps

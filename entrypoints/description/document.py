@@ -60,6 +60,7 @@ def _operation(route: Described, method: str, components: dict[str, Schema]) -> 
     parameters = [_parameter("path", name, operation.path.get(name, string()), True) for name in names]
     required = operation.required_query
     parameters += [_parameter("query", name, schema, name in required) for name, schema in operation.query.items()]
+    parameters += [_parameter("header", name, schema, False) for name, schema in operation.headers.items()]
     if parameters:
         described["parameters"] = parameters
     if operation.body is not None and method == "POST":

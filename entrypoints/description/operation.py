@@ -50,9 +50,9 @@ GENERATING = (404, 408, 409, 410, 429, 500, 503, 504)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """summary: a few words. about: Markdown. body: None for endpoints that read none. examples: of
-    bodies, by what they show. answer: of status 200; None where
-    it is ``text``, of that content type. events: of a stream. refusals: statuses besides those of every endpoint."""
+    """summary: a few words. about: Markdown. body: None for endpoints that read none. examples: of bodies, by what they
+    show. answer: of status 200; None where it is ``text``, of that content type. events: of a stream. refusals:
+    statuses besides those of every endpoint."""
 
     summary: str
     about: str = ""
@@ -61,6 +61,7 @@ class Operation:
     body_is_optional: bool = False
     examples: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     query: Properties = field(default_factory=dict)
+    headers: Properties = field(default_factory=dict)
     path: Properties = field(default_factory=dict)
     required_query: tuple[str, ...] = ()
     answer: Schema | None = None

@@ -14,7 +14,9 @@ EXTRA_BODY = "extra_body"
 """OpenAI's client puts what is in its argument of this name beside the other fields. Clients that post JSON themselves
 send it as it is."""
 
-_HEADERS = {"job_id": "x-job-id", "is_last_step": "x-job-last-step"}
+HEADERS = {"job_id": "X-Job-Id", "is_last_step": "X-Job-Last-Step"}
+"""Taken where the body does not have the field."""
+
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -42,8 +44,8 @@ def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str,
         if name in merged and merged[name] != value:
             raise RequestRefused(f"{name} differs from {EXTRA_BODY}.{name}; give it once", param=name)
         merged[name] = value
-    for name, header in _HEADERS.items():
-        given = headers.get(header)
+    for name, header in HEADERS.items():
+        given = headers.get(header.lower())
         if given is not None and merged.get(name) is None:
             merged[name] = _flag(given, header) if name == "is_last_step" else given
     return merged

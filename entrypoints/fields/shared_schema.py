@@ -17,7 +17,7 @@ from ..description.json_schema import (
     whole,
 )
 from .continuation import MAX_RETAIN_TTL
-from .jobs import MAX_JOB_CHARS
+from .jobs import EXTRA_BODY, HEADERS, MAX_JOB_CHARS
 from .namespaces import MAX_KEY_CHARS
 from .prompts import MAX_PRIORITY
 from .reading import MAX_RID_CHARS
@@ -106,3 +106,18 @@ def _of_one_prompt(schema: Schema) -> Schema:
 SHARED_OF_CHATS: Properties = {
     name: _of_one_prompt(schema) for name, schema in SHARED.items() if name not in NO_CONTINUATION
 }
+
+_JOB = ("job_id", "is_last_step")
+
+JOB_HEADERS: Properties = {
+    HEADERS["job_id"]: string("job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
+    HEADERS["is_last_step"]: enum("true", "false", "1", "0", about="is_last_step, where the body has none."),
+}
+
+
+def with_extra_body(body: Schema) -> Schema:
+    """The body of an endpoint that generates, as clients may send it: see `jobs.with_extras`."""
+    fields = {name: nullable(_of_one_prompt(SHARED[name])) for name in _JOB}
+    about = "Fields of this body, for clients that send what OpenAI's calls extra_body as it is. Each is given once."
+    extra = {"type": ["object", "null"], "properties": fields, "description": about}
+    return body | {"properties": body["properties"] | {EXTRA_BODY: extra}}

@@ -19,6 +19,8 @@ class JobTable:
         """The one that was here last comes last."""
         self._by_rid: dict[str, Job] = {}
         """Of every request that has not ended and of every step that is kept."""
+        self._away: OrderedDict[Job, float] = OrderedDict()
+        """Those whose tools run, with the time at which they left; the one that has been away for longest first."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -84,6 +86,26 @@ class JobTable:
             if not any(step.rid == rid for step in job.steps):
                 self._by_rid.pop(rid, None)
 
+    def goes_away(self, job: Job, now: float) -> None:
+        """Its last request has ended, and another should follow."""
+        self._away[job] = now
+        self._away.move_to_end(job)
+
+    def is_back(self, job: Job) -> bool:
+        """Its next request is there. False if it had been given up, or was not away."""
+        return self._away.pop(job, None) is not None
+
+    def give_up(self, now: float, seconds: float) -> list[Job]:
+        """Those that have been away for so long. Each is named once; what is known of it stays known."""
+        lost = []
+        while self._away:
+            job, left = next(iter(self._away.items()))
+            if now - left < seconds:
+                break
+            del self._away[job]
+            lost.append(job)
+        return lost
+
     def keep(self, step: FinishedStep) -> FinishedStep | None:
         """Remember a step; returns the one that is forgotten for it."""
         job = step.job
@@ -106,6 +128,7 @@ class JobTable:
 
     def _remove(self, job: Job) -> None:
         del self._jobs[job.namespace, job.id]
+        self._away.pop(job, None)
         for rid in [*job.open_rids, *(step.rid for step in job.steps)]:
             self._by_rid.pop(rid, None)
 

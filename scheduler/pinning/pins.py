@@ -22,6 +22,7 @@ from ..jobs.calls import ToolCall
 from ..jobs.job import FinishedStep, Job
 from ..jobs.job_table import JobTable
 from ..jobs.report import describe
+from ..policies.pin_times import MAX_PIN_S
 from ..policies.policy import SchedulePolicy
 from ..policies.tools import PolicyTools
 from ..request import Request
@@ -75,8 +76,8 @@ class Pins:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:
             self.trace.returned(job, now)
-            if (last := job.last_step) is not None and last.calls is not None:
-                self.times.observe(last.calls, max(0.0, now - job.ended))
+            if self._table.is_back(job):
+                self._note_duration(job, now - job.ended)
             job.ended = None
         self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
         self._table.began(job, spec.rid, len(requests))
@@ -115,6 +116,8 @@ class Pins:
                 job.shared_tokens = request.found.total
         if not job.open_rids:
             job.ended = now
+            if not request.spec.is_last_step:
+                self._table.goes_away(job, now)
         self.trace.departed(job, request, now)
         for index, lease in leases.items():
             ended = step or FinishedStep(job, request.rid, index, now, 0, asked_until=now + request.retain_ttl)
@@ -165,10 +168,18 @@ class Pins:
         until = max(step.ended + self._policy.ttl(step, now), step.asked_until)
         self._leases.extend(step.lease, max(until, now))  # at ``now`` it expires with the next step
 
+    def _note_duration(self, job: Job, seconds: float) -> None:
+        """The tools of its last step took so long, or longer."""
+        if (last := job.last_step) is not None and last.calls is not None:
+            self.times.observe(last.calls, max(0.0, seconds))
+
     # -- once a turn --------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
-        """Count the pins that have ended since the last call."""
+        """Count the pins that have ended since the last call. What has been away for longer than any pin holds counts
+        as that long, back or not: else tools after which nobody comes back would look fast."""
+        for job in self._table.give_up(now, MAX_PIN_S):
+            self._note_duration(job, MAX_PIN_S)
         for lease in [lease for lease in self._pins if not lease.is_live]:
             step, stats = self._pins.pop(lease), self._stats
             kind = _ENDS[lease.state]

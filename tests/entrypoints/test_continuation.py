@@ -3,99 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from continued_engine import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    SUFFIX,
+    assert_same,
+    child_of,
+    evict_everything,
+    inherited_ids,
+    name,
+    replay,
+    start,
+    stats,
+    suffix_ids,
+    toy_engine,
+)
 
 from baton.entrypoints.engine import Engine
 from baton.scheduler.outcome import RequestRefused
 
-TOY = Path(__file__).parents[2] / "examples" / "toy_model"
-PROMPT = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
-SUFFIX = "<|im_end|>\n<|im_start|>tool\n12 manual.md<|im_end|>\n<|im_start|>assistant\n"
-GREEDY = {"temperature": 0, "max_new_tokens": 24}
-SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 5, "max_new_tokens": 24}
-ONE = {"temperature": 0, "max_new_tokens": 1}
-POOL = 2048
-TIE = 1e-3
-
-_names = itertools.count()
-
 
 @pytest.fixture(scope="module", params=[1, 16], ids=["page1", "page16"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(
-        model_path=TOY, device="cpu", dtype="float32", max_total_tokens=POOL, page_size=request.param
-    ) as running:
+    with toy_engine(request.param) as running:
         yield running
-
-
-def name(kind: str) -> str:
-    return f"{kind}-{next(_names)}"
-
-
-def evict_everything(engine: Engine) -> None:
-    """Other traffic takes all the memory that nothing locks."""
-    rng = random.Random(next(_names))
-    before = stats(engine)["evicted_tokens"]
-    while stats(engine)["evicted_tokens"] - before < POOL:
-        ids = [[rng.randrange(5, 1000) for _ in range(400)] for _ in range(3)]
-        engine.generate(input_ids=ids, sampling_params=ONE)
-
-
-def stats(engine: Engine) -> dict:
-    return engine.get_server_info()["stats"]
-
-
-def replay(engine: Engine, ids: list[int], sampling: dict) -> dict:
-    """The same prompt as plain ids, in a namespace of its own: nothing of it is cached."""
-    return engine.generate(
-        input_ids=ids, sampling_params=sampling, cache_salt=name("replay"), return_logprob=True, top_logprobs_num=2
-    )
-
-
-def child_of(engine: Engine, parent: str, sampling: dict, **fields: Any) -> Any:
-    return engine.generate(None, sampling, continuation_of=parent, return_logprob=True, **fields)
-
-
-def assert_same(child: dict, replayed: dict) -> None:
-    """The same prompt, and equal token for token. They may part where the two best logits are all but equal; the
-    logprobs up to there tell a context that is slightly wrong from the right one."""
-    assert child["meta_info"]["prompt_tokens"] == replayed["meta_info"]["prompt_tokens"]
-    tops = replayed["meta_info"]["output_top_logprobs"]
-    for position, (mine, theirs) in enumerate(zip(child["output_ids"], replayed["output_ids"])):
-        if "output_token_logprobs" in child["meta_info"] and mine == theirs:
-            (value, *_), (want, *_) = (x["meta_info"]["output_token_logprobs"][position] for x in (child, replayed))
-            assert value == pytest.approx(want, abs=1e-3), f"token {position}"
-        if mine != theirs:
-            (best, *_), (second, *_) = tops[position]
-            assert best - second < TIE, f"token {position}: {mine} instead of {theirs}, by {best - second}"
-            return
-    assert child["output_ids"] == replayed["output_ids"] and child["text"] == replayed["text"]
-
-
-def inherited_ids(prompt_ids: list[int], parent: dict) -> list[int]:
-    """What the parent's client saw, as ids; its stop, where it matched one, was a token."""
-    matched = parent["meta_info"]["finish_reason"].get("matched")
-    assert matched is None or isinstance(matched, int)
-    return prompt_ids + parent["output_ids"][: -1 if matched is not None else None]
-
-
-def start(engine: Engine, sampling: dict | None = None, **fields: Any) -> tuple[str, list[int], dict]:
-    """A finished parent: its rid, its prompt's ids, its answer."""
-    rid = name("parent")
-    fields = {"retain_ttl": 60, **fields}
-    return rid, engine.encode(PROMPT), engine.generate(PROMPT, sampling or GREEDY, rid=rid, **fields)
-
-
-def suffix_ids(engine: Engine, text: str = SUFFIX) -> list[int]:
-    return engine.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -299,128 +236,3 @@ def test_logprobs_of_inherited_tokens(engine: Engine) -> None:
         assert [row[1] for row in mine] == [row[1] for row in theirs]
         assert [row[0] for row in mine] == pytest.approx([row[0] for row in theirs], abs=1e-4)
     assert [row[1] for row in child["meta_info"]["input_token_logprobs"]] == ids[len(prompt_ids) :]
-
-
-def test_a_salt_is_needed_again(engine: Engine) -> None:
-    rid, prompt_ids, parent = start(engine, cache_salt="mine")
-    messages = []
-    for salt in (None, "theirs"):
-        with pytest.raises(RequestRefused) as caught:
-            child_of(engine, rid, GREEDY, cache_salt=salt)
-        assert (caught.value.status, caught.value.code) == (404, "parent_not_found")
-        messages.append(caught.value.message)
-    with pytest.raises(RequestRefused) as caught:
-        engine.generate(None, GREEDY, continuation_of="nobody")
-    assert {*messages, caught.value.message.replace("nobody", rid)} == {messages[0]}, "nobody learns that it exists"
-    child = child_of(engine, rid, GREEDY, cache_salt="mine")
-    assert child["meta_info"]["continuation"]["path"] == "handoff"
-    assert_same(child, replay(engine, inherited_ids(prompt_ids, parent), GREEDY))
-
-
-def test_an_expired_lease_falls_back_to_the_tree(engine: Engine) -> None:
-    expired = stats(engine)["leases_expired"]
-    rid, prompt_ids, parent = start(engine, retain_ttl=0.05)
-    deadline = time.monotonic() + 10
-    while stats(engine)["leases_expired"] == expired:
-        assert time.monotonic() < deadline, "the lease never expired"
-        time.sleep(0.01)
-    assert not engine.release(rid)
-    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
-    assert child["meta_info"]["continuation"]["path"] == "match"
-    assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
-
-
-def test_a_lease_over_the_budget_is_refused_but_the_ids_are_known(engine: Engine) -> None:
-    rng = random.Random(3)
-    ids = [rng.randrange(5, 1000) for _ in range(POOL // 2 + 20)]
-    rid = name("large")
-    answer = engine.generate(input_ids=ids, sampling_params=ONE, rid=rid, retain_ttl=60)
-    assert "--max-leased-ratio" in answer["meta_info"]["retained"]["refused"]
-    child = child_of(engine, rid, ONE)
-    assert child["meta_info"]["continuation"]["path"] == "match"
-    assert child["meta_info"]["prompt_tokens"] == len(ids) + 1
-
-
-def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) -> None:
-    rid = name("parent")
-    running = engine.generate(PROMPT, {"max_new_tokens": 1500, "ignore_eos": True}, stream=True, rid=rid)
-    next(running)
-    errors: list[RequestRefused] = []
-
-    def wait(stream: bool) -> None:
-        try:
-            got = child_of(engine, rid, GREEDY, stream=stream, rid=name("waiting"))
-            for _ in got if stream else ():
-                pass
-        except RequestRefused as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=wait, args=(stream,)) for stream in (False, True)]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 10
-    while engine._manager.num_open < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    assert engine.abort(rid) == [rid]
-    for thread in threads:
-        thread.join(20)
-    list(running)
-    with pytest.raises(RequestRefused) as caught:
-        child_of(engine, rid, GREEDY)
-    for error in (*errors, caught.value):
-        assert (error.status, error.code, error.param) == (409, "parent_failed", "continuation_of")
-    assert len(errors) == 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"continuation_ids": [7] * 2030}, "continuation_ids"),
-        ({"continuation_suffix": "x " * 1990}, "continuation_suffix"),
-        ({"continuation_ids": [7] * 1900, "sampling_params": {"max_new_tokens": 140}}, "max_new_tokens"),
-    ],
-)
-def test_a_suffix_over_the_context(engine: Engine, fields: dict, param: str, stream: bool) -> None:
-    """Only the worker knows how long parent and suffix are together."""
-    rid, _, _ = start(engine)
-    with pytest.raises(RequestRefused, match="context") as caught:
-        list(
-            engine.generate(continuation_of=rid, stream=stream, **{"sampling_params": {"max_new_tokens": 1}, **fields})
-        )
-    assert (caught.value.status, caught.value.param) == (400, param)
-    child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
-    assert child["meta_info"]["continuation"]["path"] == "handoff", "a refused child takes nothing"
-
-
-def test_async_release(engine: Engine) -> None:
-    async def run() -> list[bool]:
-        rid = name("parent")
-        await engine.async_generate(PROMPT, GREEDY, rid=rid, retain_ttl=60)
-        return [await engine.async_release(f"cmpl-{rid}"), await engine.async_release(rid)]
-
-    assert asyncio.run(run()) == [True, False]
-
-
-def test_forgotten_parents() -> None:
-    with Engine(
-        model_path=TOY, device="cpu", dtype="float32", max_total_tokens=1024, max_finished_requests=2
-    ) as engine:
-        rid, prompt_ids, parent = start(engine, retain_ttl=0)
-        for _ in range(3):
-            engine.generate(PROMPT, GREEDY)
-        with pytest.raises(RequestRefused) as caught:
-            child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
-        assert (caught.value.status, caught.value.code) == (410, "parent_forgotten")
-        whole = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
-        child = engine.generate(
-            input_ids=whole, sampling_params=GREEDY, continuation_of=rid, continuation_suffix=SUFFIX
-        )
-        got = child["meta_info"]["continuation"]
-        assert (got["path"], got["inherited_tokens"]) == ("fallback", 0)
-        assert child["meta_info"]["prompt_tokens"] == len(whole)
-        assert_same(child, replay(engine, whole, GREEDY))
-        with pytest.raises(RequestRefused) as caught:
-            engine.generate("whole prompt", GREEDY, continuation_of="never heard of")
-        assert caught.value.status == 404, "a fallback prompt is for forgotten parents only"

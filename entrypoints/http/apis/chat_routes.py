@@ -9,6 +9,7 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model
+from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.chat import BODY, CHAT_NAMES, parse_chat
 from ...openai.chat_response import ChatResponse
 from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
@@ -22,7 +23,8 @@ _CHAT = Operation(
     summary="Answer a chat",
     about="OpenAI's chat completions. A chat that has grown goes on from what is cached of it by itself.",
     tag="OpenAI",
-    body=BODY,
+    body=with_extra_body(BODY),
+    headers=JOB_HEADERS,
     examples=EXAMPLES,
     answer=ANSWER,
     events=CHUNK,

@@ -10,7 +10,7 @@ from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import answered, flag, list_of, string, taken
 from ...description.operation import GENERATING, Operation
 from ...fields.reading import MAX_RID_CHARS, read_rid, refuse_unserved
-from ...fields.shared_schema import RID
+from ...fields.shared_schema import JOB_HEADERS, RID, with_extra_body
 from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
 from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
@@ -25,7 +25,8 @@ _GENERATE = Operation(
     summary="Generate tokens",
     about="SGLang's native endpoint: a prompt, a batch of them, or what continues an earlier request.",
     tag="Native",
-    body=BODY,
+    body=with_extra_body(BODY),
+    headers=JOB_HEADERS,
     examples=EXAMPLES,
     answer=ANSWER,
     events=OUTPUT,

@@ -15,6 +15,7 @@ from ...anthropic.messages import BODY, COUNT_BODY, MESSAGE_NAMES, MessagesReque
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model
+from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...server_args import ServerArgs
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
@@ -35,7 +36,8 @@ _MESSAGES = Operation(
     summary="Answer a chat",
     about="Anthropic's messages. A chat that has grown goes on from what is cached of it by itself.",
     tag="Anthropic",
-    body=BODY,
+    body=with_extra_body(BODY),
+    headers=JOB_HEADERS,
     examples=EXAMPLES,
     answer=ANSWER,
     events=EVENT,
@@ -45,7 +47,8 @@ _MESSAGES = Operation(
 _COUNT = Operation(
     summary="Count the tokens of a chat",
     tag="Anthropic",
-    body=COUNT_BODY,
+    body=with_extra_body(COUNT_BODY),
+    headers=JOB_HEADERS,
     answer=NUM_TOKENS,
     refusals=(404,),
     error=ERROR,

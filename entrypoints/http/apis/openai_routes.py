@@ -12,6 +12,7 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ...description.json_schema import answered, enum, list_of, nullable, string
 from ...description.operation import COUNT, GENERATING, Operation
 from ...fields.reading import check_model
+from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.completion_response import CompletionResponse
 from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
 from ...openai.completions import BODY, COMPLETION_NAMES, parse_completion
@@ -42,7 +43,8 @@ _COMPLETE = Operation(
     summary="Complete a text",
     about="OpenAI's completions, with continuation and beam search.",
     tag="OpenAI",
-    body=BODY,
+    body=with_extra_body(BODY),
+    headers=JOB_HEADERS,
     examples=EXAMPLES,
     answer=ANSWER,
     events=CHUNK,

@@ -11,6 +11,7 @@ from ...chat.chats import Chats
 from ...description.json_schema import Properties, enum, string, whole
 from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model, one_of
+from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.responses.fields import BODY, parse_response
 from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
@@ -42,7 +43,8 @@ _CREATE = Operation(
     summary="Make a response",
     about="OpenAI's responses. `previous_response_id` is a continuation: `metadata` says what was inherited.",
     tag="OpenAI",
-    body=BODY,
+    body=with_extra_body(BODY),
+    headers=JOB_HEADERS,
     examples=EXAMPLES,
     answer=ANSWER,
     events=EVENT,

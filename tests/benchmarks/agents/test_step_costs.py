@@ -1,0 +1,36 @@
+"""A straight line through measured steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.entrypoints.simulate.cost_model import StepSize, read_cost_file
+from benchmarks.agents.step_costs import DECODES, PROMPTS, Measured, fit, said
+
+COSTS = {"fixed_s": 0.004, "prompt_token_s": 0.0005, "decode_row_s": 0.0007, "context_token_s": 2e-6}
+
+
+def steps(costs: dict[str, float]) -> list[Measured]:
+    """What would be measured on a machine with these costs."""
+    sizes = [Measured(new, 0, new + cached, 0.0) for new, cached in PROMPTS]
+    sizes += [Measured(0, rows, rows * context, 0.0) for rows, context in DECODES]
+    return [size._replace(seconds=said(size, costs)) for size in sizes]
+
+
+def test_costs_are_found_again() -> None:
+    assert fit(steps(COSTS)) == pytest.approx(COSTS)
+
+
+def test_no_cost_is_below_zero() -> None:
+    odd = steps(COSTS | {"context_token_s": -5e-7})
+    found = fit(odd)
+    assert found["context_token_s"] == 0.0 and found["prompt_token_s"] == pytest.approx(0.0005, rel=0.05)
+
+
+def test_the_simulator_takes_them(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(fit(steps(COSTS))))
+    assert read_cost_file(file).step_s(StepSize(100, 2, 300, 0)) == pytest.approx(said(Measured(100, 2, 300, 0), COSTS))
