@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from .job import FinishedStep, Job
 
@@ -48,11 +49,9 @@ class JobTable:
             if (old := self._jobs.get((namespace, id))) is not None:
                 gone.append(old)
             job = Job(namespace, id, now, serial, now)
-            while len(self._jobs) - len(gone) >= self._max_jobs:
-                idle = next((each for each in self._jobs.values() if not each.open_rids and each not in gone), None)
-                if idle is None:
-                    break  # all are at work: the queue bounds them
-                gone.append(idle)
+            if (excess := len(self._jobs) - len(gone) + 1 - self._max_jobs) > 0:  # more, where many were at work
+                idle = (each for each in self._jobs.values() if not each.open_rids and each is not old)
+                gone += list(islice(idle, excess))  # of jobs at work the queue bounds how many there are
             for each in gone:
                 self._remove(each)
             self._jobs[namespace, id] = job
