@@ -53,3 +53,37 @@ def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:
     _, gone = table.open("", "new", 1.0, 2000)
     assert time.perf_counter() - began < 1.0
     assert len(gone) == 1993 and len(table) == 8
+
+
+def test_a_full_table_of_jobs_at_work_is_not_searched() -> None:
+    """Each new one looked at all of them: six seconds for a full queue of 16384."""
+    table = JobTable(4096)
+    began = time.perf_counter()
+    crowd(table, 16384)
+    assert time.perf_counter() - began < 2.0 and len(table) == 16384
+
+
+def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:
+    table = JobTable(2)
+    crowd(table, 2)
+    for number in range(2):
+        end(table, number)
+    first = table.get("", "job0")
+    assert first is not None
+    table.heard(first, 1.0)
+    _, gone = table.open("", "new", 1.0, 2)
+    assert [job.id for job in gone] == ["job1"]
+
+
+def test_what_ends_after_its_job_was_forgotten_brings_nothing_back() -> None:
+    table = JobTable(2)
+    crowd(table, 1)
+    job = table.get("", "job0")
+    assert job is not None
+    table.remove(job)
+    again, _ = table.open("", "job0", 1.0, 1)
+    table.began(again, "r1", 1)
+    table.left(job, "r0")
+    for name in ("a", "b", "c"):
+        table.open("", name, 2.0, 2)
+    assert table.get("", "job0") is again, "it is at work"
