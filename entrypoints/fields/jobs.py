@@ -47,7 +47,7 @@ def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str,
     for name, header in HEADERS.items():
         given = headers.get(header.lower())
         if given is not None and merged.get(name) is None:
-            merged[name] = _flag(given, header) if name == "is_last_step" else given
+            merged[name] = _flag(given, header) if name == "is_last_step" else _as_utf8(given)
     return merged
 
 
@@ -56,6 +56,14 @@ def _job_id(value: Any, name: str) -> str:
     if not 1 <= len(job_id) <= MAX_JOB_CHARS:
         raise RequestRefused(f"{name} has {len(job_id)} characters; use 1 to {MAX_JOB_CHARS}", param=name)
     return job_id
+
+
+def _as_utf8(given: str) -> str:
+    """What a header says, whose bytes the framework reads as latin-1. Most clients send UTF-8."""
+    try:
+        return given.encode("latin-1").decode()
+    except UnicodeError:
+        return given
 
 
 def _flag(given: str, header: str) -> bool:

@@ -68,8 +68,8 @@ class JobsRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/jobs", self.jobs, GET, operation=_LIST),
-            Route("/jobs/{job_id:path}", self.job, GET, operation=_ONE),
-            Route("/jobs/{job_id:path}", self.end, DELETE, operation=_END),
+            Route("/jobs/{job_id:rest}", self.job, GET, operation=_ONE),
+            Route("/jobs/{job_id:rest}", self.end, DELETE, operation=_END),
         ]
 
     async def jobs(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal, NamedTuple
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import compile_path
 
@@ -25,6 +26,15 @@ JSON = "application/json"
 BINARY = "application/octet-stream"
 ANY_MEDIA = "*/*"
 """For routes that read no body, and change nothing."""
+
+
+class _Rest(PathConvertor):
+    """As the framework's ``path``, but newlines count: that one takes no path with a newline, and cuts off the last."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("rest", _Rest())
 
 
 class Route(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from .job import FinishedStep, Job
 
@@ -17,6 +18,8 @@ class JobTable:
         self._max_jobs = max_jobs
         self._jobs: OrderedDict[tuple[str, str], Job] = OrderedDict()
         """The one that was here last comes last."""
+        self._idle: OrderedDict[tuple[str, str], Job] = OrderedDict()
+        """Those with no open request, in the same order: a table of jobs that are all at work is not searched."""
         self._by_rid: dict[str, Job] = {}
         """Of every request that has not ended and of every step that is kept."""
         self._away: OrderedDict[Job, float] = OrderedDict()
@@ -50,21 +53,21 @@ class JobTable:
             if (old := self._jobs.get((namespace, id))) is not None:
                 gone.append(old)
             job = Job(namespace, id, now, serial, now)
-            while len(self._jobs) - len(gone) >= self._max_jobs:
-                idle = next((each for each in self._jobs.values() if not each.open_rids and each not in gone), None)
-                if idle is None:
-                    break  # all are at work: the queue bounds them
-                gone.append(idle)
+            if (excess := len(self._jobs) - len(gone) + 1 - self._max_jobs) > 0:  # more, where many were at work
+                idle = (each for each in self._idle.values() if each is not old)
+                gone += list(islice(idle, excess))  # of jobs at work the queue bounds how many there are
             for each in gone:
                 self._remove(each)
-            self._jobs[namespace, id] = job
+            self._jobs[namespace, id] = self._idle[namespace, id] = job
         self.heard(job, now)
         return job, gone
 
     def heard(self, job: Job, now: float) -> None:
         job.heard = now
-        if (job.namespace, job.id) in self._jobs:
-            self._jobs.move_to_end((job.namespace, job.id))
+        key = job.namespace, job.id
+        for jobs in (self._jobs, self._idle):
+            if key in jobs:
+                jobs.move_to_end(key)
 
     def name_taken(self, rid: str) -> None:
         """A new request has this rid: a step that had it has no name any more."""
@@ -76,6 +79,7 @@ class JobTable:
         """A request of the job has been taken in."""
         self.name_taken(rid)
         job.open_rids[rid] = sequences
+        self._idle.pop((job.namespace, job.id), None)
         self._by_rid[rid] = job
 
     def left(self, job: Job, rid: str) -> None:
@@ -85,11 +89,14 @@ class JobTable:
             del job.open_rids[rid]
             if not any(step.rid == rid for step in job.steps):
                 self._by_rid.pop(rid, None)
+            if not job.open_rids and self.get(job.namespace, job.id) is job:
+                self._idle[job.namespace, job.id] = job
 
     def goes_away(self, job: Job, now: float) -> None:
-        """Its last request has ended, and another should follow."""
-        self._away[job] = now
-        self._away.move_to_end(job)
+        """Its last request has ended; another should follow, if it is not over or forgotten."""
+        if not job.is_over and self.get(job.namespace, job.id) is job:
+            self._away[job] = now
+            self._away.move_to_end(job)
 
     def is_back(self, job: Job) -> bool:
         """Its next request is there. False if it had been given up, or was not away."""
@@ -128,6 +135,7 @@ class JobTable:
 
     def _remove(self, job: Job) -> None:
         del self._jobs[job.namespace, job.id]
+        self._idle.pop((job.namespace, job.id), None)
         self._away.pop(job, None)
         for rid in [*job.open_rids, *(step.rid for step in job.steps)]:
             self._by_rid.pop(rid, None)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import openai
 import pytest
@@ -150,3 +151,15 @@ def test_a_step_that_is_cut_off_calls_what_it_says(server: ServerUnderTest) -> N
     assert text.startswith("```bash\nwc") and not text.endswith("```")
     assert job(server, "cut")["last_calls"] == ["wc"]
     assert server.client.delete("/jobs/cut").status_code == 200
+
+
+def test_a_job_of_any_name_can_be_looked_up_and_ended(server: ServerUnderTest) -> None:
+    params = {"temperature": 0, "max_new_tokens": 1}
+    names = ["line", "line\n", "\n", "two\nlines", "a/../b", "//", "a?b#c%2F", "日本 \x00"]
+    for name in names:
+        assert server.generate(text="hello", sampling_params=params, job_id=name).status_code == 200
+    for name in reversed(names):
+        path = f"/jobs/{quote(name, safe='')}"
+        assert job(server, quote(name, safe=""))["job_id"] == name
+        assert server.client.delete(path).json()["job_id"] == name
+        assert server.client.get(path).status_code == 404

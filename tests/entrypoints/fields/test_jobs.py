@@ -30,6 +30,13 @@ def test_headers_fill_what_is_missing() -> None:
     assert with_extras({}, {"x-job-last-step": " 0 "}) == {"is_last_step": False}
 
 
+def test_a_header_names_the_same_job_as_a_body() -> None:
+    """A server reads the bytes of a header as latin-1; clients send UTF-8, and old ones latin-1."""
+    for sent in ("jöb 日本 😀".encode(), b"plain"):
+        assert with_extras({}, {"x-job-id": sent.decode("latin-1")}) == {"job_id": sent.decode()}
+    assert with_extras({}, {"x-job-id": "jöb"}) == {"job_id": "jöb"}
+
+
 @pytest.mark.parametrize(
     ("fields", "headers", "param", "words"),
     [

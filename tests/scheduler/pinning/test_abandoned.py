@@ -59,6 +59,11 @@ def test_a_job_whose_end_was_said_teaches_nothing(scene: Harness) -> None:
     turn(scene, "a", job="deleted")
     scene.scheduler.pins.end("", "deleted")
     turn(scene, "b", job="over", is_last_step=True)
+    scene.add("c", PROMPT, 4, job_id="running")
+    scene.step()
+    scene.scheduler.pins.end("", "running")  # its request goes on without it, and ends later
+    scene.run()
+    assert not scene.scheduler.pins._table._away
     pass_time(scene, MAX_PIN_S + 1)
     assert learned(scene) == []
 
