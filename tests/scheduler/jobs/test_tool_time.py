@@ -221,3 +221,12 @@ def test_the_model_refines_what_is_uncertain() -> None:
     plain.load(known.save())
     assert speeds(loaded) == [Speed.SLOW, Speed.FAST] and loaded.save() == known.save()
     assert speeds(plain) == [Speed.UNCERTAIN] * 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_what_is_predicted_is_the_median(count: int) -> None:
+    durations = np.random.default_rng(count).exponential(size=count)
+    times = ToolTimes()
+    for seconds in durations:
+        times.observe((ToolCall("ls"),), float(seconds))
+    assert times.predicted_s((ToolCall("ls"),)) == pytest.approx(np.median(durations))
