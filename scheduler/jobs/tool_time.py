@@ -69,7 +69,7 @@ class ToolTimes:
         own = self.history.of(name_of(calls)) if calls is not None else ()
         durations = own if len(own) else self.history.of_all()
         middle = durations[(len(durations) - 1) // 2 : len(durations) // 2 + 1]  # they are in order
-        return float(middle.mean()) if len(durations) else None
+        return float(np.mean(middle)) if len(durations) else None
 
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
         """The threshold where the tool is known to take less on average, or is not known; else 0."""
