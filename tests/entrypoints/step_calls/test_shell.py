@@ -184,7 +184,8 @@ def test_work_grows_like_the_script_and_no_further(again: str) -> None:
     few, many = 50, 200
     assert calls_made(again * many) <= many / few * 1.1 * calls_made(again * few)
     enough = MAX_SCRIPT // len(again) + 1
-    assert calls_made(again * enough * 20) == calls_made(again * enough)
+    # The interpreter may make a few calls of its own in between, as when it collects garbage.
+    assert calls_made(again * enough * 20) <= 1.001 * calls_made(again * enough)
 
 
 def test_anything_is_read() -> None:
