@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from baton.entrypoints.simulate.arms.arm import arm_named
 from baton.entrypoints.simulate.cost_model import CARDS
 from baton.entrypoints.simulate.plot import plot
 from baton.entrypoints.simulate.report import Cell, cells_of
@@ -68,8 +69,7 @@ def runs_of(plan: Plan, arms: Sequence[str], seeds: int) -> list[Plan]:
     """Each arm with each seed; a host tier for those that have one."""
     found = []
     for seed, arm in itertools.product(range(seeds), arms):
-        has_host = arm.endswith("+host") or arm == "lmcache-like"
-        host_gb = HOST_GB.get(plan.gpu, 300.0) if has_host else 0.0
+        host_gb = HOST_GB.get(plan.gpu, 300.0) if arm_named(arm).host else 0.0
         found.append(msgspec.structs.replace(plan, arm=arm, seed=seed, host_gb=host_gb, pin_s=0.0))
     return found
 

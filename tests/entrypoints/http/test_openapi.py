@@ -142,6 +142,18 @@ def test_every_endpoint_is_described(open_server: ServerUnderTest) -> None:
             assert (method == "head") == ("content" not in operation["responses"]["200"])
 
 
+def test_whatever_generates_says_how_it_is_told_its_job(open_server: ServerUnderTest) -> None:
+    document = open_server.client.get("/openapi.json").json()
+    for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        described = document["paths"][path]["post"]
+        assert {"X-Job-Id", "X-Job-Last-Step"} <= {
+            one["name"] for one in described["parameters"] if one["in"] == "header"
+        }
+        body = described["requestBody"]["content"]["application/json"]["schema"]
+        properties = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]["properties"]
+        assert properties["extra_body"]["properties"].keys() == {"job_id", "is_last_step"} < properties.keys()
+
+
 def test_the_page_loads_nothing_from_elsewhere(open_server: ServerUnderTest) -> None:
     page = open_server.client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
