@@ -44,7 +44,7 @@ class ToolTimes:
         self._learned = LearnedSpeed() if learn else None
         self._rng = np.random.default_rng(seed)
         self._ttls: OrderedDict[tuple[str, str | None], tuple[int, float, float]] = OrderedDict()
-        """By kind and name: (durations added by then, the break-even time, the time to live)."""
+        """By kind and name, None for all tools: (durations added by then, the break-even time, the time to live)."""
 
     def observe(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
         """The tools of a step took so long, or so long passed until somebody was back."""
@@ -125,20 +125,20 @@ class ToolTimes:
         """Computed again once a sixteenth of the durations is new, or the break-even time has moved by a tenth: with a
         full history it takes a millisecond."""
         name = name_of(calls) if calls is not None else None
-        added = self.history.added[name] or self.history.added[None]
+        seen = name if self.history.added[name] else None  # one never seen goes by all tools, until it has been
+        added = self.history.added[seen]
         if not added:
             return None
-        known = self._ttls.get((kind, name))
+        known = self._ttls.get((kind, seen))
         if (
             known is None
-            or 16 * (added - known[0]) > min(added, PER_TOOL)
+            or 16 * abs(added - known[0]) > min(added, PER_TOOL)  # less, too: it was forgotten, and is back
             or abs(known[1] - break_even_s) > 0.1 * break_even_s
         ):
             durations, weights = self.expected(calls)
             if kind == "cdf":
-                durations, weights = self.history.of(name) if name is not None else self.history.of_all(), None
-                durations = durations if len(durations) else self.history.of_all()
-            known = self._ttls[kind, name] = added, break_even_s, best_ttl(durations, break_even_s, weights)
+                durations, weights = self.history.of(seen) if seen is not None else self.history.of_all(), None
+            known = self._ttls[kind, seen] = added, break_even_s, best_ttl(durations, break_even_s, weights)
             while len(self._ttls) > 2 * MAX_TOOLS:
                 self._ttls.popitem(last=False)
         return known[2]

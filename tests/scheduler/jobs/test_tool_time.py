@@ -230,3 +230,30 @@ def test_what_is_predicted_is_the_median(count: int) -> None:
     for seconds in durations:
         times.observe((ToolCall("ls"),), float(seconds))
     assert times.predicted_s((ToolCall("ls"),)) == pytest.approx(np.median(durations))
+
+
+@pytest.mark.parametrize("rule", ["cdf_ttl", "gittins_ttl"])
+def test_a_tool_goes_by_its_own_times_as_soon_as_it_has_some(rule: str) -> None:
+    """However many durations of others it went by until then."""
+    known = times(ls=[0.2] * 200)
+    ttl = getattr(known, rule)
+    assert ttl(call("train"), 8.0) > 0.0, "nothing else is known"
+    asked = []
+    for _ in range(10):
+        known.observe(call("train"), 200.0)
+        asked.append(ttl(call("train"), 8.0))
+    assert asked[-1] == 0.0, asked
+    assert ttl(call("ls"), 8.0) > 0.0
+
+
+@pytest.mark.parametrize("rule", ["cdf_ttl", "gittins_ttl"])
+def test_a_tool_that_was_forgotten_begins_anew(rule: str) -> None:
+    known = times(train=[0.2] * PER_TOOL)
+    ttl = getattr(known, rule)
+    assert ttl(call("train"), 8.0) > 0.0
+    for number in range(MAX_TOOLS):
+        known.observe(call(f"tool{number}"), 200.0)
+    assert not len(known.history.of("train"))
+    for _ in range(10):
+        known.observe(call("train"), 200.0)
+    assert ttl(call("train"), 8.0) == 0.0
