@@ -95,7 +95,7 @@ def test_what_is_run_in_a_cell() -> None:
     arms = arms_at(125, {"continuum": "continuum@8", "context-serve": "context-serve"})
     assert {"continuum@8", "continuum@8+host", "oracle", "oracle+host"} <= set(arms)
     assert "oracle" not in arms_at(100, {"continuum": "continuum", "context-serve": "context-serve"})
-    plan = at_load(plan_of("A100-40", Work("agents", "heavy", 15.0)), peak=2.0, load=50, minutes=15.0)
+    plan = at_load(plan_of("A100-40", Work("agents", "heavy", 15.0, 60.0)), peak=2.0, load=50, minutes=15.0)
     assert (plan.rate, plan.num_jobs) == (1.0, 900)
     runs = runs_of(plan, ["fcfs", "lmcache-like", "handoff+host"], 2)
     assert [(run.arm, run.seed, run.host_gb) for run in runs[:3]] == [
