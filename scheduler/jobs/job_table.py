@@ -35,9 +35,9 @@ class JobTable:
     def find(self, namespace: str, id: str, now: float) -> Job | None:
         """A job that can be gone on with: it is not over, and was not silent for too long."""
         job = self._jobs.get((namespace, id))
-        if job is None or job.open_rids:
-            return job
-        return None if job.is_over or now - job.heard > MAX_IDLE_S else job
+        if job is None or job.is_over:  # though some of its requests may still run
+            return None
+        return job if job.open_rids or now - job.heard <= MAX_IDLE_S else None
 
     def get(self, namespace: str, id: str) -> Job | None:
         """A job, over or not."""
@@ -114,8 +114,10 @@ class JobTable:
         return lost
 
     def keep(self, step: FinishedStep) -> FinishedStep | None:
-        """Remember a step; returns the one that is forgotten for it."""
+        """Remember a step; returns the one that is forgotten for it. Of a job that is not known any more, nothing."""
         job = step.job
+        if self.get(job.namespace, job.id) is not job:
+            return None
         old = job.steps.popleft() if len(job.steps) == job.steps.maxlen else None
         job.steps.append(step)
         self._by_rid[step.rid] = job

@@ -132,6 +132,21 @@ def test_after_its_last_step_an_id_is_a_new_job():
     assert scene.scheduler.stats().jobs.jobs == 1
 
 
+def test_an_id_comes_back_while_a_request_of_the_job_that_is_over_still_runs():
+    scene = harness()
+    scene.add("long", [8] * 20, 60, job_id="job")
+    scene.add("last", PROMPT, 2, job_id="job", is_last_step=True)
+    while "last" not in {rid for rid, _ in scene.outcomes} or scene.outcomes["last", 0].finish is None:
+        scene.step()
+    scene.add("anew", [4] * 30, 4, job_id="job")
+    scene.run()
+    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    assert not job["is_over"] and job["turns"] == 1 and job["open_requests"] == []
+    assert scene.scheduler.stats().jobs.pins == 1, "the new job's step, not what is left of the old one"
+    assert scene.scheduler.pins.end("", "job") == ([], 33)
+    assert len(scene.scheduler.leases) == 0 and not scene.scheduler.pins._table._by_rid
+
+
 def test_an_aborted_last_step_ends_nothing():
     scene = harness()
     said = turn(scene, "a", PROMPT)
