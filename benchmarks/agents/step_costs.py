@@ -37,6 +37,8 @@ ANSWER = 48
 """Tokens of an answer whose steps are measured."""
 
 VOCABULARY = (1000, 30000)
+"""Prompts are drawn from these ids; any of the model's will do, as it computes the same."""
+
 ROUNDS = 5
 
 
@@ -53,12 +55,19 @@ class Meter:
     """Asks as agents do, with OpenAI's client and streams: what HTTP and the client take from the cores is a part of
     what a step costs here."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, vocabulary: tuple[int, int] = VOCABULARY) -> None:
+        self._vocabulary = vocabulary
         self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
         self._rng = np.random.default_rng(seed)
 
+    async def __aenter__(self) -> Meter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
     def ids(self, count: int) -> list[int]:
-        return self._rng.integers(*VOCABULARY, size=count).tolist()
+        return self._rng.integers(*self._vocabulary, size=count).tolist()
 
     async def ask(self, prompts: list[list[int]], max_tokens: int) -> float:
         """Seconds until all of them are answered."""
@@ -104,7 +113,6 @@ class Meter:
             ]:
                 steps.append(await measure(*size))
                 bar.update()
-        await self._client.close()
         return steps
 
 
@@ -133,11 +141,16 @@ def said(step: Measured, costs: dict[str, float]) -> float:
     )
 
 
+async def _measure_all(url: str, seed: int) -> list[Measured]:
+    async with Meter(url, seed) as meter:
+        return await meter.all()
+
+
 def measure(model: Path, flags: list[str], seed: int) -> tuple[dict[str, float], list[Measured]]:
     """The line, and what it was laid through."""
     server = Server(model, flags)
     try:
-        steps = asyncio.run(Meter(server.url, seed).all())
+        steps = asyncio.run(_measure_all(server.url, seed))
     finally:
         server.close()
     return fit(steps), steps

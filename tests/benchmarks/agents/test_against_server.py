@@ -11,6 +11,7 @@ import pytest
 from benchmark_runs import run_benchmark
 from server_under_test import ServerUnderTest
 
+from benchmarks.agents.step_costs import ROUNDS, Measured, Meter
 from benchmarks.agents.verify_pin import parse_arguments, verify
 
 pytestmark = pytest.mark.process
@@ -63,3 +64,14 @@ def test_jobs_are_measured(server: ServerUnderTest, plain: bool, tmp_path: Path)
     else:
         own = [job for job in named if not job["job_id"].startswith("words-")]
         assert len(own) == run["jobs"] and all(job["is_over"] and job["turns"] == 3 for job in own)
+
+
+def test_steps_are_measured(server: ServerUnderTest) -> None:
+    async def measure() -> Measured:
+        async with Meter(server.url, seed=3, vocabulary=(4, 60)) as meter:
+            return await meter.prompt(16, 96)
+
+    cached = server.metric("cached_tokens_total")
+    step = asyncio.run(measure())
+    assert (step.prompt_tokens, step.rows, step.context) == (16, 0, 112) and step.seconds > 0
+    assert server.metric("cached_tokens_total") - cached >= ROUNDS * 96
