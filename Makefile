@@ -28,7 +28,7 @@ install: $(STAMP)       ## just the environment
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,tiers,learned]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,cpu,tiers,learned]'
 	touch $@
 
 test: test-units test-processes test-equality   ## everything that passes without a GPU

@@ -6,7 +6,7 @@ It follows FlashInfer's plan/run split, so that a GPU backend needs no device sy
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -60,6 +60,9 @@ class AttentionBatch:
 
 class AttentionBackend(Protocol):
     """Computes attention. Owns no KV: it reads the pool it was given and writes nothing there."""
+
+    name: ClassVar[str]
+    """As --attention-backend has it."""
 
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare everything that the layers of one forward share. Called once, before `run`."""

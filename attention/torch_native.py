@@ -15,6 +15,7 @@ from lengths that the host knows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -86,6 +87,8 @@ class _Rows:
 
 class TorchNativeBackend:
     """AttentionBackend over an MHAKVPool, on any device that torch supports."""
+
+    name: ClassVar[str] = "torch_native"
 
     def __init__(self, kv_pool: MHAKVPool) -> None:
         self._pool = kv_pool

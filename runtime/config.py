@@ -20,8 +20,8 @@ class ModelArgs:
         "auto", "weights and KV; auto: the checkpoint's, float32 on a CPU"
     )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
-    attention_backend: Literal["auto", "torch_native", "flashinfer"] = flag(
-        "auto", "auto: FlashInfer on a GPU where it works, else torch's own attention"
+    attention_backend: Literal["auto", "torch_native", "flashinfer", "numba"] = flag(
+        "auto", "auto: FlashInfer on a GPU, Numba's kernel on a CPU; where they do not work, torch's own attention"
     )
     linear_backend: Literal["auto", "torch", "transposed", "onednn"] = flag(
         "auto", "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded"

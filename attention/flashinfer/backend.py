@@ -18,7 +18,7 @@ plan. The library is passed in: `library.py` loads the real one, tests pass a do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ ROWS_PER_GROUP = 8
 
 class FlashInferBackend:
     """GraphBackend over an MHAKVPool of float16 or bfloat16. All layers have the same heads; windows may differ."""
+
+    name: ClassVar[str] = "flashinfer"
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Chooses, at start, the layer ops, attention and CUDA graphs that fit the device; the model runner is given them.
 
-CPU      torch throughout; nothing of CUDA is imported
+CPU      torch, and Numba's attention if it is installed and passes its probe; nothing of CUDA is imported
 CUDA     sglang-kernel and Triton ops, FlashInfer, graphs: each if it is installed and passes its probe; else torch,
          with one warning that says why and what to install
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,6 +35,9 @@ class DeviceBackends:
     """None: no graphs."""
 
 
+SMALL_WIDTH = 256
+"""Attention of smaller models takes microseconds, whatever computes it; without Numba they start sooner."""
+
 TORCH_BACKENDS = DeviceBackends(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
 """These run on every device."""
 
@@ -51,8 +54,10 @@ def choose_backends(
     """specs: the model's attention layers. Raises ModelLoadError if a backend asked for by name cannot be used."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
-            raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use torch_native")
-        return TORCH_BACKENDS
+            raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use auto")
+        return _on_a_cpu(args, specs, page_size=page_size, dtype=dtype, device=device)
+    if args.attention_backend == "numba":
+        raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
     from ..layers.probe import OpShape, select_ops
@@ -71,3 +76,30 @@ def choose_backends(
             return DeviceBackends(ops, attention, None)
     captures = args.attention_backend != "torch_native" and not args.disable_cuda_graph
     return DeviceBackends(ops, attention, CudaRecorder if captures else None)
+
+
+def _on_a_cpu(
+    args: ModelArgs,
+    specs: Sequence[AttentionSpec],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DeviceBackends:
+    wanted = args.attention_backend
+    if wanted == "torch_native" or (wanted == "auto" and max(map(_width, specs), default=0) < SMALL_WIDTH):
+        return TORCH_BACKENDS
+    from ...attention.numba_paged.library import NumbaUnavailable, load_attention
+
+    try:
+        attention = load_attention(specs, page_size=page_size, dtype=dtype, device=device)
+    except NumbaUnavailable as error:
+        if wanted == "numba":
+            raise ModelLoadError(f"--attention-backend numba: {error}") from error
+        logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
+        return TORCH_BACKENDS
+    return replace(TORCH_BACKENDS, attention=attention)
+
+
+def _width(spec: AttentionSpec) -> int:
+    return spec.num_heads * spec.head_dim

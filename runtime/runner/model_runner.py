@@ -17,7 +17,6 @@ from typing import TypedDict
 import torch
 
 from ...attention.backend import AttentionBackend, GraphBackend
-from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
 from ..checkpoint.hf_config import load_model_config
@@ -135,7 +134,7 @@ class ModelRunner:
     @property
     def attention_name(self) -> str:
         """As --attention-backend names it."""
-        return "torch_native" if isinstance(self.attention, TorchNativeBackend) else "flashinfer"
+        return self.attention.name
 
     @property
     def has_graphs(self) -> bool:

@@ -5,4 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-FORCED: dict[str, Any] = {"linear_backend": os.environ.get("BATON_TEST_PRODUCTS", "auto")}
+FORCED: dict[str, Any] = {
+    "linear_backend": os.environ.get("BATON_TEST_PRODUCTS", "auto"),
+    "attention_backend": os.environ.get("BATON_TEST_ATTENTION", "auto"),
+}

@@ -12,6 +12,7 @@ import torch
 from baton.attention.backend import AttentionSpec
 from baton.attention.flashinfer import library
 from baton.attention.flashinfer.library import FlashInferUnavailable
+from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers import probe
@@ -20,13 +21,15 @@ from baton.runtime.runner.cuda_graph import CudaRecorder
 from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends, choose_backends
 
 SPEC = AttentionSpec(0, 4, 2, 64, 0.125)
+SMALL = AttentionSpec(0, 4, 2, 32, 32**-0.5)
+CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 CONFIG: Any = None  # only layer ops look at it
 
 
-def choose(device: torch.device = CUDA, **flags) -> DeviceBackends:
+def choose(device: torch.device = CUDA, specs=(SPEC,), **flags) -> DeviceBackends:
     args = ModelArgs(model_path="m", **flags)
-    return choose_backends(args, CONFIG, [SPEC], page_size=1, dtype=torch.bfloat16, device=device)
+    return choose_backends(args, CONFIG, specs, page_size=1, dtype=torch.bfloat16, device=device)
 
 
 @pytest.fixture
@@ -38,12 +41,52 @@ def a_gpu(monkeypatch):
 
 
 def test_a_cpu_has_torch():
-    assert choose(torch.device("cpu")) is TORCH_BACKENDS and TORCH_BACKENDS.recorder is None
+    assert choose(CPU, [SMALL]) is TORCH_BACKENDS and TORCH_BACKENDS.recorder is None
 
 
 def test_flashinfer_by_name_on_a_cpu():
-    with pytest.raises(ModelLoadError, match="needs a CUDA device, not cpu; use torch_native"):
-        choose(torch.device("cpu"), attention_backend="flashinfer")
+    with pytest.raises(ModelLoadError, match="needs a CUDA device, not cpu; use auto"):
+        choose(CPU, attention_backend="flashinfer")
+
+
+def pool(spec: AttentionSpec) -> MHAKVPool:
+    heads, dim = spec.num_kv_heads, spec.head_dim
+    return MHAKVPool(
+        num_tokens=8, page_size=1, num_layers=1, num_kv_heads=heads, head_dim=dim, dtype=torch.bfloat16, device=CPU
+    )
+
+
+def test_a_cpu_has_the_kernel_for_models_that_gain_by_it(caplog):
+    pytest.importorskip("numba")
+    assert choose(CPU).attention(pool(SPEC), [SPEC]).name == "numba"
+    assert choose(CPU, attention_backend="torch_native") is TORCH_BACKENDS
+    assert choose(CPU, [SMALL]) is TORCH_BACKENDS
+    assert choose(CPU, [SMALL], attention_backend="numba").attention(pool(SMALL), [SMALL]).name == "numba"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):
+    pytest.importorskip("numba")
+    from baton.attention.numba_paged.backend import NumbaPagedBackend
+
+    monkeypatch.setattr(NumbaPagedBackend, "run", lambda self, spec, q: torch.zeros_like(q))
+    assert choose(CPU) is TORCH_BACKENDS
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "torch's own kernels" in record.message and "decode" in record.message
+    with pytest.raises(ModelLoadError, match="--attention-backend numba: AssertionError: decode"):
+        choose(CPU, attention_backend="numba")
+
+
+def test_without_numba_one_warning_says_what_to_install(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "baton.attention.numba_paged.backend", None)
+    assert choose(CPU) is TORCH_BACKENDS
+    assert "pip install 'baton[cpu]'" in caplog.text
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_the_kernel_of_cpus_is_refused_on_a_gpu():
+    with pytest.raises(ModelLoadError, match="numba is for a CPU; use auto"):
+        choose(attention_backend="numba")
 
 
 @pytest.mark.usefixtures("a_gpu")

@@ -1,0 +1,124 @@
+"""Attention on a CPU that reads K and V where they lie: decodes, short extends and beams by a kernel of Numba's.
+
+Long extends stay torch's (torch_native.py): there each key is used so often that gathering it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ...memory_pool.kv_pool import MHAKVPool
+from ..backend import AttentionBatch, AttentionSpec
+from ..torch_native import TorchNativeBackend
+from . import kernel as args
+from .kernel import ARGUMENTS, compile_kernel, scratch_bytes
+from .pieces import TOKENS_AT_ONCE, Work, cut
+from .team import Team
+
+SHORT_EXTEND = 32
+"""New tokens up to which the kernel is faster than tiles."""
+
+LEAST_SHARED_KEYS = 128
+"""If reading a prefix once saves fewer keys than this, its beams are attended one by one."""
+
+ONE_THREAD = 1024
+"""Work up to which one thread is faster than waking the others, in keys × tokens."""
+
+
+class NumbaPagedBackend:
+    """AttentionBackend over an MHAKVPool on a CPU. One step at a time."""
+
+    name: ClassVar[str] = "numba"
+
+    def __init__(self, kv_pool: MHAKVPool, specs: Sequence[AttentionSpec]) -> None:
+        """specs: of all layers; their kernels are compiled here. Raises NoTeamError."""
+        self._pool = kv_pool
+        self._team = Team()
+        kind = str(kv_pool.dtype).removeprefix("torch.")
+        self._kernels = {
+            (spec.head_dim, group): compile_kernel(spec.head_dim, group, kind)
+            for spec in specs
+            for group in (spec.num_heads // spec.num_kv_heads,)
+        }
+        self._long = TorchNativeBackend(kv_pool)
+        self._batch: AttentionBatch | None = None
+        self._is_long = np.empty(0, dtype=bool)
+        self._long_tokens: slice | torch.Tensor | None = None
+        self._works: dict[tuple[int | None, int], Work] = {}
+        self._arguments = np.zeros(ARGUMENTS, dtype=np.int64)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._partial = torch.empty(0)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """See AttentionBackend.plan. Pieces are cut when the first layer with a given window needs them."""
+        self._batch = batch
+        self._works.clear()
+        self._is_long = batch.extend_lens > SHORT_EXTEND
+        self._long_tokens = None
+        if self._is_long.any():
+            self._long_tokens = _tokens_of(batch, self._is_long)
+            self._long.plan(
+                AttentionBatch(
+                    batch.req_to_token,
+                    batch.host_rows[self._is_long],
+                    batch.prefix_lens[self._is_long],
+                    batch.extend_lens[self._is_long],
+                    batch.pad_row,
+                )
+            )
+
+    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.run."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("run before plan: call plan(batch) once per step")
+        out = torch.empty(q.shape, dtype=torch.float32)
+        if self._long_tokens is not None:
+            out[self._long_tokens] = self._long.run(spec, q[self._long_tokens]).float()
+        if not self._is_long.all():
+            self._attend(batch, spec, q.float(), out)
+        return out.to(q.dtype)
+
+    def _attend(self, batch: AttentionBatch, spec: AttentionSpec, q: torch.Tensor, out: torch.Tensor) -> None:
+        threads, group = torch.get_num_threads(), spec.num_heads // spec.num_kv_heads
+        work = self._works.get((spec.sliding_window, spec.num_kv_heads))
+        if work is None:
+            shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
+            work = cut(batch, ~self._is_long, shared, spec.sliding_window, spec.num_kv_heads, threads)
+            self._works[spec.sliding_window, spec.num_kv_heads] = work
+        if work.cost <= ONE_THREAD:
+            threads = 1
+        scratch = scratch_bytes(spec.head_dim, group, TOKENS_AT_ONCE)
+        if self._scratch.numel() < threads * scratch:
+            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
+        floats = work.partial_tokens * group
+        if self._partial.numel() < floats * (spec.head_dim + 2):
+            self._partial = torch.empty(floats * (spec.head_dim + 2))
+        left = work.group_sizes
+        k, v, table = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id], batch.req_to_token
+        a, partial = self._arguments, self._partial.data_ptr()
+        a[args.NEXT] = a[args.TICKET] = 0
+        a[args.COUNT], a[args.PIECES] = len(work.pieces), work.pieces.ctypes.data
+        a[args.ROWS], a[args.BEGINS], a[args.ENDS] = (x.ctypes.data for x in (work.rows, work.begins, work.ends))
+        a[args.GROUPS], a[args.LEFT] = work.groups.ctypes.data, left.ctypes.data
+        a[args.TABLE], a[args.TABLE_STEP] = table.data_ptr(), 4 * table.stride(0)
+        a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
+        a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
+        a[args.SLOT_STEP] = k.stride(0) * k.element_size()
+        a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
+        a[args.LARGEST], a[args.TOTALS], a[args.SUMS] = partial, partial + 4 * floats, partial + 8 * floats
+        a[args.SCRATCH], a[args.SCRATCH_STEP] = self._scratch.data_ptr(), scratch
+        a.view(np.float32)[2 * args.SCALE] = spec.scale
+        self._team.run(self._kernels[spec.head_dim, group].address, a.ctypes.data, threads)
+
+
+def _tokens_of(batch: AttentionBatch, members: np.ndarray) -> slice | torch.Tensor:
+    """The step's tokens of some sequences: a slice where they lie side by side."""
+    tokens = np.flatnonzero(np.repeat(members, batch.extend_lens))
+    if tokens[-1] - tokens[0] + 1 == len(tokens):
+        return slice(int(tokens[0]), int(tokens[-1]) + 1)
+    return torch.from_numpy(tokens)

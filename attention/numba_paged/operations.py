@@ -1,0 +1,249 @@
+"""What the kernel is made of: operations on a few rows at once, as Numba intrinsics.
+
+All take addresses and counts. ``head_dim``, ``rows`` (queries over one KV head) and ``kind`` (of numbers in the pool:
+an index into KINDS) are constants of a kernel: loops over them are unrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
+from .vectors import LANES, Vectors, spans
+
+KINDS = ("float32", "bfloat16", "float16")
+"""Of numbers in the pool; everything is computed in float32."""
+
+ROWS_AT_ONCE = 4
+"""Rows whose sums stay in registers while values are added to them."""
+
+BLOCK = 64
+"""Keys of a block: scores of a row are so many floats."""
+
+VOID, INT, FLOAT = types.void, types.int64, types.float32
+
+
+def _sized(kind: types.Type) -> int:
+    """The value of a constant."""
+    if not isinstance(kind, types.IntegerLiteral):
+        raise TypeError(f"{kind} is no constant")
+    return int(kind.literal_value)
+
+
+def _without_result(generate: Callable[[Vectors, list[Any]], None]) -> Any:
+    def lower(context: Any, builder: Any, _signature: Any, arguments: list[Any]) -> Any:
+        generate(Vectors(builder), arguments)
+        return context.get_dummy_value()
+
+    return lower
+
+
+@intrinsic
+def peek(_context: Any, _address: Any) -> Any:
+    """The int64 at an address."""
+    return INT(INT), lambda context, b, signature, arguments: b.load(
+        b.inttoptr(arguments[0], Vectors(b).i64.as_pointer())
+    )
+
+
+@intrinsic
+def peek_float(_context: Any, _address: Any) -> Any:
+    """The float32 at an address."""
+    return FLOAT(INT), lambda context, b, signature, arguments: Vectors(b).load_float(arguments[0])
+
+
+@intrinsic
+def fetch_add(_context: Any, _address: Any, _number: Any) -> Any:
+    """Add to an int64 that other threads see too, and return what it was. What was written before is seen by whoever
+    adds to it later."""
+
+    def lower(_context: Any, b: Any, _signature: Any, arguments: list[Any]) -> Any:
+        return b.atomic_rmw("add", b.inttoptr(arguments[0], Vectors(b).i64.as_pointer()), arguments[1], "seq_cst")
+
+    return INT(INT, INT), lower
+
+
+@intrinsic
+def fill(_context: Any, _address: Any, _count: Any, _number: Any) -> Any:
+    """Set so many floats to a number."""
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        address, count, number = arguments
+        with v.loop(count) as loop:
+            v.store_float(number, v.element(address, loop.index, 4))
+
+    return VOID(INT, INT, FLOAT), _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def score(
+    _context: Any,
+    head_dim: Any,
+    rows: Any,
+    kind: Any,
+    fetches: Any,
+    _queries: Any,
+    _keys: Any,
+    _values: Any,
+    _slots: Any,
+    _ahead: Any,
+    _count: Any,
+    _step: Any,
+    _scores: Any,
+) -> Any:
+    """scores[row, j] = queries[row] · keys[slots[j]], for j below count, in rows of BLOCK floats whose last vector is
+    padded with −∞. slots, ahead: int32. fetches: 1 to prefetch the values of these slots and the keys of those ahead,
+    which hides most of what scattered slots cost."""
+    size, number, name = _sized(head_dim), _sized(rows), KINDS[_sized(kind)]
+    item = 4 if name == "float32" else 2
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        queries, keys, values, slots, ahead, count, step, scores = arguments[4:]
+        held = [
+            [v.load(v.shifted(queries, 4 * (row * size + at)), width) for at, width in spans(size)]
+            for row in range(number)
+        ]
+        last_vector = v.b.udiv(v.b.sub(count, v.i64_of(1)), v.i64_of(LANES))
+        for row in range(number):
+            place = v.element(v.shifted(scores, 4 * BLOCK * row), last_vector, 4 * LANES)
+            v.store(v.constant(float("-inf")), place)
+        with v.loop(count) as loop:
+            slot = v.b.mul(v.load_int(v.element(slots, loop.index, 4)), step)
+            key = v.b.add(keys, slot)
+            if _sized(fetches):
+                v.prefetch(v.b.add(values, slot), size * item)
+                v.prefetch(v.b.add(keys, v.b.mul(v.load_int(v.element(ahead, loop.index, 4)), step)), size * item)
+            parts = [v.load(v.shifted(key, item * at), width, name) for at, width in spans(size)]
+            for row in range(number):
+                v.store_float(v.dot(held[row], parts), v.element(v.shifted(scores, 4 * BLOCK * row), loop.index, 4))
+
+    signature = VOID(head_dim, rows, kind, fetches, INT, INT, INT, INT, INT, INT, INT, INT)
+    return signature, _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def weigh(
+    _context: Any, rows: Any, _scores: Any, _count: Any, _scale: Any, _largest: Any, _totals: Any, _factors: Any
+) -> Any:
+    """scores[row] becomes exp(scale × score − the largest so far); that, and the sum of all, are brought up to date.
+    factors[row]: by what to multiply what was summed with the largest one before."""
+    number = _sized(rows)
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        scores, count, scale, largest, totals, factors = arguments[1:]
+        vectors = v.b.udiv(v.b.add(count, v.i64_of(LANES - 1)), v.i64_of(LANES))
+        scales = v.splat(scale, LANES)
+        for row in range(number):
+            first = v.shifted(scores, 4 * BLOCK * row)
+            before = v.load_float(v.shifted(largest, 4 * row))
+            top = v.variable(v.splat(before, LANES))
+            with v.loop(vectors) as loop:
+                place = v.element(first, loop.index, 4 * LANES)
+                scaled = v.b.fmul(v.load(place, LANES), scales)
+                v.store(scaled, place)
+                v.b.store(v.larger(scaled, v.b.load(top)), top)
+            found = v.max_of(v.b.load(top))
+            tops, total = v.splat(found, LANES), v.variable(v.constant(0.0))
+            with v.loop(vectors) as loop:
+                place = v.element(first, loop.index, 4 * LANES)
+                weights = v.exp(v.b.fsub(v.load(place, LANES), tops))
+                v.store(weights, place)
+                v.b.store(v.b.fadd(v.b.load(total), weights), total)
+            factor = v.first(v.exp(v.splat(v.b.fsub(before, found), LANES)))
+            v.store_float(found, v.shifted(largest, 4 * row))
+            v.store_float(factor, v.shifted(factors, 4 * row))
+            old = v.load_float(v.shifted(totals, 4 * row))
+            v.store_float(v.b.fadd(v.b.fmul(old, factor), v.sum_of(v.b.load(total))), v.shifted(totals, 4 * row))
+
+    return VOID(rows, INT, INT, FLOAT, INT, INT, INT), _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def add_values(
+    _context: Any,
+    head_dim: Any,
+    rows: Any,
+    kind: Any,
+    _sums: Any,
+    _factors: Any,
+    _weights: Any,
+    _values: Any,
+    _slots: Any,
+    _count: Any,
+    _step: Any,
+) -> Any:
+    """sums[row] = sums[row] × factors[row] + Σ weights[row, j] × values[slots[j]]"""
+    size, number, name = _sized(head_dim), _sized(rows), KINDS[_sized(kind)]
+    item = 4 if name == "float32" else 2
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        sums, factors, weights, values, slots, count, step = arguments[3:]
+        for begin in range(0, number, ROWS_AT_ONCE):
+            held = {}
+            for row in range(begin, min(number, begin + ROWS_AT_ONCE)):
+                factor = v.load_float(v.shifted(factors, 4 * row))
+                for at, width in spans(size):
+                    place = v.shifted(sums, 4 * (row * size + at))
+                    held[row, at, width] = v.variable(v.b.fmul(v.load(place, width), v.splat(factor, width)))
+            with v.loop(count) as loop:
+                value = v.b.add(values, v.b.mul(v.load_int(v.element(slots, loop.index, 4)), step))
+                parts = {at: v.load(v.shifted(value, item * at), width, name) for at, width in spans(size)}
+                for (row, at, width), place in held.items():
+                    weight = v.load_float(v.element(v.shifted(weights, 4 * BLOCK * row), loop.index, 4))
+                    v.b.store(v.fma(v.splat(weight, width), parts[at], v.b.load(place)), place)
+            for (row, at, _), place in held.items():
+                v.store(v.b.load(place), v.shifted(sums, 4 * (row * size + at)))
+
+    return VOID(head_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def join(
+    _context: Any,
+    head_dim: Any,
+    rows: Any,
+    _sums: Any,
+    _largest: Any,
+    _totals: Any,
+    _other_sums: Any,
+    _other_largest: Any,
+    _other_totals: Any,
+) -> Any:
+    """Add what another piece has found over other keys, by the largest score of both."""
+    size, number = _sized(head_dim), _sized(rows)
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        sums, largest, totals, other_sums, other_largest, other_totals = arguments[2:]
+        for row in range(number):
+            mine, theirs = (v.load_float(v.shifted(each, 4 * row)) for each in (largest, other_largest))
+            top = v.b.select(v.b.fcmp_ordered(">", mine, theirs), mine, theirs)
+            here, there = (v.first(v.exp(v.splat(v.b.fsub(each, top), LANES))) for each in (mine, theirs))
+            old, new = (v.load_float(v.shifted(each, 4 * row)) for each in (totals, other_totals))
+            v.store_float(v.b.fadd(v.b.fmul(old, here), v.b.fmul(new, there)), v.shifted(totals, 4 * row))
+            v.store_float(top, v.shifted(largest, 4 * row))
+            for at, width in spans(size):
+                place, other = (v.shifted(each, 4 * (row * size + at)) for each in (sums, other_sums))
+                added = v.b.fmul(v.load(other, width), v.splat(there, width))
+                v.store(v.fma(v.load(place, width), v.splat(here, width), added), place)
+
+    return VOID(head_dim, rows, INT, INT, INT, INT, INT, INT), _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def finish(_context: Any, head_dim: Any, rows: Any, _sums: Any, _totals: Any, _target: Any) -> Any:
+    """target[row] = sums[row] / totals[row]"""
+    size, number = _sized(head_dim), _sized(rows)
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        sums, totals, target = arguments[2:]
+        for row in range(number):
+            total = v.load_float(v.shifted(totals, 4 * row))
+            for at, width in spans(size):
+                offset = 4 * (row * size + at)
+                share = v.b.fdiv(v.load(v.shifted(sums, offset), width), v.splat(total, width))
+                v.store(share, v.shifted(target, offset))
+
+    return VOID(head_dim, rows, INT, INT, INT), _without_result(generate)

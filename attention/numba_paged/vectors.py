@@ -1,0 +1,178 @@
+"""Vector arithmetic as LLVM instructions, for the kernels of kernel.py.
+
+Numba turns loops into vector instructions where it can prove that it may; what attention needs it does not find. Here
+it is said in so many words. A builder is llvmlite's `IRBuilder`; all that is returned are values of LLVM. Vectors of 16
+floats are one register with AVX-512, and become two or four where registers are shorter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+"""Numbers of the widest vector."""
+
+LINE = 64
+"""Bytes that a prefetch brings."""
+
+EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+"""Of exp(x) on [−ln 2 / 2, ln 2 / 2]: the polynomial of Cephes' expf (Moshier 1989), right to 2e-7."""
+
+LN2_PARTS = (-0.693359375, 2.12194440e-4)
+"""−ln 2 as a sum, the first of few bits: x − n·ln 2 is then exact enough."""
+
+LOWEST_EXP = -87.0
+"""Below it the exponential is 0 for our purposes, and no normal float32."""
+
+
+def spans(length: int) -> list[tuple[int, int]]:
+    """(begin, width) of the vectors that cover so many numbers, each as wide as it can be."""
+    found, at = [], 0
+    while at < length:
+        width = LANES
+        while width > length - at:
+            width //= 2
+        found.append((at, width))
+        at += width
+    return found
+
+
+class Vectors:
+    """Instructions, added at the end of one builder's block. kind: of numbers in memory, see `load`."""
+
+    def __init__(self, builder: Any) -> None:
+        self.b = builder
+        self.f32, self.i32, self.i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+
+    # -- memory: addresses are 64-bit integers --------------------------------------------------------------------
+
+    def i64_of(self, number: int) -> Any:
+        return ir.Constant(self.i64, number)
+
+    def shifted(self, address: Any, offset: int) -> Any:
+        return self.b.add(address, self.i64_of(offset)) if offset else address
+
+    def element(self, address: Any, index: Any, size: int) -> Any:
+        """The address of an item of an array."""
+        return self.b.add(address, self.b.mul(index, self.i64_of(size)))
+
+    def load_int(self, address: Any) -> Any:
+        """An int32, as 64 bits."""
+        return self.b.sext(self.b.load(self.b.inttoptr(address, self.i32.as_pointer())), self.i64)
+
+    def load_float(self, address: Any) -> Any:
+        return self.b.load(self.b.inttoptr(address, self.f32.as_pointer()))
+
+    def store_float(self, value: Any, address: Any) -> None:
+        self.b.store(value, self.b.inttoptr(address, self.f32.as_pointer()))
+
+    def load(self, address: Any, width: int, kind: str = "float32") -> Any:
+        """kind: float32, bfloat16 or float16 in memory; float32 it becomes."""
+        b = self.b
+        if kind == "float32":
+            return b.load(b.inttoptr(address, self.vector(width).as_pointer()), align=4)
+        if kind == "float16":
+            halves = ir.VectorType(ir.HalfType(), width)
+            return b.fpext(b.load(b.inttoptr(address, halves.as_pointer()), align=2), self.vector(width))
+        bits, words = ir.VectorType(ir.IntType(16), width), ir.VectorType(self.i32, width)
+        loaded = b.zext(b.load(b.inttoptr(address, bits.as_pointer()), align=2), words)
+        return b.bitcast(b.shl(loaded, ir.Constant(words, [16] * width)), self.vector(width))
+
+    def store(self, value: Any, address: Any) -> None:
+        self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=4)
+
+    def prefetch(self, address: Any, size: int) -> None:
+        """Bring so many bytes near, and go on meanwhile."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, self.i32, self.i32, self.i32])
+        fetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0i8")
+        read, everywhere, data = (ir.Constant(self.i32, number) for number in (0, 3, 1))
+        for offset in range(0, size, LINE):
+            self.b.call(fetch, [self.b.inttoptr(self.shifted(address, offset), byte), read, everywhere, data])
+
+    # -- vectors ------------------------------------------------------------------------------------------------------
+
+    def vector(self, width: int) -> Any:
+        return ir.VectorType(self.f32, width)
+
+    def constant(self, number: float, width: int = LANES) -> Any:
+        return ir.Constant(self.vector(width), [number] * width)
+
+    def splat(self, number: Any, width: int) -> Any:
+        """A float in every lane."""
+        nothing = ir.Constant(self.vector(width), ir.Undefined)
+        one = self.b.insert_element(nothing, number, ir.Constant(self.i32, 0))
+        return self.b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(self.i32, width), [0] * width))
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """x · y + z"""
+        return self._intrinsic("fma", x, y, z)
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """Of each lane; y where one of them is no number."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def dot(self, x: list[Any], y: list[Any]) -> Any:
+        """Of two rows in parts, as `spans` cuts them: a float."""
+        sums: dict[int, Any] = {}
+        for left, right in zip(x, y):
+            width = left.type.count
+            sums[width] = self.fma(left, right, sums[width]) if width in sums else self.b.fmul(left, right)
+        total, *others = [self.sum_of(part) for part in sums.values()]
+        for other in others:
+            total = self.b.fadd(total, other)
+        return total
+
+    def first(self, x: Any) -> Any:
+        return self.b.extract_element(x, ir.Constant(self.i32, 0))
+
+    def sum_of(self, x: Any) -> Any:
+        """Of all lanes."""
+        return self._reduced(x, self.b.fadd)
+
+    def max_of(self, x: Any) -> Any:
+        return self._reduced(x, self.larger)
+
+    def exp(self, x: Any) -> Any:
+        """Of LANES numbers, none of them much above 0. What is no number stays so."""
+        b = self.b
+        x = b.select(b.fcmp_unordered(">", x, self.constant(LOWEST_EXP)), x, self.constant(LOWEST_EXP))
+        twos = self._intrinsic("rint", b.fmul(x, self.constant(1.4426950408889634)))
+        for part in LN2_PARTS:
+            x = self.fma(twos, self.constant(part), x)
+        found = self.constant(EXP_COEFFICIENTS[0])
+        for coefficient in EXP_COEFFICIENTS[1:]:
+            found = self.fma(found, x, self.constant(coefficient))
+        found = b.fadd(self.fma(found, b.fmul(x, x), x), self.constant(1.0))
+        words = ir.VectorType(self.i32, LANES)
+        exponent = b.add(b.fptosi(twos, words), ir.Constant(words, [127] * LANES))
+        return b.fmul(found, b.bitcast(b.shl(exponent, ir.Constant(words, [23] * LANES)), x.type))
+
+    def loop(self, count: Any) -> Any:
+        """A context; ``.index`` of what it gives counts from 0."""
+        return cgutils.for_range(self.b, count)
+
+    def variable(self, value: Any) -> Any:
+        """A place that loops may change; LLVM keeps it in a register."""
+        place = cgutils.alloca_once(self.b, value.type)
+        self.b.store(value, place)
+        return place
+
+    def _reduced(self, x: Any, join: Any) -> Any:
+        width = x.type.count
+        while width > 1:
+            half = ir.VectorType(self.i32, width // 2)
+            nothing = ir.Constant(x.type, ir.Undefined)
+            low = self.b.shuffle_vector(x, nothing, ir.Constant(half, list(range(width // 2))))
+            high = self.b.shuffle_vector(x, nothing, ir.Constant(half, list(range(width // 2, width))))
+            x, width = join(low, high), width // 2
+        return self.first(x)
+
+    def _intrinsic(self, name: str, *arguments: Any) -> Any:
+        kind = arguments[0].type
+        function = ir.FunctionType(kind, [argument.type for argument in arguments])
+        full = f"llvm.{name}.v{kind.count}f32"
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, function, full), arguments)
