@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_scene import Scene
 
-from baton.attention.backend import SharedPrefix
+from baton.attention.backend import AttentionBatch, SharedPrefix
 
 pytest.importorskip("numba")
 
@@ -38,6 +38,48 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pieces, "TOKENS_AT_ONCE", 7)
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
     return request.param
+
+
+def test_queries_may_be_rows_of_something_wider() -> None:
+    """As they are in a fused product for queries, keys and values."""
+    scene = Scene(SHAPES["all at once"])
+    heads, head_dim = scene.q.shape[1:]
+    wide = torch.full((len(scene.q), 3 * heads * head_dim), float("nan"))
+    wide[:, : heads * head_dim] = scene.q.flatten(1)
+    scene.q = wide[:, : heads * head_dim].view(-1, heads, head_dim)
+    check(scene)
+
+
+def test_what_is_no_number_stays_visible() -> None:
+    """A broken model must not give answers that look right."""
+    scene = Scene([(90, 1), (30, 1), (40, 3)])
+    row = scene.rows[0]
+    scene.pool.k[0][int(scene.req_to_token[row, 70])] = float("nan")
+    found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec]))
+    assert found[0].isnan().all() and not found[1:].isnan().any()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    scene = Scene([(90, 1), (200, 3)])
+    scene.q *= 1e4
+    check(scene)
+
+
+def test_steps_follow_each_other() -> None:
+    """Memory is kept from step to step, and nothing of what was in it."""
+    scene = Scene([(600, 1)] * 3)
+    one = NumbaPagedBackend(scene.pool, [scene.spec])
+    first = scene.run(one)
+    other = scene.batch()
+    one.plan(AttentionBatch(other.req_to_token, other.host_rows[:1], other.prefix_lens[:1], other.extend_lens[:1], 4))
+    torch.testing.assert_close(one.run(scene.spec, scene.q[:1]), first[:1])
+    assert torch.equal(scene.run(one), first), "pieces are joined in the same order, whoever was last"
+
+
+def test_run_before_plan() -> None:
+    scene = Scene([(3, 1)])
+    with pytest.raises(RuntimeError, match="call plan"):
+        NumbaPagedBackend(scene.pool, [scene.spec]).run(scene.spec, scene.q)
 
 
 def check(scene: Scene) -> None:

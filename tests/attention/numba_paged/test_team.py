@@ -1,0 +1,60 @@
+"""Compiled functions on torch's threads."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baton.attention.numba_paged import team
+from baton.attention.numba_paged.team import NoTeamError, Team
+
+numba = pytest.importorskip("numba")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_thread_calls_it_once(threads: int) -> None:
+    from baton.attention.numba_paged.operations import fetch_add
+
+    @numba.cfunc("void(int64)")
+    def count(address):  # type: ignore[no-untyped-def]
+        fetch_add(address, 1)
+
+    counted = np.zeros(1, dtype=np.int64)
+    for _ in range(20):
+        Team().run(count.address, counted.ctypes.data, threads)
+    assert counted[0] == 20 * threads
+
+
+def test_the_threads_are_those_that_torch_has() -> None:
+    """No second set is made: it would spin on the same cores."""
+    torch.ones(1 << 20).add_(1)
+    before = len(list(Path("/proc/self/task").iterdir()))
+    test_every_thread_calls_it_once(max(1, torch.get_num_threads()))
+    torch.ones(1 << 20).add_(1)
+    assert len(list(Path("/proc/self/task").iterdir())) <= max(before, torch.get_num_threads() + before - 1)
+    assert "omppool" not in Path("/proc/self/maps").read_text()
+
+
+def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self: "7f00-7f01 r-xp 0 0 0 /lib/libm.so.6\n")
+        with pytest.raises(NoTeamError, match="torch uses no OpenMP library"):
+            Team()
+    two = "7f r-xp 0 0 0 /a/libgomp.so.1\n7f r-xp 0 0 0 /b/libiomp5.so\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self: two)
+        with pytest.raises(NoTeamError, match="torch uses one of"):
+            Team()
+
+
+def test_another_library_must_have_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self: "7f r-xp 0 0 0 /x/libgomp.so.1\n")
+        patch.setattr(ctypes, "CDLL", lambda path: object())
+        with pytest.raises(NoTeamError, match="has no GOMP_parallel"):
+            Team()
+    assert team._openmp_library()
