@@ -43,13 +43,16 @@ test-units: $(STAMP)
 test-processes: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "process and not gpu and not slow and not real" $(call marked,process)
 
+# Attention as models of any size have it; the small ones of these tests would be given torch's.
 test-equality: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
+	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
 
 test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real" $(call marked,slow)
 
-test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products
+test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products, and on torch's attention
+	BATON_TEST_ATTENTION=torch_native $(BIN)/python -m pytest -n 2 \
+	    -m "equality and not gpu and not slow and not real" $(call marked,equality)
 	for form in torch transposed onednn; do \
 	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" \
 	    $(call marked,equality) || exit 1; done

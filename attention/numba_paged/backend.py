@@ -1,6 +1,7 @@
-"""Attention on a CPU that reads K and V where they lie: decodes, short extends and beams by a kernel of Numba's.
+"""Attention on a CPU that reads K and V where they lie, by a kernel of Numba's.
 
-Long extends stay torch's (torch_native.py): there each key is used so often that gathering it costs nothing.
+Long extends may stay torch's (torch_native.py), where that is faster: there each key is used so often that gathering it
+costs nothing, and what counts is how fast a processor's own library multiplies matrices.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .pieces import TOKENS_AT_ONCE, Work, cut
 from .team import Team
 
 SHORT_EXTEND = 32
-"""New tokens up to which the kernel is faster than tiles."""
+"""New tokens up to which the kernel is faster than tiles on any processor."""
+
+ANY_EXTEND = 1 << 30
 
 LEAST_SHARED_KEYS = 128
 """If reading a prefix once saves fewer keys than this, its beams are attended one by one."""
@@ -34,8 +37,12 @@ class NumbaPagedBackend:
 
     name: ClassVar[str] = "numba"
 
-    def __init__(self, kv_pool: MHAKVPool, specs: Sequence[AttentionSpec]) -> None:
-        """specs: of all layers; their kernels are compiled here. Raises NoTeamError."""
+    def __init__(
+        self, kv_pool: MHAKVPool, specs: Sequence[AttentionSpec], *, longest_extend: int = SHORT_EXTEND
+    ) -> None:
+        """specs: of all layers; their kernels are compiled here. longest_extend: more new tokens of a sequence are
+        attended by torch. Raises NoTeamError."""
+        self._longest_extend = longest_extend
         self._pool = kv_pool
         self._team = Team()
         kind = str(kv_pool.dtype).removeprefix("torch.")
@@ -57,7 +64,7 @@ class NumbaPagedBackend:
         """See AttentionBackend.plan. Pieces are cut when the first layer with a given window needs them."""
         self._batch = batch
         self._works.clear()
-        self._is_long = batch.extend_lens > SHORT_EXTEND
+        self._is_long = batch.extend_lens > self._longest_extend
         self._long_tokens = None
         if self._is_long.any():
             self._long_tokens = _tokens_of(batch, self._is_long)

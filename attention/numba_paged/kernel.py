@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba import cfunc
+from numba import cfunc, njit
 
 from . import operations, vectors
 from .operations import BLOCK, KINDS, add_values, fetch_add, fill, finish, join, peek, peek_float, score, weigh
@@ -43,97 +43,103 @@ def scratch_bytes(head_dim: int, group: int, tokens: int) -> int:
     return -(-floats * 4 // 64) * 64 + 64
 
 
+@njit(inline="always")
+def _attend_tokens(head_dim, rows, kind, a, first, last, low, high, head, scores, largest, totals, sums):  # type: ignore
+    """Tokens first to last − 1 over keys low to high − 1 of the first one's row, as far as each sees them."""
+    item = 4 if kind == 0 else 2
+    keys, values = peek(a + 8 * KEYS) + head * head_dim * item, peek(a + 8 * VALUES) + head * head_dim * item
+    slots = peek(a + 8 * TABLE) + peek(peek(a + 8 * ROWS) + 8 * first) * peek(a + 8 * TABLE_STEP)
+    queries, query_step = peek(a + 8 * QUERIES) + 4 * head * rows * head_dim, peek(a + 8 * QUERY_STEP)
+    begins, ends = peek(a + 8 * BEGINS), peek(a + 8 * ENDS)
+    scale, step, factors = peek_float(a + 8 * SCALE), peek(a + 8 * SLOT_STEP), scores + 4 * rows * BLOCK
+    fill(largest, rows * (last - first), -float("inf"))
+    fill(totals, rows * (last - first), 0.0)
+    fill(sums, rows * (last - first) * head_dim, 0.0)
+    begin, end = max(low, peek(begins + 8 * first)), min(high, peek(ends + 8 * (last - 1)))
+    while begin < end:
+        stop = min(begin + BLOCK, end)
+        ahead = stop if stop + BLOCK <= end else begin
+        for token in range(first, last):
+            start = max(begin, peek(begins + 8 * token))
+            count = min(stop, peek(ends + 8 * token)) - start
+            if count > 0:
+                q, row = queries + query_step * token, (token - first) * rows
+                at, soon = slots + 4 * start, slots + 4 * ahead
+                if token == first:
+                    score(head_dim, rows, kind, 1, q, keys, values, at, soon, count, step, scores)
+                else:
+                    score(head_dim, rows, kind, 0, q, keys, values, at, at, count, step, scores)
+                weigh(rows, scores, count, scale, largest + 4 * row, totals + 4 * row, factors)
+                place = sums + 4 * row * head_dim
+                add_values(head_dim, rows, kind, place, factors, scores, values, at, count, step)
+        begin = stop
+
+
+@njit(inline="always")
+def _attend_piece(head_dim, rows, kind, a, piece, scratch):  # type: ignore
+    """All tokens of a piece; what is found goes to the output, or to the memory for partial sums."""
+    first, last, low, high = peek(piece), peek(piece + 8), peek(piece + 16), peek(piece + 24)
+    head, own, partial = peek(piece + 32), peek(piece + 40), peek(piece + 48)
+    target = peek(a + 8 * OUT) + 4 * head * rows * head_dim
+    at_once = 1 if own else last - first
+    for token in range(first, last, at_once):
+        largest = scratch + 4 * rows * (BLOCK + 1)
+        totals = largest + 4 * rows * at_once
+        sums = totals + 4 * rows * at_once
+        if partial >= 0:
+            place = (partial + token - first) * rows
+            largest, totals = peek(a + 8 * LARGEST) + 4 * place, peek(a + 8 * TOTALS) + 4 * place
+            sums = peek(a + 8 * SUMS) + 4 * place * head_dim
+        stop = token + at_once
+        _attend_tokens(head_dim, rows, kind, a, token, stop, low, high, head, scratch, largest, totals, sums)
+        if partial < 0:
+            for each in range(token, stop):
+                row = (each - token) * rows
+                out = target + peek(a + 8 * OUT_STEP) * each
+                finish(head_dim, rows, sums + 4 * row * head_dim, totals + 4 * row, out)
+
+
+@njit(inline="always")
+def _join_pieces(head_dim, rows, a, group, scratch):  # type: ignore
+    """All pieces of a group lie in memory: add them up, in their order."""
+    entry = peek(a + 8 * GROUPS) + 8 * GROUP_FIELDS * group
+    pieces = peek(a + 8 * PIECES)
+    head = peek(pieces + 8 * PIECE_FIELDS * peek(entry) + 32)
+    target = peek(a + 8 * OUT) + 4 * head * rows * head_dim
+    largest, totals, sums = scratch, scratch + 4 * rows, scratch + 8 * rows
+    for token in range(peek(entry + 16), peek(entry + 24)):
+        fill(largest, rows, -float("inf"))
+        fill(totals, rows * (head_dim + 1), 0.0)  # and the sums behind them
+        for number in range(peek(entry), peek(entry + 8)):
+            piece = pieces + 8 * PIECE_FIELDS * number
+            if peek(piece) <= token < peek(piece + 8):
+                place = (peek(piece + 48) + token - peek(piece)) * rows
+                theirs, their_totals = peek(a + 8 * LARGEST) + 4 * place, peek(a + 8 * TOTALS) + 4 * place
+                if peek_float(their_totals) != 0.0:  # it has seen keys of this token
+                    their_sums = peek(a + 8 * SUMS) + 4 * place * head_dim
+                    join(head_dim, rows, sums, largest, totals, their_sums, theirs, their_totals)
+        finish(head_dim, rows, sums, totals, target + peek(a + 8 * OUT_STEP) * token)
+
+
 @cache
 def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
     """A Numba cfunc ``void(address of the arguments)`` that needs no GIL; every thread of a team calls it. The first
-    time takes two seconds; where Numba finds a folder to write to, later processes take a tenth. Raises ImportError."""
-    sources = _sources()
-    rows, number, item = group, KINDS.index(kind), 4 if kind == "float32" else 2
+    time takes two seconds; where Numba finds a folder to write to, later processes take a tenth."""
+    sources, number = _sources(), KINDS.index(kind)
 
-    def kernel(a):
+    def kernel(a: Any) -> None:
         if not sources:
             return
-        scale = peek_float(a + 8 * SCALE)
-        scores = peek(a + 8 * SCRATCH) + fetch_add(a + 8 * TICKET, 1) * peek(a + 8 * SCRATCH_STEP)
-        factors = scores + 4 * rows * BLOCK
-        own_largest = factors + 4 * rows
-        count, table, table_step = peek(a + 8 * COUNT), peek(a + 8 * TABLE), peek(a + 8 * TABLE_STEP)
-        token_rows, begins, ends = peek(a + 8 * ROWS), peek(a + 8 * BEGINS), peek(a + 8 * ENDS)
-        queries, query_step = peek(a + 8 * QUERIES), peek(a + 8 * QUERY_STEP)
-        slot_step, out, out_step = peek(a + 8 * SLOT_STEP), peek(a + 8 * OUT), peek(a + 8 * OUT_STEP)
+        scratch = peek(a + 8 * SCRATCH) + fetch_add(a + 8 * TICKET, 1) * peek(a + 8 * SCRATCH_STEP)
         while True:
             mine = fetch_add(a + 8 * NEXT, 1)
-            if mine >= count:
-                break
+            if mine >= peek(a + 8 * COUNT):
+                return
             piece = peek(a + 8 * PIECES) + 8 * PIECE_FIELDS * mine
-            first, last, low, high = peek(piece), peek(piece + 8), peek(piece + 16), peek(piece + 24)
-            head, own, partial, together = peek(piece + 32), peek(piece + 40), peek(piece + 48), peek(piece + 56)
-            keys = peek(a + 8 * KEYS) + head * head_dim * item
-            values = peek(a + 8 * VALUES) + head * head_dim * item
-            token = first
-            while token < last:
-                stop = token + 1 if own else last
-                tokens = stop - token
-                slots = table + peek(token_rows + 8 * token) * table_step
-                if partial < 0:
-                    largest = own_largest
-                    totals = largest + 4 * rows * tokens
-                    acc = totals + 4 * rows * tokens
-                else:
-                    place = (partial + token - first) * rows
-                    largest, totals = peek(a + 8 * LARGEST) + 4 * place, peek(a + 8 * TOTALS) + 4 * place
-                    acc = peek(a + 8 * SUMS) + 4 * place * head_dim
-                fill(largest, rows * tokens, -float("inf"))
-                fill(totals, rows * tokens, 0.0)
-                fill(acc, rows * tokens * head_dim, 0.0)
-                begin = max(low, peek(begins + 8 * token))
-                end = min(high, peek(ends + 8 * (stop - 1)))
-                while begin < end:
-                    block_end = min(begin + BLOCK, end)
-                    ahead = block_end if block_end + BLOCK <= end else begin
-                    for each in range(token, stop):
-                        start = max(begin, peek(begins + 8 * each))
-                        size = min(block_end, peek(ends + 8 * each)) - start
-                        if size <= 0:
-                            continue
-                        q = queries + query_step * each + 4 * head * rows * head_dim
-                        at = slots + 4 * start
-                        if each == token:
-                            soon = slots + 4 * ahead
-                            score(head_dim, rows, number, 1, q, keys, values, at, soon, size, slot_step, scores)
-                        else:
-                            score(head_dim, rows, number, 0, q, keys, values, at, at, size, slot_step, scores)
-                        index = (each - token) * rows
-                        weigh(rows, scores, size, scale, largest + 4 * index, totals + 4 * index, factors)
-                        total = acc + 4 * index * head_dim
-                        add_values(head_dim, rows, number, total, factors, scores, values, at, size, slot_step)
-                    begin = block_end
-                if partial < 0:
-                    for each in range(token, stop):
-                        index = (each - token) * rows
-                        target = out + out_step * each + 4 * head * rows * head_dim
-                        finish(head_dim, rows, acc + 4 * index * head_dim, totals + 4 * index, target)
-                token = stop
-            if together < 0 or fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) > 1:
-                continue
-            # The last of a group: all its pieces lie in memory now.
-            entry = peek(a + 8 * GROUPS) + 8 * GROUP_FIELDS * together
-            for each in range(peek(entry + 16), peek(entry + 24)):
-                largest, totals, acc = own_largest, own_largest + 4 * rows, own_largest + 8 * rows
-                fill(largest, rows, -float("inf"))
-                fill(totals, rows, 0.0)
-                fill(acc, rows * head_dim, 0.0)
-                for other in range(peek(entry), peek(entry + 8)):
-                    part = peek(a + 8 * PIECES) + 8 * PIECE_FIELDS * other
-                    if peek(part) <= each < peek(part + 8):
-                        place = (peek(part + 48) + each - peek(part)) * rows
-                        if peek_float(peek(a + 8 * TOTALS) + 4 * place) != 0.0:
-                            join(
-                                head_dim, rows, acc, largest, totals,
-                                peek(a + 8 * SUMS) + 4 * place * head_dim,
-                                peek(a + 8 * LARGEST) + 4 * place, peek(a + 8 * TOTALS) + 4 * place,
-                            )  # fmt: skip
-                finish(head_dim, rows, acc, totals, out + out_step * each + 4 * head * rows * head_dim)
+            _attend_piece(head_dim, group, number, a, piece, scratch)
+            together = peek(piece + 56)
+            if together >= 0 and fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) == 1:
+                _join_pieces(head_dim, group, a, together, scratch)
 
     try:
         return cfunc("void(int64)", cache=True)(kernel)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
 from ..backend import AttentionBackend, AttentionSpec
-from ..probe import BEAMS, DECODE, EXTEND, LONG, probe_backend
+from ..probe import BEAMS, DECODE, EXTEND, LONG, ProbeScene, ProbeStep, probe_backend
+from ..torch_native import TorchNativeBackend
 
 logger = logging.getLogger(__name__)
 
 MakeAttention = Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
+
+
+PREFILL = ProbeStep("prefill", ((512, 512),))
+"""Both ways are timed on this."""
+ROUNDS = 4
 
 
 class NumbaUnavailable(RuntimeError):
@@ -27,13 +34,35 @@ def load_attention(
     """A backend factory, once its kernels have passed the probe. Raises NumbaUnavailable."""
     began = time.monotonic()
     try:
-        from .backend import NumbaPagedBackend
+        from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
     except ImportError as error:  # not installed, or not for this numpy
         raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install 'baton[cpu]'") from error
     try:
         where = {"page_size": page_size, "dtype": dtype, "device": device}
         probe_backend(NumbaPagedBackend, specs, (DECODE, EXTEND, BEAMS, LONG), **where)
+        probe_backend(partial(NumbaPagedBackend, longest_extend=ANY_EXTEND), specs, (LONG,), **where)
     except Exception as error:
         raise NumbaUnavailable(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
-    logger.info("attention kernels are ready after %.1f s", time.monotonic() - began)
-    return NumbaPagedBackend
+    scene = ProbeScene(PREFILL, specs[0], **where)
+    tiles = _seconds(TorchNativeBackend(scene.pool), scene)
+    kernel = _seconds(NumbaPagedBackend(scene.pool, specs[:1], longest_extend=ANY_EXTEND), scene)
+    longest = ANY_EXTEND if kernel < tiles else SHORT_EXTEND
+    logger.info(
+        "attention kernels are ready after %.1f s; prompts by %s (%d tokens of a layer: kernel %.1f ms, torch %.1f ms)",
+        time.monotonic() - began,
+        "the kernel" if longest == ANY_EXTEND else "torch",
+        len(scene.q),
+        1e3 * kernel,
+        1e3 * tiles,
+    )
+    return partial(NumbaPagedBackend, longest_extend=longest)
+
+
+def _seconds(backend: AttentionBackend, scene: ProbeScene) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        backend.plan(scene.batch)
+        backend.run(scene.spec, scene.q)
+        times.append(time.perf_counter() - began)
+    return min(times)

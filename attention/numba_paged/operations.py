@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 from .vectors import LANES, Vectors, spans
 
@@ -22,6 +22,8 @@ ROWS_AT_ONCE = 4
 
 BLOCK = 64
 """Keys of a block: scores of a row are so many floats."""
+
+intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 
 VOID, INT, FLOAT = types.void, types.int64, types.float32
 

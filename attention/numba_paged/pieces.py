@@ -101,7 +101,10 @@ def cut(
         for first in range(int(first_token[row]), int(first_token[row] + new[row]), TOKENS_AT_ONCE):
             last = min(first + TOKENS_AT_ONCE, int(first_token[row] + new[row]))
             parts = _in_parts(work, first, last, int(begins[first]), int(ends[last - 1]), target)
-            (plain if len(parts) == 1 else groups).extend(parts if len(parts) == 1 else [parts])
+            if len(parts) == 1:
+                plain += parts
+            else:
+                groups.append(parts)
     for group in shared:
         groups.append(_of_beams(work, group, int(first_token[group.first]), target))
     _give_heads(work, plain, groups, kv_heads)

@@ -9,6 +9,7 @@ decided in one place for all (runtime/runner/cpu_threads.py).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Team:
 
 
 @cache
-def _called(function: int) -> ctypes._CFuncPtr:
+def _called(function: int) -> Callable[[int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
 
 
