@@ -23,7 +23,23 @@ from typing import Any
 from numba import cfunc, njit
 
 from . import operations, vectors
-from .operations import BLOCK, KINDS, add_values, fetch_add, fill, finish, join, peek, peek_float, score, weigh
+from .operations import (
+    BLOCK,
+    KINDS,
+    ROWS_AT_ONCE,
+    add_values,
+    fetch_add,
+    fill,
+    finish,
+    join,
+    peek,
+    peek_float,
+    score,
+    score_block,
+    turn,
+    weigh,
+)
+from .vectors import LANES
 
 # Arguments: an array of int64, by index. Addresses, but for NEXT (the piece that is taken next), TICKET (threads that
 # have begun), COUNT (of pieces), the steps, which are bytes from one row to the next, and SCALE, a float32.
@@ -37,21 +53,30 @@ ARGUMENTS = 24
 PIECE_FIELDS, GROUP_FIELDS = 8, 4
 
 
+def tile_tokens(group: int) -> int:
+    """Tokens whose rows are multiplied with a block of keys at a time."""
+    return max(1, ROWS_AT_ONCE // group)
+
+
 def scratch_bytes(head_dim: int, group: int, tokens: int) -> int:
     """What a thread needs of its own: sums, largest scores and totals of so many tokens, and scores of a block."""
-    floats = tokens * group * (head_dim + 2) + group * (BLOCK + 1)
+    floats = tokens * group * (head_dim + 2) + tile_tokens(group) * group * (BLOCK + 1) + head_dim * BLOCK
     return -(-floats * 4 // 64) * 64 + 64
 
 
 @njit(inline="always")
-def _attend_tokens(head_dim, rows, kind, a, first, last, low, high, head, scores, largest, totals, sums):  # type: ignore
+def _attend_tokens(
+    head_dim, rows, tile, tile_rows, kind, a, first, last, low, high, head, scratch, largest, totals, sums
+):  # type: ignore
     """Tokens first to last − 1 over keys low to high − 1 of the first one's row, as far as each sees them."""
     item = 4 if kind == 0 else 2
     keys, values = peek(a + 8 * KEYS) + head * head_dim * item, peek(a + 8 * VALUES) + head * head_dim * item
     slots = peek(a + 8 * TABLE) + peek(peek(a + 8 * ROWS) + 8 * first) * peek(a + 8 * TABLE_STEP)
     queries, query_step = peek(a + 8 * QUERIES) + 4 * head * rows * head_dim, peek(a + 8 * QUERY_STEP)
     begins, ends = peek(a + 8 * BEGINS), peek(a + 8 * ENDS)
-    scale, step, factors = peek_float(a + 8 * SCALE), peek(a + 8 * SLOT_STEP), scores + 4 * rows * BLOCK
+    scale, step = peek_float(a + 8 * SCALE), peek(a + 8 * SLOT_STEP)
+    scores, factors = scratch, scratch + 4 * tile_rows * BLOCK
+    turned = factors + 4 * tile_rows
     fill(largest, rows * (last - first), -float("inf"))
     fill(totals, rows * (last - first), 0.0)
     fill(sums, rows * (last - first) * head_dim, 0.0)
@@ -59,31 +84,48 @@ def _attend_tokens(head_dim, rows, kind, a, first, last, low, high, head, scores
     while begin < end:
         stop = min(begin + BLOCK, end)
         ahead = stop if stop + BLOCK <= end else begin
-        for token in range(first, last):
+        is_turned = False
+        token = first
+        while token < last:
             start = max(begin, peek(begins + 8 * token))
             count = min(stop, peek(ends + 8 * token)) - start
+            q, row = queries + query_step * token, (token - first) * rows
+            at, place = slots + 4 * start, sums + 4 * row * head_dim
+            if (
+                head_dim % LANES == 0
+                and first < token
+                and count == BLOCK
+                and token + tile <= last
+                and peek(begins + 8 * (token + tile - 1)) <= begin
+            ):  # all keys of the block, for all tokens of a tile
+                if not is_turned:
+                    turn(head_dim, kind, keys, at, step, turned)
+                    is_turned = True
+                score_block(head_dim, rows, tile, q, query_step, turned, scores)
+                weigh(tile_rows, scores, count, scale, largest + 4 * row, totals + 4 * row, factors)
+                add_values(head_dim, tile_rows, kind, place, factors, scores, values, at, count, step)
+                token += tile
+                continue
             if count > 0:
-                q, row = queries + query_step * token, (token - first) * rows
-                at, soon = slots + 4 * start, slots + 4 * ahead
                 if token == first:
-                    score(head_dim, rows, kind, 1, q, keys, values, at, soon, count, step, scores)
+                    score(head_dim, rows, kind, 1, q, keys, values, at, slots + 4 * ahead, count, step, scores)
                 else:
                     score(head_dim, rows, kind, 0, q, keys, values, at, at, count, step, scores)
                 weigh(rows, scores, count, scale, largest + 4 * row, totals + 4 * row, factors)
-                place = sums + 4 * row * head_dim
                 add_values(head_dim, rows, kind, place, factors, scores, values, at, count, step)
+            token += 1
         begin = stop
 
 
 @njit(inline="always")
-def _attend_piece(head_dim, rows, kind, a, piece, scratch):  # type: ignore
+def _attend_piece(head_dim, rows, tile, tile_rows, kind, a, piece, scratch):  # type: ignore
     """All tokens of a piece; what is found goes to the output, or to the memory for partial sums."""
     first, last, low, high = peek(piece), peek(piece + 8), peek(piece + 16), peek(piece + 24)
     head, own, partial = peek(piece + 32), peek(piece + 40), peek(piece + 48)
     target = peek(a + 8 * OUT) + 4 * head * rows * head_dim
     at_once = 1 if own else last - first
     for token in range(first, last, at_once):
-        largest = scratch + 4 * rows * (BLOCK + 1)
+        largest = scratch + 4 * (tile_rows * (BLOCK + 1) + head_dim * BLOCK)
         totals = largest + 4 * rows * at_once
         sums = totals + 4 * rows * at_once
         if partial >= 0:
@@ -91,7 +133,9 @@ def _attend_piece(head_dim, rows, kind, a, piece, scratch):  # type: ignore
             largest, totals = peek(a + 8 * LARGEST) + 4 * place, peek(a + 8 * TOTALS) + 4 * place
             sums = peek(a + 8 * SUMS) + 4 * place * head_dim
         stop = token + at_once
-        _attend_tokens(head_dim, rows, kind, a, token, stop, low, high, head, scratch, largest, totals, sums)
+        _attend_tokens(
+            head_dim, rows, tile, tile_rows, kind, a, token, stop, low, high, head, scratch, largest, totals, sums
+        )
         if partial < 0:
             for each in range(token, stop):
                 row = (each - token) * rows
@@ -125,7 +169,8 @@ def _join_pieces(head_dim, rows, a, group, scratch):  # type: ignore
 def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
     """A Numba cfunc ``void(address of the arguments)`` that needs no GIL; every thread of a team calls it. The first
     time takes two seconds; where Numba finds a folder to write to, later processes take a tenth."""
-    sources, number = _sources(), KINDS.index(kind)
+    sources, number, tile = _sources(), KINDS.index(kind), tile_tokens(group)
+    tile_rows = tile * group
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -136,7 +181,7 @@ def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
             if mine >= peek(a + 8 * COUNT):
                 return
             piece = peek(a + 8 * PIECES) + 8 * PIECE_FIELDS * mine
-            _attend_piece(head_dim, group, number, a, piece, scratch)
+            _attend_piece(head_dim, group, tile, tile_rows, number, a, piece, scratch)
             together = peek(piece + 56)
             if together >= 0 and fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) == 1:
                 _join_pieces(head_dim, group, a, together, scratch)

@@ -127,6 +127,57 @@ def score(
 
 
 @intrinsic(prefer_literal=True)
+def turn(_context: Any, head_dim: Any, kind: Any, _keys: Any, _slots: Any, _step: Any, _target: Any) -> Any:
+    """target[d, j] = keys[slots[j]][d], for a whole block of keys: float32 [head_dim, BLOCK]. head_dim is a multiple of
+    LANES."""
+    size, name = _sized(head_dim), KINDS[_sized(kind)]
+    item = 4 if name == "float32" else 2
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        keys, slots, step, target = arguments[2:]
+        with v.loop(v.i64_of(BLOCK // LANES)) as loop:
+            first = v.element(slots, loop.index, 4 * LANES)
+            column = v.element(target, loop.index, 4 * LANES)
+            places = [v.b.add(keys, v.b.mul(v.load_int(v.shifted(first, 4 * key)), step)) for key in range(LANES)]
+            for at in range(0, size, LANES):
+                rows = [v.load(v.shifted(place, item * at), LANES, name) for place in places]
+                for row, turned in enumerate(v.transposed(rows)):
+                    v.store(turned, v.shifted(column, 4 * BLOCK * (at + row)))
+
+    return VOID(head_dim, kind, INT, INT, INT, INT), _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def score_block(
+    _context: Any, head_dim: Any, rows: Any, tokens: Any, _queries: Any, _query_step: Any, _turned: Any, _scores: Any
+) -> Any:
+    """scores[row, j] = queries[row] · key j, for a whole block of keys as `turn` leaves them: a product of matrices
+    whose sums stay in registers. Rows are those of so many tokens, ``query_step`` bytes apart."""
+    size, number, count = _sized(head_dim), _sized(rows), _sized(tokens)
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        queries, query_step, turned, scores = arguments[3:]
+        begins = [v.b.add(queries, v.b.mul(query_step, v.i64_of(token))) for token in range(count)]
+        places = [v.shifted(begin, 4 * size * row) for begin in begins for row in range(number)]
+        columns = range(0, BLOCK, LANES)
+        for first in range(0, len(places), ROWS_AT_ONCE):
+            some = range(first, min(len(places), first + ROWS_AT_ONCE))
+            sums = {(row, at): v.variable(v.constant(0.0)) for row in some for at in columns}
+            with v.loop(v.i64_of(size)) as loop:
+                keys = {
+                    at: v.load(v.shifted(v.element(turned, loop.index, 4 * BLOCK), 4 * at), LANES) for at in columns
+                }
+                for row in some:
+                    query = v.splat(v.load_float(v.element(places[row], loop.index, 4)), LANES)
+                    for at in columns:
+                        v.b.store(v.fma(query, keys[at], v.b.load(sums[row, at])), sums[row, at])
+            for (row, at), place in sums.items():
+                v.store(v.b.load(place), v.shifted(scores, 4 * (BLOCK * row + at)))
+
+    return VOID(head_dim, rows, tokens, INT, INT, INT, INT), _without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
 def weigh(
     _context: Any, rows: Any, _scores: Any, _count: Any, _scale: Any, _largest: Any, _totals: Any, _factors: Any
 ) -> Any:

@@ -151,6 +151,21 @@ class Vectors:
         exponent = b.add(b.fptosi(twos, words), ir.Constant(words, [127] * LANES))
         return b.fmul(found, b.bitcast(b.shl(exponent, ir.Constant(words, [23] * LANES)), x.type))
 
+    def transposed(self, rows: list[Any]) -> list[Any]:
+        """LANES vectors of LANES numbers: rows become columns, by exchanging ever smaller blocks."""
+        lanes, step = ir.VectorType(self.i32, LANES), LANES // 2
+        rows = list(rows)
+        while step:
+            for upper in (row for row in range(LANES) if not row & step):
+                # In a pair of rows, the upper's right blocks change places with the lower's left ones.
+                left = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+                right = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+                pair = rows[upper], rows[upper + step]
+                rows[upper] = self.b.shuffle_vector(*pair, ir.Constant(lanes, left))
+                rows[upper + step] = self.b.shuffle_vector(*pair, ir.Constant(lanes, right))
+            step //= 2
+        return rows
+
     def loop(self, count: Any) -> Any:
         """A context; ``.index`` of what it gives counts from 0."""
         return cgutils.for_range(self.b, count)
