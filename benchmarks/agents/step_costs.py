@@ -7,6 +7,7 @@ of several rows at once, by OpenAI's client and in streams, as agents ask: what 
 makes steps longer, and should. A straight line is laid through all (least squares of relative errors, none below 0):
 
     seconds = fixed_s + prompt tokens × prompt_token_s + rows × decode_row_s + context tokens × context_token_s
+              + prompts × prompt_row_s + (new token, token it looks at) pairs × attended_s
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 import json
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ import numpy as np
 import openai
 from tqdm import tqdm
 
+from baton.entrypoints.simulate.cost_model import Linear, StepSize
 from benchmarks.common.measured import about_this_run
 from benchmarks.common.servers import Server
 
@@ -32,6 +35,16 @@ PROMPTS = ((32, 0), (128, 0), (512, 0), (1024, 0), (64, 1024), (256, 1024), (256
 
 DECODES = ((1, 64), (1, 1024), (4, 512), (8, 1024), (16, 64), (16, 1024), (32, 512))
 """(rows, tokens of each)"""
+
+COSTS: dict[str, Callable[[StepSize], float]] = {
+    "fixed_s": lambda size: 1.0,
+    "prompt_token_s": lambda size: size.prompt_tokens,
+    "decode_row_s": lambda size: size.decode_rows,
+    "context_token_s": lambda size: size.context,
+    "prompt_row_s": lambda size: size.prompt_rows,
+    "attended_s": lambda size: size.attended,
+}
+"""What each cost of a step is counted in."""
 
 ANSWER = 48
 """Tokens of an answer whose steps are measured."""
@@ -49,6 +62,12 @@ class Measured(NamedTuple):
     rows: int
     context: int
     seconds: float
+
+    @property
+    def size(self) -> StepSize:
+        new, rows = self.prompt_tokens, self.rows
+        attended = new * (self.context - new) + new * (new + 1) // 2 if new else self.context
+        return StepSize(new, rows, self.context, attended, int(new > 0))
 
 
 class Meter:
@@ -117,10 +136,10 @@ class Meter:
 
 
 def fit(steps: list[Measured]) -> dict[str, float]:
-    """The line's four costs; those that come out below 0 are left out, and the others fitted again."""
-    names = ["fixed_s", "prompt_token_s", "decode_row_s", "context_token_s"]
+    """The line's costs; those that come out below 0 are left out, and the others fitted again."""
+    names = [*COSTS]
     seconds = np.array([step.seconds for step in steps])
-    terms = np.array([[1.0, step.prompt_tokens, step.rows, step.context] for step in steps]) / seconds[:, None]
+    terms = np.array([[of(step.size) for of in COSTS.values()] for step in steps]) / seconds[:, None]
     kept = list(range(len(names)))
     while True:
         costs = np.linalg.lstsq(terms[:, kept], np.ones(len(steps)), rcond=None)[0]
@@ -133,12 +152,7 @@ def fit(steps: list[Measured]) -> dict[str, float]:
 
 def said(step: Measured, costs: dict[str, float]) -> float:
     """Seconds that the line gives a step."""
-    return (
-        costs["fixed_s"]
-        + costs["prompt_token_s"] * step.prompt_tokens
-        + costs["decode_row_s"] * step.rows
-        + costs["context_token_s"] * step.context
-    )
+    return Linear(**costs).step_s(step.size)
 
 
 async def _measure_all(url: str, seed: int) -> list[Measured]:

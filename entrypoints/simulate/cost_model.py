@@ -174,6 +174,10 @@ class Linear:
     prompt_token_s: float
     decode_row_s: float
     context_token_s: float
+    prompt_row_s: float = 0.0
+    """Of each prompt that a step computes, however long: what its request costs outside the model, too."""
+    attended_s: float = 0.0
+    """Of each pair of a new token and one that it looks at."""
     load_token_s: float = 0.0
     store_token_s: float = 0.0
     layers: int = 1
@@ -184,6 +188,8 @@ class Linear:
             + self.prompt_token_s * step.prompt_tokens
             + self.decode_row_s * step.decode_rows
             + self.context_token_s * step.context
+            + self.prompt_row_s * step.prompt_rows
+            + self.attended_s * step.attended
         )
 
     def load_s(self, tokens: int) -> float:
