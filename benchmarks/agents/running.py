@@ -74,6 +74,10 @@ class Server:
         _, cost = await self.answer([message], 1, f"words-{time.time_ns():x}", is_last=True)  # nothing stays of it
         return cost.prompt_tokens
 
+    def words(self, tokens: int, seed: object) -> str:
+        """Words that make a message some ``tokens`` long."""
+        return self._filler("", tokens, seed)
+
     def _filler(self, text: str, tokens: float, seed: object) -> str:
         """Words that make a message with this text some ``tokens`` long."""
         own = self._tokens_around + 1.5 * self._tokens_per_word * len(text.split())

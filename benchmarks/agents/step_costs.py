@@ -2,9 +2,10 @@
 
     python -m benchmarks.agents.step_costs --model FOLDER --out costs.json [--flags "--max-total-tokens 40000"]
 
-A server of ours is started and asked for prompts of several lengths, new and behind a cached prefix, and for answers
-of several rows at once, by OpenAI's client and in streams, as agents ask: what client and HTTP take from the cores
-makes steps longer, and should. A straight line is laid through all (least squares of relative errors, none below 0):
+A server of ours is started and asked for prompts of several lengths, new and in conversations that go on, and for
+answers of several rows at once, in chats, by OpenAI's client and in streams, as agents ask: what templates, HTTP and
+the client take from the cores makes steps longer, and should. A straight line is laid through all (least squares of
+relative errors, none below 0):
 
     seconds = fixed_s + prompt tokens × prompt_token_s + rows × decode_row_s + context tokens × context_token_s
               + prompts × prompt_row_s + (new token, token it looks at) pairs × attended_s
@@ -23,12 +24,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-import openai
 from tqdm import tqdm
 
-from baton.entrypoints.simulate.cost_model import Linear, StepSize
+from baton.entrypoints.simulate.cost_model import StepSize
+from benchmarks.agents.running import Server, TurnResult
 from benchmarks.common.measured import about_this_run
-from benchmarks.common.servers import Server
+from benchmarks.common.servers import Server as OwnServer
 
 PROMPTS = ((32, 0), (128, 0), (512, 0), (1024, 0), (64, 1024), (256, 1024), (256, 2048))
 """(new tokens, cached ones before them)"""
@@ -49,9 +50,6 @@ COSTS: dict[str, Callable[[StepSize], float]] = {
 ANSWER = 48
 """Tokens of an answer whose steps are measured."""
 
-VOCABULARY = (1000, 30000)
-"""Prompts are drawn from these ids; any of the model's will do, as it computes the same."""
-
 ROUNDS = 5
 
 
@@ -71,59 +69,62 @@ class Measured(NamedTuple):
 
 
 class Meter:
-    """Asks as agents do, with OpenAI's client and streams: what HTTP and the client take from the cores is a part of
-    what a step costs here."""
+    """Asks as agents do, in chats, with OpenAI's client and streams: what templates, HTTP and the client take from the
+    cores is a part of what a step costs here. How long a prompt is, and what was found of it, the server says."""
 
-    def __init__(self, url: str, seed: int, vocabulary: tuple[int, int] = VOCABULARY) -> None:
-        self._vocabulary = vocabulary
-        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
-        self._rng = np.random.default_rng(seed)
+    def __init__(self, url: str, seed: int) -> None:
+        self._server = Server(url, "none", plain=False, timeout_s=600)
+        self._seed = seed
+        self._asked = 0
 
     async def __aenter__(self) -> Meter:
+        await self._server.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self._server.__aexit__()
 
-    def ids(self, count: int) -> list[int]:
-        return self._rng.integers(*self._vocabulary, size=count).tolist()
+    def said(self, tokens: int) -> dict[str, str]:
+        """A message that nobody has sent before."""
+        self._asked += 1
+        return {"role": "user", "content": self._server.words(tokens, (self._seed, self._asked))}
 
-    async def ask(self, prompts: list[list[int]], max_tokens: int) -> float:
-        """Seconds until all of them are answered."""
-        started = time.perf_counter()
-        await asyncio.gather(*(self._stream(prompt, max_tokens) for prompt in prompts))
-        return time.perf_counter() - started
-
-    async def _stream(self, prompt: list[int], max_tokens: int) -> None:
-        stream = await self._client.completions.create(
-            model="any",
-            prompt=prompt,
-            max_tokens=max_tokens,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        async for _ in stream:
-            pass
+    async def ask(self, talk: list[dict[str, str]], max_tokens: int) -> tuple[str, TurnResult]:
+        self._asked += 1
+        return await self._server.answer(talk, max_tokens, f"step-{self._seed}-{self._asked}", is_last=True)
 
     async def prompt(self, new: int, cached: int) -> Measured:
-        times = []
+        """A conversation of so many tokens goes on."""
+        found: list[TurnResult] = []
         for _ in range(ROUNDS):
-            before = self.ids(cached)
-            if before:
-                await self.ask([before], 1)
-            times.append(await self.ask([before + self.ids(new)], 1))
-        return Measured(new, 0, cached + new, median(times))
+            talk = []
+            if cached:
+                talk = [self.said(cached)]
+                answer, _ = await self.ask(talk, 1)
+                talk.append({"role": "assistant", "content": answer})
+            found.append((await self.ask([*talk, self.said(new)], 1))[1])
+        usual = sorted(found, key=lambda result: result.latency)[ROUNDS // 2]
+        return Measured(usual.prompt_tokens - (usual.cached_tokens or 0), 0, usual.prompt_tokens, usual.latency)
 
     async def decode(self, rows: int, context: int) -> Measured:
         """From answers of one token to such of several, all prompts cached."""
-        prompts = [self.ids(context) for _ in range(rows)]
-        await self.ask(prompts, 1)
-        times = [(await self.ask(prompts, ANSWER + 1) - await self.ask(prompts, 1)) / ANSWER for _ in range(ROUNDS)]
-        return Measured(0, rows, rows * (context + ANSWER // 2), median(times))
+        talks = [[self.said(context)] for _ in range(rows)]
+
+        async def all_of(max_tokens: int) -> tuple[float, list[TurnResult]]:
+            began = time.perf_counter()
+            answers = await asyncio.gather(*(self.ask(talk, max_tokens) for talk in talks))
+            return time.perf_counter() - began, [result for _, result in answers]
+
+        _, results = await all_of(1)
+        times = []
+        for _ in range(ROUNDS):
+            (long, results), (short, _) = await all_of(ANSWER + 1), await all_of(1)
+            times.append((long - short) / (max(result.output_tokens for result in results) - 1))
+        tokens = sum(result.prompt_tokens + result.output_tokens // 2 for result in results)
+        return Measured(0, rows, tokens, median(times))
 
     async def all(self) -> list[Measured]:
-        await self.ask([self.ids(256)], 8)  # the first request of a server is slower
+        await self.ask([self.said(256)], 8)  # the first request of a server is slower
         steps = []
         with tqdm(total=len(PROMPTS) + len(DECODES), desc="steps", disable=None) as bar:
             for measure, size in [
@@ -152,7 +153,7 @@ def fit(steps: list[Measured]) -> dict[str, float]:
 
 def said(step: Measured, costs: dict[str, float]) -> float:
     """Seconds that the line gives a step."""
-    return Linear(**costs).step_s(step.size)
+    return sum(cost * COSTS[name](step.size) for name, cost in costs.items())
 
 
 async def _measure_all(url: str, seed: int) -> list[Measured]:
@@ -162,7 +163,7 @@ async def _measure_all(url: str, seed: int) -> list[Measured]:
 
 def measure(model: Path, flags: list[str], seed: int) -> tuple[dict[str, float], list[Measured]]:
     """The line, and what it was laid through."""
-    server = Server(model, flags)
+    server = OwnServer(model, flags)
     try:
         steps = asyncio.run(_measure_all(server.url, seed))
     finally:

@@ -3,10 +3,14 @@
     python -m benchmarks.agents.validate_simulator --model FOLDER --jps 0.6 --duration 150 \\
         --policies fcfs continuum handoff --pool-tokens 4096 --token-scale 0.3 --time-scale 0.5
 
-The costs of a step are measured first (step_costs.py). Then a server runs the jobs of agent_jobs.py under each policy,
-with `--scheduler-trace`, and the simulator plays what the *first* policy's trace says (arrivals, lengths, tool times)
-under each of them: what it says of a policy that it has not seen is what it is for. Where the machine is as fast as
-when it was measured, both should agree; the table says by how much they do not.
+The costs of a step are measured first (step_costs.py), one kind of step at a time. Agents, their client and all kinds
+of steps at once make all of them dearer, by a fifth on two cores: ``--calibrate`` multiplies the costs by the number
+with which the first run comes out right. That run then says nothing any more; the others do.
+
+Then a server runs the jobs of agent_jobs.py under each policy, with `--scheduler-trace`, and the simulator plays what
+the *first* policy's trace says (arrivals, lengths, tool times) under each of them: what it says of a policy that it has
+not seen is what it is for. Where the machine is as fast as when it was measured, both should agree; the table says by
+how much they do not.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import argparse
 import asyncio
 import json
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,10 @@ from benchmarks.agents import step_costs
 from benchmarks.agents.agent_jobs import parse_arguments, run_once
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.servers import Server
+
+FACTORS = (0.5, 4.0)
+CALIBRATIONS = 9
+"""Halvings of that range: to within a hundredth."""
 
 
 def live(args: argparse.Namespace, policy: str, number: int, trace: Path) -> dict[str, Any]:
@@ -59,6 +69,26 @@ def simulated(args: argparse.Namespace, policy: str, trace: Path, costs: Path) -
         settings=settings,
     )
     return run(plan)["figures"]
+
+
+def _service(args: argparse.Namespace, policy: str, trace: Path, costs: Path) -> float:
+    return simulated(args, policy, trace, costs)["service_s"]["mean"]
+
+
+def calibrate(costs: Path, target: float, service_of: Callable[[Path], float], scaled: Path) -> float:
+    """Write costs that are all larger by one factor, so that ``service_of`` them is the target; returns the factor."""
+    found: dict[str, float] = json.loads(costs.read_text())
+
+    def service(factor: float) -> float:
+        scaled.write_text(json.dumps({name: cost * factor for name, cost in found.items()}))
+        return service_of(scaled)
+
+    low, high = FACTORS
+    for _ in range(CALIBRATIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if service(middle) < target else (low, middle)
+    service(low)
+    return low
 
 
 def row(policy: str, number: int, lived: dict[str, Any], played: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +134,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="other jobs each time, policies in reverse every other")
     parser.add_argument("--costs", type=Path, help="as step_costs.py wrote them; else they are measured first")
     parser.add_argument("--out", type=Path, default=RESULTS / "validate_simulator")
+    parser.add_argument("--calibrate", action="store_true", help="scale the costs by the first run")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     costs = args.costs or args.out / "costs.json"
@@ -116,7 +147,13 @@ def main() -> None:
         order = args.policies if number % 2 == 0 else args.policies[::-1]
         traces = {name: args.out / f"{name}_{number}.jsonl" for name in order}
         lived = {name: live(args, name, number, traces[name]) for name in order}
-        seen = traces[args.policies[0]]
+        first = args.policies[0]
+        seen = traces[first]
+        if args.calibrate and number == 0:
+            scaled, target = args.out / "costs_scaled.json", lived[first]["avg_service_s"]
+            factor = calibrate(costs, target, partial(_service, args, first, seen), scaled)
+            print(f"costs times {factor:.2f}, so that {first} in round 0 comes out right")
+            costs = scaled
         rows += [row(name, number, lived[name], simulated(args, name, seen, costs)) for name in args.policies]
         show(rows)
     (args.out / "report.json").write_text(json.dumps({"rows": rows, "machine": about_this_run("cpu")}, indent=1) + "\n")

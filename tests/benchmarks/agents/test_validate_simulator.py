@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmark_runs import run_benchmark
 
-from benchmarks.agents.validate_simulator import row, show, simulated
+from benchmarks.agents.validate_simulator import calibrate, row, show, simulated
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 COSTS = {"fixed_s": 0.004, "prompt_token_s": 0.001, "decode_row_s": 0.0007, "context_token_s": 0.0}
@@ -57,6 +57,19 @@ def test_what_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "+25.0%" in said and "-25.0%" in said
     assert "differ by 15.0 % on average, 25.0 % at most" in said
+
+
+def test_costs_are_scaled_until_a_run_comes_out_right(tmp_path: Path, costs: Path) -> None:
+    seen, scaled = trace(tmp_path / "seen.jsonl", 6), tmp_path / "scaled.json"
+    args = argparse.Namespace(rows=8, pool_tokens=8192)
+
+    def service(file: Path) -> float:
+        return simulated(args, "fcfs", seen, file)["service_s"]["mean"]
+
+    target = 1.7 * service(costs)
+    factor = calibrate(costs, target, service, scaled)
+    assert service(scaled) == pytest.approx(target, rel=0.05) and 1.2 < factor < 2.2
+    assert json.loads(scaled.read_text()) == pytest.approx({name: cost * factor for name, cost in COSTS.items()})
 
 
 @pytest.mark.slow
