@@ -7,6 +7,7 @@ costs nothing, and what counts is how fast a processor's own library multiplies 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -32,6 +33,27 @@ ONE_THREAD = 1024
 """Work up to which one thread is faster than waking the others, in keys × tokens."""
 
 
+@dataclass(slots=True)
+class _Task:
+    """What layers of one kind share in a step; each fills in its tensors."""
+
+    work: Work
+    arguments: np.ndarray
+    """int64 [ARGUMENTS], of the kernel."""
+    left: np.ndarray
+    """int64 [groups]: pieces of each that have not ended; counted down by the kernel."""
+    group_sizes: np.ndarray
+    threads: int
+    scratch: torch.Tensor
+    partial: torch.Tensor
+    """Memory whose addresses are among the arguments: kept for as long as they are."""
+    address: int = 0
+    """Of the arguments."""
+
+    def __post_init__(self) -> None:
+        self.address = self.arguments.ctypes.data
+
+
 class NumbaPagedBackend:
     """AttentionBackend over an MHAKVPool on a CPU. One step at a time."""
 
@@ -55,15 +77,14 @@ class NumbaPagedBackend:
         self._batch: AttentionBatch | None = None
         self._is_long = np.empty(0, dtype=bool)
         self._long_tokens: slice | torch.Tensor | None = None
-        self._works: dict[tuple[int | None, int], Work] = {}
-        self._arguments = np.zeros(ARGUMENTS, dtype=np.int64)
+        self._tasks: dict[tuple[int | None, int, int, int], _Task] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._partial = torch.empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
         """See AttentionBackend.plan. Pieces are cut when the first layer with a given window needs them."""
         self._batch = batch
-        self._works.clear()
+        self._tasks.clear()
         self._is_long = batch.extend_lens > self._longest_extend
         self._long_tokens = None
         if self._is_long.any():
@@ -91,36 +112,47 @@ class NumbaPagedBackend:
         return out.to(q.dtype)
 
     def _attend(self, batch: AttentionBatch, spec: AttentionSpec, q: torch.Tensor, out: torch.Tensor) -> None:
-        threads, group = torch.get_num_threads(), spec.num_heads // spec.num_kv_heads
-        work = self._works.get((spec.sliding_window, spec.num_kv_heads))
-        if work is None:
-            shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
-            work = cut(batch, ~self._is_long, shared, spec.sliding_window, spec.num_kv_heads, threads)
-            self._works[spec.sliding_window, spec.num_kv_heads] = work
-        if work.cost <= ONE_THREAD:
-            threads = 1
-        scratch = scratch_bytes(spec.head_dim, group, TOKENS_AT_ONCE)
-        if self._scratch.numel() < threads * scratch:
-            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
-        floats = work.partial_tokens * group
-        if self._partial.numel() < floats * (spec.head_dim + 2):
-            self._partial = torch.empty(floats * (spec.head_dim + 2))
-        left = work.group_sizes
-        k, v, table = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id], batch.req_to_token
-        a, partial = self._arguments, self._partial.data_ptr()
+        group = spec.num_heads // spec.num_kv_heads
+        kind = spec.sliding_window, spec.num_kv_heads, group, spec.head_dim
+        task = self._tasks.get(kind)
+        if task is None:
+            task = self._tasks[kind] = self._prepare(batch, spec, group)
+        k, v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
+        a = task.arguments
         a[args.NEXT] = a[args.TICKET] = 0
-        a[args.COUNT], a[args.PIECES] = len(work.pieces), work.pieces.ctypes.data
-        a[args.ROWS], a[args.BEGINS], a[args.ENDS] = (x.ctypes.data for x in (work.rows, work.begins, work.ends))
-        a[args.GROUPS], a[args.LEFT] = work.groups.ctypes.data, left.ctypes.data
-        a[args.TABLE], a[args.TABLE_STEP] = table.data_ptr(), 4 * table.stride(0)
+        np.copyto(task.left, task.group_sizes)
         a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
         a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
-        a[args.SLOT_STEP] = k.stride(0) * k.element_size()
         a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
+        a.view(np.float32)[2 * args.SCALE] = spec.scale
+        self._team.run(self._kernels[spec.head_dim, group].address, task.address, task.threads)
+
+    def _prepare(self, batch: AttentionBatch, spec: AttentionSpec, group: int) -> _Task:
+        """What layers of one kind share in a step."""
+        threads = torch.get_num_threads()
+        shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
+        work = cut(batch, ~self._is_long, shared, spec.sliding_window, spec.num_kv_heads, threads)
+        if work.cost <= ONE_THREAD:
+            threads = 1
+        scratch, floats = scratch_bytes(spec.head_dim, group, TOKENS_AT_ONCE), work.partial_tokens * group
+        if self._scratch.numel() < threads * scratch:
+            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
+        if self._partial.numel() < floats * (spec.head_dim + 2):
+            self._partial = torch.empty(floats * (spec.head_dim + 2))
+        sizes = work.groups[:, 1] - work.groups[:, 0]
+        k, table, partial = self._pool.k[spec.layer_id], batch.req_to_token, self._partial.data_ptr()
+        task = _Task(
+            work, np.zeros(ARGUMENTS, dtype=np.int64), sizes.copy(), sizes, threads, self._scratch, self._partial
+        )
+        a = task.arguments
+        a[args.COUNT], a[args.PIECES] = len(work.pieces), work.pieces.ctypes.data
+        a[args.ROWS], a[args.BEGINS], a[args.ENDS] = (x.ctypes.data for x in (work.rows, work.begins, work.ends))
+        a[args.GROUPS], a[args.LEFT] = work.groups.ctypes.data, task.left.ctypes.data
+        a[args.TABLE], a[args.TABLE_STEP] = table.data_ptr(), 4 * table.stride(0)
+        a[args.SLOT_STEP] = k.stride(0) * k.element_size()
         a[args.LARGEST], a[args.TOTALS], a[args.SUMS] = partial, partial + 4 * floats, partial + 8 * floats
         a[args.SCRATCH], a[args.SCRATCH_STEP] = self._scratch.data_ptr(), scratch
-        a.view(np.float32)[2 * args.SCALE] = spec.scale
-        self._team.run(self._kernels[spec.head_dim, group].address, a.ctypes.data, threads)
+        return task
 
 
 def _tokens_of(batch: AttentionBatch, members: np.ndarray) -> slice | torch.Tensor:

@@ -56,10 +56,6 @@ class Work:
     cost: int
     """Keys × tokens, over all KV heads."""
 
-    @property
-    def group_sizes(self) -> np.ndarray:
-        return self.groups[:, 1] - self.groups[:, 0]
-
 
 @dataclass(slots=True)
 class _Part:
