@@ -21,7 +21,9 @@ class ModelArgs:
     )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
     attention_backend: Literal["auto", "torch_native", "flashinfer", "numba"] = flag(
-        "auto", "auto: FlashInfer on a GPU, Numba's kernel on a CPU; where they do not work, torch's own attention"
+        "auto",
+        "auto: FlashInfer on a GPU, Numba's kernels on a CPU; where they do not work, and with torch_native, torch's "
+        "own. On a CPU it also says who computes norms, rotations and gates",
     )
     linear_backend: Literal["auto", "torch", "transposed", "onednn"] = flag(
         "auto", "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded"

@@ -7,7 +7,7 @@ costs nothing, and what counts is how fast a processor's own library multiplies 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -49,9 +49,12 @@ class _Task:
     """Memory whose addresses are among the arguments: kept for as long as they are."""
     address: int = 0
     """Of the arguments."""
+    scale: np.ndarray = field(init=False)
+    """float32 [1], among the arguments."""
 
     def __post_init__(self) -> None:
         self.address = self.arguments.ctypes.data
+        self.scale = self.arguments.view(np.float32)[2 * args.SCALE :][:1]
 
 
 class NumbaPagedBackend:
@@ -76,6 +79,7 @@ class NumbaPagedBackend:
         self._long = TorchNativeBackend(kv_pool)
         self._batch: AttentionBatch | None = None
         self._is_long = np.empty(0, dtype=bool)
+        self._has_short = False
         self._long_tokens: slice | torch.Tensor | None = None
         self._tasks: dict[tuple[int | None, int, int, int], _Task] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -86,6 +90,7 @@ class NumbaPagedBackend:
         self._batch = batch
         self._tasks.clear()
         self._is_long = batch.extend_lens > self._longest_extend
+        self._has_short = not self._is_long.all()
         self._long_tokens = None
         if self._is_long.any():
             self._long_tokens = _tokens_of(batch, self._is_long)
@@ -107,7 +112,7 @@ class NumbaPagedBackend:
         out = torch.empty(q.shape, dtype=torch.float32)
         if self._long_tokens is not None:
             out[self._long_tokens] = self._long.run(spec, q[self._long_tokens]).float()
-        if not self._is_long.all():
+        if self._has_short:
             self._attend(batch, spec, q.float(), out)
         return out.to(q.dtype)
 
@@ -120,11 +125,12 @@ class NumbaPagedBackend:
         k, v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
         a = task.arguments
         a[args.NEXT] = a[args.TICKET] = 0
-        np.copyto(task.left, task.group_sizes)
+        if len(task.left):
+            np.copyto(task.left, task.group_sizes)
         a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
         a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
         a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
-        a.view(np.float32)[2 * args.SCALE] = spec.scale
+        task.scale[0] = spec.scale
         self._team.run(self._kernels[spec.head_dim, group].address, task.address, task.threads)
 
     def _prepare(self, batch: AttentionBatch, spec: AttentionSpec, group: int) -> _Task:

@@ -15,14 +15,13 @@ optional: without it this file cannot be imported. It knows addresses only, and 
 
 from __future__ import annotations
 
-import zlib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from numba import cfunc, njit
+from numba import njit
 
 from . import operations, vectors
+from .compiling import checksum, compiled
 from .operations import (
     BLOCK,
     KINDS,
@@ -169,7 +168,7 @@ def _join_pieces(head_dim, rows, a, group, scratch):  # type: ignore
 def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
     """A Numba cfunc ``void(address of the arguments)`` that needs no GIL; every thread of a team calls it. The first
     time takes two seconds; where Numba finds a folder to write to, later processes take a tenth."""
-    sources, number, tile = _sources(), KINDS.index(kind), tile_tokens(group)
+    sources, number, tile = checksum(operations, vectors), KINDS.index(kind), tile_tokens(group)
     tile_rows = tile * group
 
     def kernel(a: Any) -> None:
@@ -186,13 +185,4 @@ def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
             if together >= 0 and fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) == 1:
                 _join_pieces(head_dim, group, a, together, scratch)
 
-    try:
-        return cfunc("void(int64)", cache=True)(kernel)
-    except RuntimeError:  # Numba finds no folder that it may write to
-        return cfunc("void(int64)")(kernel)
-
-
-def _sources() -> int:
-    """Numba keeps compiled code for as long as the file of a function is the same; this one consists of three. What it
-    uses of this number belongs to the key."""
-    return zlib.crc32(b"".join(Path(str(part.__file__)).read_bytes() for part in (operations, vectors))) | 1
+    return compiled(kernel)

@@ -28,14 +28,14 @@ intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that
 VOID, INT, FLOAT = types.void, types.int64, types.float32
 
 
-def _sized(kind: types.Type) -> int:
+def sized(kind: types.Type) -> int:
     """The value of a constant."""
     if not isinstance(kind, types.IntegerLiteral):
         raise TypeError(f"{kind} is no constant")
     return int(kind.literal_value)
 
 
-def _without_result(generate: Callable[[Vectors, list[Any]], None]) -> Any:
+def without_result(generate: Callable[[Vectors, list[Any]], None]) -> Any:
     def lower(context: Any, builder: Any, _signature: Any, arguments: list[Any]) -> Any:
         generate(Vectors(builder), arguments)
         return context.get_dummy_value()
@@ -77,7 +77,7 @@ def fill(_context: Any, _address: Any, _count: Any, _number: Any) -> Any:
         with v.loop(count) as loop:
             v.store_float(number, v.element(address, loop.index, 4))
 
-    return VOID(INT, INT, FLOAT), _without_result(generate)
+    return VOID(INT, INT, FLOAT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -99,7 +99,7 @@ def score(
     """scores[row, j] = queries[row] · keys[slots[j]], for j below count, in rows of BLOCK floats whose last vector is
     padded with −∞. slots, ahead: int32. fetches: 1 to prefetch the values of these slots and the keys of those ahead,
     which hides most of what scattered slots cost."""
-    size, number, name = _sized(head_dim), _sized(rows), KINDS[_sized(kind)]
+    size, number, name = sized(head_dim), sized(rows), KINDS[sized(kind)]
     item = 4 if name == "float32" else 2
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
@@ -115,7 +115,7 @@ def score(
         with v.loop(count) as loop:
             slot = v.b.mul(v.load_int(v.element(slots, loop.index, 4)), step)
             key = v.b.add(keys, slot)
-            if _sized(fetches):
+            if sized(fetches):
                 v.prefetch(v.b.add(values, slot), size * item)
                 v.prefetch(v.b.add(keys, v.b.mul(v.load_int(v.element(ahead, loop.index, 4)), step)), size * item)
             parts = [v.load(v.shifted(key, item * at), width, name) for at, width in spans(size)]
@@ -123,14 +123,14 @@ def score(
                 v.store_float(v.dot(held[row], parts), v.element(v.shifted(scores, 4 * BLOCK * row), loop.index, 4))
 
     signature = VOID(head_dim, rows, kind, fetches, INT, INT, INT, INT, INT, INT, INT, INT)
-    return signature, _without_result(generate)
+    return signature, without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
 def turn(_context: Any, head_dim: Any, kind: Any, _keys: Any, _slots: Any, _step: Any, _target: Any) -> Any:
     """target[d, j] = keys[slots[j]][d], for a whole block of keys: float32 [head_dim, BLOCK]. head_dim is a multiple of
     LANES."""
-    size, name = _sized(head_dim), KINDS[_sized(kind)]
+    size, name = sized(head_dim), KINDS[sized(kind)]
     item = 4 if name == "float32" else 2
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
@@ -144,7 +144,7 @@ def turn(_context: Any, head_dim: Any, kind: Any, _keys: Any, _slots: Any, _step
                 for row, turned in enumerate(v.transposed(rows)):
                     v.store(turned, v.shifted(column, 4 * BLOCK * (at + row)))
 
-    return VOID(head_dim, kind, INT, INT, INT, INT), _without_result(generate)
+    return VOID(head_dim, kind, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -153,7 +153,7 @@ def score_block(
 ) -> Any:
     """scores[row, j] = queries[row] · key j, for a whole block of keys as `turn` leaves them: a product of matrices
     whose sums stay in registers. Rows are those of so many tokens, ``query_step`` bytes apart."""
-    size, number, count = _sized(head_dim), _sized(rows), _sized(tokens)
+    size, number, count = sized(head_dim), sized(rows), sized(tokens)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         queries, query_step, turned, scores = arguments[3:]
@@ -174,7 +174,7 @@ def score_block(
             for (row, at), place in sums.items():
                 v.store(v.b.load(place), v.shifted(scores, 4 * (BLOCK * row + at)))
 
-    return VOID(head_dim, rows, tokens, INT, INT, INT, INT), _without_result(generate)
+    return VOID(head_dim, rows, tokens, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -183,7 +183,7 @@ def weigh(
 ) -> Any:
     """scores[row] becomes exp(scale × score − the largest so far); that, and the sum of all, are brought up to date.
     factors[row]: by what to multiply what was summed with the largest one before."""
-    number = _sized(rows)
+    number = sized(rows)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         scores, count, scale, largest, totals, factors = arguments[1:]
@@ -211,7 +211,7 @@ def weigh(
             old = v.load_float(v.shifted(totals, 4 * row))
             v.store_float(v.b.fadd(v.b.fmul(old, factor), v.sum_of(v.b.load(total))), v.shifted(totals, 4 * row))
 
-    return VOID(rows, INT, INT, FLOAT, INT, INT, INT), _without_result(generate)
+    return VOID(rows, INT, INT, FLOAT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -229,7 +229,7 @@ def add_values(
     _step: Any,
 ) -> Any:
     """sums[row] = sums[row] × factors[row] + Σ weights[row, j] × values[slots[j]]"""
-    size, number, name = _sized(head_dim), _sized(rows), KINDS[_sized(kind)]
+    size, number, name = sized(head_dim), sized(rows), KINDS[sized(kind)]
     item = 4 if name == "float32" else 2
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
@@ -250,7 +250,7 @@ def add_values(
             for (row, at, _), place in held.items():
                 v.store(v.b.load(place), v.shifted(sums, 4 * (row * size + at)))
 
-    return VOID(head_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), _without_result(generate)
+    return VOID(head_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -266,7 +266,7 @@ def join(
     _other_totals: Any,
 ) -> Any:
     """Add what another piece has found over other keys, by the largest score of both."""
-    size, number = _sized(head_dim), _sized(rows)
+    size, number = sized(head_dim), sized(rows)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         sums, largest, totals, other_sums, other_largest, other_totals = arguments[2:]
@@ -282,13 +282,13 @@ def join(
                 added = v.b.fmul(v.load(other, width), v.splat(there, width))
                 v.store(v.fma(v.load(place, width), v.splat(here, width), added), place)
 
-    return VOID(head_dim, rows, INT, INT, INT, INT, INT, INT), _without_result(generate)
+    return VOID(head_dim, rows, INT, INT, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
 def finish(_context: Any, head_dim: Any, rows: Any, _sums: Any, _totals: Any, _target: Any) -> Any:
     """target[row] = sums[row] / totals[row]"""
-    size, number = _sized(head_dim), _sized(rows)
+    size, number = sized(head_dim), sized(rows)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         sums, totals, target = arguments[2:]
@@ -299,4 +299,4 @@ def finish(_context: Any, head_dim: Any, rows: Any, _sums: Any, _totals: Any, _t
                 share = v.b.fdiv(v.load(v.shifted(sums, offset), width), v.splat(total, width))
                 v.store(share, v.shifted(target, offset))
 
-    return VOID(head_dim, rows, INT, INT, INT), _without_result(generate)
+    return VOID(head_dim, rows, INT, INT, INT), without_result(generate)

@@ -78,6 +78,8 @@ def cut(
     threads: int,
 ) -> Work:
     """members: bool [bs], the sequences that are attended; those of ``shared`` are among them."""
+    if not shared and len(members) == batch.extend_lens.sum() and members.all() and batch.extend_lens.all():
+        return _cut_decode(batch, window, kv_heads, threads)
     new = batch.extend_lens.astype(np.int64)
     first_token = np.cumsum(new) - new
     sequence = np.repeat(np.arange(len(new)), new)
@@ -91,7 +93,7 @@ def cut(
     alone = members & ~in_group & (new > 0)
     seen = np.where(members[sequence], ends - begins + PER_TOKEN, 0)
     work.cost = int(seen.sum()) * kv_heads
-    target = max(work.cost // (threads * PIECES_PER_THREAD), LEAST_WORK) if threads > 1 else NO_END
+    target = _target(work, threads)
     plain, groups = _decodes(work, first_token[alone & (new == 1)], target)
     for row in np.flatnonzero(alone & (new > 1)).tolist():
         for first in range(int(first_token[row]), int(first_token[row] + new[row]), TOKENS_AT_ONCE):
@@ -105,6 +107,26 @@ def cut(
         groups.append(_of_beams(work, group, int(first_token[group.first]), target))
     _give_heads(work, plain, groups, kv_heads)
     return work
+
+
+def _cut_decode(batch: AttentionBatch, window: int | None, kv_heads: int, threads: int) -> Work:
+    """As `cut`, for a step in which all sequences have one token: nearly all steps."""
+    rows, ends = batch.host_rows.astype(np.int64), batch.prefix_lens.astype(np.int64) + 1
+    begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+    work = Work(np.empty((0, 8), np.int64), np.empty((0, 4), np.int64), rows, begins, ends, 0, 0)
+    work.cost = int((ends - begins).sum() + PER_TOKEN * len(rows)) * kv_heads
+    target = _target(work, threads)
+    if work.cost <= target:
+        plain, groups = [_Part(0, len(rows), 0, NO_END, True, work.cost)] if len(rows) else [], []
+    else:
+        plain, groups = _decodes(work, np.arange(len(rows)), target)
+    _give_heads(work, plain, groups, kv_heads)
+    return work
+
+
+def _target(work: Work, threads: int) -> int:
+    """How much work a piece should be."""
+    return max(work.cost // (threads * PIECES_PER_THREAD), LEAST_WORK) if threads > 1 else NO_END
 
 
 def _decodes(work: Work, tokens: np.ndarray, target: int) -> tuple[list[_Part], list[list[_Part]]]:

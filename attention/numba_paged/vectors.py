@@ -81,8 +81,28 @@ class Vectors:
         loaded = b.zext(b.load(b.inttoptr(address, bits.as_pointer()), align=2), words)
         return b.bitcast(b.shl(loaded, ir.Constant(words, [16] * width)), self.vector(width))
 
-    def store(self, value: Any, address: Any) -> None:
-        self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=4)
+    def store(self, value: Any, address: Any, kind: str = "float32") -> None:
+        """kind: what the vector of float32 becomes in memory, rounded to the nearest number."""
+        b, width = self.b, value.type.count
+        if kind == "float16":
+            value = b.fptrunc(value, ir.VectorType(ir.HalfType(), width))
+        elif kind == "bfloat16":
+            value = self._to_bfloat16(value)
+        b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4 if kind == "float32" else 2)
+
+    def _to_bfloat16(self, value: Any) -> Any:
+        """The upper halves, rounded to even; what is no number stays so."""
+        b, width = self.b, value.type.count
+        words = ir.VectorType(self.i32, width)
+
+        def word(number: int) -> Any:
+            return ir.Constant(words, [number] * width)
+
+        bits = b.bitcast(value, words)
+        odd = b.and_(b.lshr(bits, word(16)), word(1))
+        rounded = b.add(bits, b.add(odd, word(0x7FFF)))
+        kept = b.select(b.fcmp_unordered("uno", value, value), b.or_(bits, word(1 << 22)), rounded)
+        return b.trunc(b.lshr(kept, word(16)), ir.VectorType(ir.IntType(16), width))
 
     def prefetch(self, address: Any, size: int) -> None:
         """Bring so many bytes near, and go on meanwhile."""
@@ -137,19 +157,27 @@ class Vectors:
         return self._reduced(x, self.larger)
 
     def exp(self, x: Any) -> Any:
-        """Of LANES numbers, none of them much above 0. What is no number stays so."""
-        b = self.b
-        x = b.select(b.fcmp_unordered(">", x, self.constant(LOWEST_EXP)), x, self.constant(LOWEST_EXP))
-        twos = self._intrinsic("rint", b.fmul(x, self.constant(1.4426950408889634)))
+        """Of numbers none of which is much above 0. What is no number stays so."""
+        b, width = self.b, x.type.count
+        lowest = self.constant(LOWEST_EXP, width)
+        x = b.select(b.fcmp_unordered(">", x, lowest), x, lowest)
+        twos = self._intrinsic("rint", b.fmul(x, self.constant(1.4426950408889634, width)))
         for part in LN2_PARTS:
-            x = self.fma(twos, self.constant(part), x)
-        found = self.constant(EXP_COEFFICIENTS[0])
+            x = self.fma(twos, self.constant(part, width), x)
+        found = self.constant(EXP_COEFFICIENTS[0], width)
         for coefficient in EXP_COEFFICIENTS[1:]:
-            found = self.fma(found, x, self.constant(coefficient))
-        found = b.fadd(self.fma(found, b.fmul(x, x), x), self.constant(1.0))
-        words = ir.VectorType(self.i32, LANES)
-        exponent = b.add(b.fptosi(twos, words), ir.Constant(words, [127] * LANES))
-        return b.fmul(found, b.bitcast(b.shl(exponent, ir.Constant(words, [23] * LANES)), x.type))
+            found = self.fma(found, x, self.constant(coefficient, width))
+        found = b.fadd(self.fma(found, b.fmul(x, x), x), self.constant(1.0, width))
+        words = ir.VectorType(self.i32, width)
+        exponent = b.add(b.fptosi(twos, words), ir.Constant(words, [127] * width))
+        return b.fmul(found, b.bitcast(b.shl(exponent, ir.Constant(words, [23] * width)), x.type))
+
+    def absolute(self, x: Any) -> Any:
+        return self._intrinsic("fabs", x)
+
+    def root(self, number: Any) -> Any:
+        """The square root of a float."""
+        return self.first(self._intrinsic("sqrt", self.splat(number, 1)))
 
     def transposed(self, rows: list[Any]) -> list[Any]:
         """LANES vectors of LANES numbers: rows become columns, by exchanging ever smaller blocks."""

@@ -73,7 +73,7 @@ class CopyKVOp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One implementation of each operation; all are functions without state."""
+    """One implementation of each operation. Whoever computes a model calls them from one thread."""
 
     rms_norm: RMSNormOp
     add_rms_norm: AddRMSNormOp

@@ -1,11 +1,12 @@
 """Chooses the implementation of each layer operation: tries them out on the device at start, with the model's sizes.
 
     sglang-kernel ─┐
-    Triton        ─┼─▶ import ─▶ one small call ─▶ same numbers as torch? ─▶ the first that passes, else torch
+    Triton        ─┤
+    Numba (CPU)   ─┼─▶ import ─▶ one small call ─▶ same numbers as torch? ─▶ the first that passes, else torch
     torch         ─┘
 
 If a library is missing, wrong, or built for another torch or card, Baton only runs slower, and one line in the log says
-what to install. Nothing is imported on a CPU.
+what to install. Nothing of CUDA is imported on a CPU.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from .ops import TORCH_OPS, Ops
 logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS = 5
-SGL, TRITON = "sglang-kernel", "triton"
+SGL, TRITON, NUMBA = "sglang-kernel", "triton", "numba"
 PREFERENCE = {
-    "rms_norm": (SGL, TRITON),
-    "add_rms_norm": (SGL, TRITON),
-    "silu_and_mul": (SGL, TRITON),
-    "rotate_and_store": (TRITON, SGL),
+    "rms_norm": (SGL, TRITON, NUMBA),
+    "add_rms_norm": (SGL, TRITON, NUMBA),
+    "silu_and_mul": (SGL, TRITON, NUMBA),
+    "rotate_and_store": (TRITON, SGL, NUMBA),
     # Triton's runs one program per slot and layer; sglang-kernel's goes through the layers one after the other.
     "copy_kv": (TRITON, SGL),
     # Must run on few multiprocessors; only sglang-kernel's does.
@@ -56,12 +57,23 @@ def load_triton(device: torch.device) -> Mapping[str, Callable[..., Any]]:
     return {name: getattr(triton_ops, name) for name in OP_NAMES if hasattr(triton_ops, name)}
 
 
+def numba_library(dtype: torch.dtype, shape: OpShape) -> Library:
+    """Its kernels are made for one model."""
+
+    def load(device: torch.device) -> Mapping[str, Callable[..., Any]]:
+        from .numba_ops import operations  # here: Numba is optional, and only for a CPU
+
+        return operations.load(shape, dtype)
+
+    return Library(NUMBA, load)
+
+
 LIBRARIES = (Library(SGL, load_sgl), Library(TRITON, load_triton))
 
 
 def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape) -> Ops:
-    """The fastest implementation of each operation that works on the device. On a CPU: TORCH_OPS, at no cost."""
-    return TORCH_OPS if device.type == "cpu" else probe(LIBRARIES, shape, dtype, device)
+    """The fastest implementation of each operation that works on the device."""
+    return probe((numba_library(dtype, shape),) if device.type == "cpu" else LIBRARIES, shape, dtype, device)
 
 
 def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, device: torch.device) -> Ops:
@@ -94,9 +106,9 @@ def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, devi
     logger.info("layer ops: %s", ", ".join(names))
     if trouble:
         logger.warning(
-            "slower layer ops in use: %s. pip install 'baton[cuda]' brings the versions that fit torch 2.11; "
-            "this is torch %s",
+            "slower layer ops in use: %s. %s; this is torch %s",
             "; ".join(trouble),
+            _remedy(libraries),
             torch.__version__,
         )
     return Ops(**chosen)
@@ -113,6 +125,12 @@ def try_out(name: str, op: Callable[..., Any], trial: Trial, device: torch.devic
         if part.shape != expected.shape or not torch.allclose(part, expected, atol=allowed, rtol=allowed):
             return "gives wrong numbers"
     return None
+
+
+def _remedy(libraries: Sequence[Library]) -> str:
+    if any(library.name == NUMBA for library in libraries):
+        return "pip install 'baton[cpu]' brings Numba"
+    return "pip install 'baton[cuda]' brings the versions that fit torch 2.11"
 
 
 def _reason(error: Exception) -> str:

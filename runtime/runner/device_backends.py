@@ -1,6 +1,7 @@
 """Chooses, at start, the layer ops, attention and CUDA graphs that fit the device; the model runner is given them.
 
-CPU      torch, and Numba's attention if it is installed and passes its probe; nothing of CUDA is imported
+CPU      Numba's ops and attention, if it is installed and they pass their probes; else torch. Nothing of CUDA is
+         imported
 CUDA     sglang-kernel and Triton ops, FlashInfer, graphs: each if it is installed and passes its probe; else torch,
          with one warning that says why and what to install
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +19,9 @@ from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import MHAKVPool
 from ..checkpoint.model_files import ModelLoadError
 from ..config import ModelArgs
+from ..layers.op_trials import OpShape
 from ..layers.ops import TORCH_OPS, Ops
+from ..layers.probe import select_ops
 from ..model_config import ModelConfig
 from .cuda_graph import CudaRecorder, Recorder
 
@@ -36,7 +39,8 @@ class DeviceBackends:
 
 
 SMALL_WIDTH = 256
-"""Attention of smaller models takes microseconds, whatever computes it; without Numba they start sooner."""
+"""All between the products of smaller models takes microseconds, whatever computes it; without Numba they start
+sooner."""
 
 TORCH_BACKENDS = DeviceBackends(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
 """These run on every device."""
@@ -55,13 +59,11 @@ def choose_backends(
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use auto")
-        return _on_a_cpu(args, specs, page_size=page_size, dtype=dtype, device=device)
+        return _on_a_cpu(args, config, specs, page_size=page_size, dtype=dtype, device=device)
     if args.attention_backend == "numba":
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
-    from ..layers.probe import OpShape, select_ops
-
     ops = select_ops(device, dtype, OpShape.of(config))
     attention = TORCH_BACKENDS.attention
     if args.attention_backend != "torch_native":
@@ -80,6 +82,7 @@ def choose_backends(
 
 def _on_a_cpu(
     args: ModelArgs,
+    config: ModelConfig,
     specs: Sequence[AttentionSpec],
     *,
     page_size: int,
@@ -98,7 +101,7 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return TORCH_BACKENDS
-    return replace(TORCH_BACKENDS, attention=attention)
+    return DeviceBackends(select_ops(device, dtype, OpShape.of(config)), attention, None)
 
 
 def _width(spec: AttentionSpec) -> int:

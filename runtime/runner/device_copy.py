@@ -15,6 +15,7 @@ import torch
 
 _FLOATS = {4: torch.float32, 8: torch.float64}
 """Float types by size in bytes; they arrive unchanged, while integers arrive as int64."""
+_CANNOT = "cannot be uploaded; integers up to int64, float32 and float64 can"
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
@@ -24,15 +25,42 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
     On a GPU the copy starts from pinned memory and does not block: torch's pinned allocator hands the buffer out again
     only after the copy is done.
     """
+    if device.type == "cpu":
+        return [_copied(array) for array in arrays]
     if not arrays:
         return []
+    return unpack_arrays(pack_arrays(arrays, pinned=device.type == "cuda").to(device, non_blocking=True), arrays)
+
+
+def pack_arrays(arrays: Sequence[np.ndarray], *, pinned: bool) -> torch.Tensor:
+    """int64 [words]: what `upload` sends, for at least one array."""
     words = [_words(array) for array in arrays]
-    lengths = [len(part) for part in words]
-    packed = torch.empty(sum(lengths), dtype=torch.int64, pin_memory=device.type == "cuda")
+    packed = torch.empty(sum(map(len, words)), dtype=torch.int64, pin_memory=pinned)
     np.concatenate(words, out=packed.numpy())
-    if device.type == "cuda":
-        packed = packed.to(device, non_blocking=True)
-    return [_unpack(part, array) for part, array in zip(packed.split(lengths), arrays)]
+    return packed
+
+
+def unpack_arrays(packed: torch.Tensor, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """The tensors that `upload` returns, as views of what `pack_arrays` made of the arrays."""
+    parts = packed.split([_num_words(array) for array in arrays])
+    return [_unpack(part, array) for part, array in zip(parts, arrays)]
+
+
+def _num_words(array: np.ndarray) -> int:
+    return array.size if array.dtype.kind != "f" else -(-array.nbytes // 8)
+
+
+def _copied(array: np.ndarray) -> torch.Tensor:
+    """As an upload leaves it, where there is nowhere to send it."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "f" and size in _FLOATS:
+        copy = torch.empty(array.shape, dtype=_FLOATS[size])
+    elif kind in "ib" or (kind == "u" and size < 8):
+        copy = torch.empty(array.shape, dtype=torch.int64)
+    else:
+        raise TypeError(f"{array.dtype} {_CANNOT}")
+    copy.numpy()[...] = array
+    return copy
 
 
 def _words(array: np.ndarray) -> np.ndarray:
@@ -42,7 +70,7 @@ def _words(array: np.ndarray) -> np.ndarray:
     if kind in "ib" or (kind == "u" and size < 8):
         return flat
     if kind != "f" or size not in _FLOATS:
-        raise TypeError(f"{array.dtype} cannot be uploaded; integers up to int64, float32 and float64 can")
+        raise TypeError(f"{array.dtype} {_CANNOT}")
     padded = np.zeros(-(-array.nbytes // 8) * 8 // size, dtype=array.dtype)
     padded[: array.size] = flat
     return padded.view(np.int64)

@@ -129,14 +129,25 @@ def test_the_real_loader_where_the_package_is_not_there(caplog):
     assert "sglang-kernel cannot be used (ModuleNotFoundError: No module named 'sgl_kernel')" in warnings[0]
 
 
-def test_a_cpu_gets_torch_and_imports_nothing():
-    assert select_ops(CPU, torch.float32, SHAPE) is TORCH_OPS
+def test_a_cpu_gets_numba_and_imports_nothing_of_cuda():
     code = (
         "import sys, torch\n"
         "import baton.runtime.runner.model_runner, baton.runtime.worker\n"
+        "assert 'numba' not in sys.modules, 'only who uses it waits for it'\n"
         "from baton.runtime.layers.probe import OpShape, select_ops\n"
-        "select_ops(torch.device('cpu'), torch.float32, OpShape(8, 8, 1, 1, 8, False, 1e-5))\n"
+        "ops = select_ops(torch.device('cpu'), torch.float32, OpShape(8, 8, 1, 1, 8, False, 1e-5))\n"
+        "assert 'numba_ops' in type(ops.rotate_and_store).__module__, ops\n"
         "assert not {'triton', 'flashinfer', 'sgl_kernel'} & set(sys.modules), sorted(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_numba_a_cpu_has_torch_and_says_so(caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in [name for name in sys.modules if ".numba_ops" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.probe"):
+        assert select_ops(CPU, torch.float32, SHAPE) == TORCH_OPS
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install 'baton[cpu]'" in warning

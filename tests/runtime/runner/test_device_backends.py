@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from baton.attention.flashinfer.library import FlashInferUnavailable
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
-from baton.runtime.layers import probe
 from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.runner import device_backends
 from baton.runtime.runner.cuda_graph import CudaRecorder
 from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends, choose_backends
 
@@ -24,7 +25,15 @@ SPEC = AttentionSpec(0, 4, 2, 64, 0.125)
 SMALL = AttentionSpec(0, 4, 2, 32, 32**-0.5)
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
-CONFIG: Any = None  # only layer ops look at it
+CONFIG: Any = SimpleNamespace(  # what layer ops look at
+    hidden_size=256,
+    intermediate_size=512,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    traits=SimpleNamespace(qk_norm=False),
+)
 
 
 def choose(device: torch.device = CUDA, specs=(SPEC,), **flags) -> DeviceBackends:
@@ -35,8 +44,7 @@ def choose(device: torch.device = CUDA, specs=(SPEC,), **flags) -> DeviceBackend
 @pytest.fixture
 def a_gpu(monkeypatch):
     """One on which everything works."""
-    monkeypatch.setattr(probe, "select_ops", lambda *_: TORCH_OPS)
-    monkeypatch.setattr(probe.OpShape, "of", lambda config: None)
+    monkeypatch.setattr(device_backends, "select_ops", lambda *_: TORCH_OPS)
     monkeypatch.setattr(library, "load_attention", lambda specs, **_: lambda pool, layers: "flashinfer")
 
 
@@ -58,7 +66,10 @@ def pool(spec: AttentionSpec) -> MHAKVPool:
 
 def test_a_cpu_has_the_kernel_for_models_that_gain_by_it(caplog):
     pytest.importorskip("numba")
-    assert choose(CPU).attention(pool(SPEC), [SPEC]).name == "numba"
+    backends = choose(CPU)
+    assert backends.attention(pool(SPEC), [SPEC]).name == "numba" and backends.recorder is None
+    assert backends.ops.rotate_and_store is not TORCH_OPS.rotate_and_store
+    assert backends.ops.copy_kv is TORCH_OPS.copy_kv
     assert choose(CPU, attention_backend="torch_native") is TORCH_BACKENDS
     assert choose(CPU, [SMALL]) is TORCH_BACKENDS
     assert choose(CPU, [SMALL], attention_backend="numba").attention(pool(SMALL), [SMALL]).name == "numba"

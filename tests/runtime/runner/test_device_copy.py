@@ -4,12 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.runner.device_copy import pack, to_host, unpack, upload
+from baton.runtime.runner.device_copy import pack, pack_arrays, to_host, unpack, unpack_arrays, upload
 
 CPU = torch.device("cpu")
 
 
-def test_types_shapes_and_order_of_uploads():
+def by_pack(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """As it goes to a GPU."""
+    return unpack_arrays(pack_arrays(arrays, pinned=False), arrays)
+
+
+both_ways = pytest.mark.parametrize("send", [upload, by_pack])
+
+
+@both_ways
+def test_types_shapes_and_order_of_uploads(send):
     rng = np.random.default_rng(0)
     arrays = [
         np.array([-3, 2], dtype=np.int32),
@@ -21,7 +30,7 @@ def test_types_shapes_and_order_of_uploads():
         np.arange(6, dtype=np.int64).reshape(3, 2),
         np.empty((0, 4), dtype=np.int16),
     ]
-    tensors = upload(arrays, CPU)
+    tensors = send(arrays, CPU)
     assert [t.dtype for t in tensors] == [
         *(torch.int64, torch.float32, torch.float32, torch.float32),
         *(torch.int64, torch.float64, torch.int64, torch.int64),
@@ -31,22 +40,25 @@ def test_types_shapes_and_order_of_uploads():
     assert upload([], CPU) == []
 
 
-def test_an_array_may_change_after_its_upload():
+@both_ways
+def test_an_array_may_change_after_its_upload(send):
     array = np.arange(4)
-    (tensor,) = upload([array], CPU)
+    (tensor,) = send([array], CPU)
     array[:] = 9
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
-def test_a_strided_array_is_uploaded_as_it_reads():
+@both_ways
+def test_a_strided_array_is_uploaded_as_it_reads(send):
     array = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
-    assert upload([array], CPU)[0].tolist() == array.tolist()
+    assert send([array], CPU)[0].tolist() == array.tolist()
 
 
-def test_types_that_would_lose_something_are_refused():
+@both_ways
+def test_types_that_would_lose_something_are_refused(send):
     for dtype in (np.uint64, np.float16, np.complex64):
         with pytest.raises(TypeError, match=str(np.dtype(dtype))):
-            upload([np.zeros(2, dtype=dtype)], CPU)
+            send([np.zeros(2, dtype=dtype)], CPU)
 
 
 def tensors(device: str) -> list[torch.Tensor]:

@@ -1,0 +1,99 @@
+"""The kernels: rows by rows of a step's tokens, by as many threads as are there, through rows.py.
+
+Arguments are an array of int64: NEXT (the row that is taken next), COUNT (of rows), then addresses, and EPS, a float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ....attention.numba_paged import operations, vectors
+from ....attention.numba_paged.compiling import checksum, compiled
+from ....attention.numba_paged.operations import KINDS, fetch_add, peek, peek_float
+from . import rows
+from .rows import copy_row, gate_row, norm_row, turn_head
+
+NEXT, COUNT, EPS, X, OUT, RESIDUAL, WEIGHT, POSITIONS, ANGLES, SLOTS, KEYS, VALUES = range(12)
+ARGUMENTS = 12
+
+AT_ONCE = 8
+"""Rows that a thread takes."""
+
+
+def _sources() -> int:
+    return checksum(operations, vectors, rows)
+
+
+def _bytes(kind: str) -> int:
+    return 4 if kind == "float32" else 2
+
+
+@cache
+def norm_kernel(size: int, kind: str, *, adds: bool) -> Any:
+    """OUT = norm of X × WEIGHT; with ``adds``, RESIDUAL becomes X + RESIDUAL first, and that is normed."""
+    sources, number, step, sums = _sources(), KINDS.index(kind), size * _bytes(kind), int(adds)
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        x, out, residual, weight = peek(a + 8 * X), peek(a + 8 * OUT), peek(a + 8 * RESIDUAL), peek(a + 8 * WEIGHT)
+        while True:
+            first = fetch_add(a + 8 * NEXT, AT_ONCE)
+            if first >= peek(a + 8 * COUNT):
+                return
+            for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
+                at = row * step
+                norm_row(size, number, sums, x + at, residual + at, weight, peek_float(a + 8 * EPS), out + at)
+
+    return compiled(kernel)
+
+
+@cache
+def gate_kernel(size: int, kind: str) -> Any:
+    """OUT = silu(gate) × up, which lie side by side in X."""
+    sources, number, step = _sources(), KINDS.index(kind), size * _bytes(kind)
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        x, out = peek(a + 8 * X), peek(a + 8 * OUT)
+        while True:
+            first = fetch_add(a + 8 * NEXT, AT_ONCE)
+            if first >= peek(a + 8 * COUNT):
+                return
+            for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
+                gate = x + 2 * step * row
+                gate_row(size, number, gate, gate + step, out + step * row)
+
+    return compiled(kernel)
+
+
+@cache
+def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms: bool) -> Any:
+    """Norm and turn the heads of q and k in X, q where it lies, k on its way to KEYS; v goes to VALUES."""
+    sources, number, normed = _sources(), KINDS.index(kind), int(norms)
+    head, values = head_dim * _bytes(kind), head_dim * kv_heads
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        weight = peek(a + 8 * WEIGHT)
+        while True:
+            first = fetch_add(a + 8 * NEXT, AT_ONCE)
+            if first >= peek(a + 8 * COUNT):
+                return
+            for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
+                angles = peek(a + 8 * ANGLES) + peek(peek(a + 8 * POSITIONS) + 8 * row) * head
+                slot = peek(peek(a + 8 * SLOTS) + 8 * row) * kv_heads * head
+                at, target = peek(a + 8 * X) + row * (heads + 2 * kv_heads) * head, peek(a + 8 * KEYS) + slot
+                eps = peek_float(a + 8 * EPS)
+                for i in range(heads):
+                    q = at + i * head
+                    turn_head(head_dim, number, normed, q, angles, weight + i * head, eps, q)
+                for i in range(heads, heads + kv_heads):
+                    k = target + (i - heads) * head
+                    turn_head(head_dim, number, normed, at + i * head, angles, weight + i * head, eps, k)
+                copy_row(values, number, at + (heads + kv_heads) * head, peek(a + 8 * VALUES) + slot)
+
+    return compiled(kernel)

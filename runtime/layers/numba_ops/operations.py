@@ -1,0 +1,139 @@
+"""Operations of `ops.Ops` for a CPU, one kernel each: no copies between, and torch is called for memory only.
+
+For a step of a few tokens it is calls that cost time, not arithmetic: torch takes ten of them to rotate q and k.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_float, c_int64
+from typing import Any
+
+import torch
+
+from ....attention.numba_paged.operations import KINDS
+from ....attention.numba_paged.team import Team
+from ..op_trials import OpShape
+from .kernels import (
+    ANGLES,
+    ARGUMENTS,
+    COUNT,
+    EPS,
+    KEYS,
+    NEXT,
+    OUT,
+    POSITIONS,
+    RESIDUAL,
+    SLOTS,
+    VALUES,
+    WEIGHT,
+    X,
+    gate_kernel,
+    norm_kernel,
+    rotate_kernel,
+)
+
+ONE_THREAD = 1 << 16
+"""Numbers that one thread works through before another is awake."""
+
+
+def load(shape: OpShape, dtype: torch.dtype) -> dict[str, Any]:
+    """Name in ops.Ops -> operation, for a model of this shape and dtype. Whoever gets them calls them from one thread
+    at a time. Raises whatever compiling raises, and NoTeamError."""
+    kind = str(dtype).removeprefix("torch.")
+    if kind not in KINDS:
+        raise TypeError(f"there are no kernels for {kind}")
+    team = Team()
+    return {
+        "rms_norm": RMSNorm(team, shape.hidden_size, kind),
+        "add_rms_norm": AddRMSNorm(team, shape.hidden_size, kind),
+        "silu_and_mul": SiluAndMul(team, shape.intermediate_size, kind),
+        "rotate_and_store": RotateAndStore(team, shape, kind),
+    }
+
+
+class _Kernel:
+    """A compiled kernel and its arguments."""
+
+    def __init__(self, team: Team, function: Any) -> None:
+        self.arguments = (c_int64 * ARGUMENTS)()
+        self._team = team
+        self._function, self._address = function.address, addressof(self.arguments)
+        self._compiled = function  # its code lives as long as this does
+        self._eps = c_float.from_buffer(self.arguments, 8 * EPS)
+
+    def run(self, rows: int, numbers: int, eps: float = 0.0) -> None:
+        """numbers: in all rows, to find out how many threads it takes."""
+        self._eps.value = eps
+        self.arguments[NEXT], self.arguments[COUNT] = 0, rows
+        self._team.run(self._function, self._address, 1 if numbers <= ONE_THREAD else torch.get_num_threads())
+
+
+class RMSNorm:
+    """See ops.RMSNormOp."""
+
+    def __init__(self, team: Team, size: int, kind: str) -> None:
+        self._kernel = _Kernel(team, norm_kernel(size, kind, adds=False))
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        x = x.contiguous()
+        out, a = torch.empty_like(x), self._kernel.arguments
+        a[X], a[OUT], a[WEIGHT] = x.data_ptr(), out.data_ptr(), weight.data_ptr()
+        self._kernel.run(len(x), x.numel(), eps)
+        return out
+
+
+class AddRMSNorm:
+    """See ops.AddRMSNormOp. Both results are where the arguments were."""
+
+    def __init__(self, team: Team, size: int, kind: str) -> None:
+        self._kernel = _Kernel(team, norm_kernel(size, kind, adds=True))
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        a = self._kernel.arguments
+        a[X] = a[OUT] = x.data_ptr()
+        a[RESIDUAL], a[WEIGHT] = residual.data_ptr(), weight.data_ptr()
+        self._kernel.run(len(x), x.numel(), eps)
+        return x, residual
+
+
+class SiluAndMul:
+    """See ops.SiluAndMulOp."""
+
+    def __init__(self, team: Team, size: int, kind: str) -> None:
+        self._size = size
+        self._kernel = _Kernel(team, gate_kernel(size, kind))
+
+    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
+        out, a = gate_up.new_empty(len(gate_up), self._size), self._kernel.arguments
+        a[X], a[OUT] = gate_up.data_ptr(), out.data_ptr()
+        self._kernel.run(len(out), gate_up.numel())
+        return out
+
+
+class RotateAndStore:
+    """See ops.RotateAndStoreOp. q stays where it was in qkv."""
+
+    def __init__(self, team: Team, shape: OpShape, kind: str) -> None:
+        self._heads, self._head_dim = shape.num_heads, shape.head_dim
+        sizes = shape.head_dim, shape.num_heads, shape.num_kv_heads, kind
+        self._kernel = _Kernel(team, rotate_kernel(*sizes, norms=shape.qk_norm))
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        rotary_table: torch.Tensor,
+        slots: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        a = self._kernel.arguments
+        a[X], a[POSITIONS], a[SLOTS] = qkv.data_ptr(), positions.data_ptr(), slots.data_ptr()
+        a[ANGLES], a[KEYS], a[VALUES] = rotary_table.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr()
+        a[WEIGHT] = 0 if norm_weight is None else norm_weight.data_ptr()
+        self._kernel.run(len(qkv), qkv.numel(), eps)
+        return qkv[:, : self._heads * self._head_dim].unflatten(1, (self._heads, self._head_dim))

@@ -1,0 +1,153 @@
+"""What the operations do to one row of numbers, as Numba intrinsics over addresses.
+
+``size``, ``kind`` (of numbers in memory, an index into KINDS) and the switches are constants of a kernel. Everything is
+computed in float32 and rounded once, when it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic as numba_intrinsic
+
+from ....attention.numba_paged.operations import KINDS, sized, without_result
+from ....attention.numba_paged.vectors import LANES, LOWEST_EXP, Vectors, spans
+
+intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
+
+VOID, INT, FLOAT = types.void, types.int64, types.float32
+
+
+def _parts(v: Vectors, size: int, item: int, do: Callable[[Any, int], None]) -> None:
+    """Call ``do`` with the offset in bytes and the width of each vector of a row: a loop, then what is left over."""
+    whole = size // LANES
+    if whole:
+        with v.loop(v.i64_of(whole)) as loop:
+            do(v.b.mul(loop.index, v.i64_of(LANES * item)), LANES)
+    for at, width in spans(size - whole * LANES):
+        do(v.i64_of((whole * LANES + at) * item), width)
+
+
+def _item(kind: str) -> int:
+    return 4 if kind == "float32" else 2
+
+
+def _inverse_rms(v: Vectors, total: Any, size: int, eps: Any) -> Any:
+    """1 / √(total / size + eps): a float."""
+    one, count = (v.first(v.constant(float(number), 1)) for number in (1, size))
+    return v.b.fdiv(one, v.root(v.b.fadd(v.b.fdiv(total, count), eps)))
+
+
+@intrinsic(prefer_literal=True)
+def norm_row(
+    _context: Any, size: Any, kind: Any, adds: Any, _x: Any, _residual: Any, _weight: Any, _eps: Any, _target: Any
+) -> Any:
+    """target = x / rms(x) × weight. adds: 1 if residual becomes x + residual first, and that is what is normed. target
+    may be x."""
+    length, name, has_sum = sized(size), KINDS[sized(kind)], bool(sized(adds))
+    item = _item(name)
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        x, residual, weight, eps, target = arguments[3:]
+        source = residual if has_sum else x
+        squares = v.variable(v.constant(0.0))
+        rest = v.variable(v.first(v.constant(0.0)))
+
+        def measure(offset: Any, width: int) -> None:
+            numbers = v.load(v.b.add(x, offset), width, name)
+            if has_sum:
+                numbers = v.b.fadd(numbers, v.load(v.b.add(residual, offset), width, name))
+                v.store(numbers, v.b.add(residual, offset), name)
+            if width == LANES:
+                v.b.store(v.fma(numbers, numbers, v.b.load(squares)), squares)
+            else:
+                v.b.store(v.b.fadd(v.b.load(rest), v.sum_of(v.b.fmul(numbers, numbers))), rest)
+
+        def scale(offset: Any, width: int) -> None:
+            numbers = v.b.fmul(v.load(v.b.add(source, offset), width, name), v.splat(factor, width))
+            weights = v.load(v.b.add(weight, offset), width, name)
+            v.store(v.b.fmul(numbers, weights), v.b.add(target, offset), name)
+
+        _parts(v, length, item, measure)
+        factor = _inverse_rms(v, v.b.fadd(v.sum_of(v.b.load(squares)), v.b.load(rest)), length, eps)
+        _parts(v, length, item, scale)
+
+    return VOID(size, kind, adds, INT, INT, INT, FLOAT, INT), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def gate_row(_context: Any, size: Any, kind: Any, _gate: Any, _up: Any, _target: Any) -> Any:
+    """target = silu(gate) × up"""
+    length, name = sized(size), KINDS[sized(kind)]
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        gate, up, target = arguments[2:]
+
+        def gated(offset: Any, width: int) -> None:
+            x, y = (v.load(v.b.add(address, offset), width, name) for address in (gate, up))
+            zero, one = v.constant(0.0, width), v.constant(1.0, width)
+            small = v.exp(v.b.fsub(zero, v.absolute(x)))  # exp(−|x|) cannot be too large
+            share = v.b.fdiv(v.b.select(v.b.fcmp_ordered("<", x, zero), small, one), v.b.fadd(one, small))
+            share = v.b.select(v.b.fcmp_ordered("<", x, v.constant(LOWEST_EXP, width)), zero, share)
+            v.store(v.b.fmul(v.b.fmul(x, share), y), v.b.add(target, offset), name)
+
+        _parts(v, length, _item(name), gated)
+
+    return VOID(size, kind, INT, INT, INT), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def turn_head(
+    _context: Any, size: Any, kind: Any, norms: Any, _x: Any, _angles: Any, _weight: Any, _eps: Any, _target: Any
+) -> Any:
+    """Rotate a head, whose halves turn together (see rotary.py); norms: 1 if it is normed first. angles: cosines, then
+    sines. target may be x."""
+    length, name, has_norm = sized(size), KINDS[sized(kind)], bool(sized(norms))
+    item, half = _item(name), length // 2
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        x, angles, weight, eps, target = arguments[3:]
+        places = [(at, width) for at, width in spans(half)]
+
+        def halves(address: Any) -> tuple[list[Any], list[Any]]:
+            """The two sides of a row, in parts."""
+            first, second = (
+                [v.load(v.shifted(address, item * (side + at)), width, name) for at, width in places]
+                for side in (0, half)
+            )
+            return first, second
+
+        left, right = halves(x)
+        if has_norm:
+            factor = _inverse_rms(v, v.dot(left + right, left + right), length, eps)
+            left, right = (
+                [v.b.fmul(v.b.fmul(part, v.splat(factor, part.type.count)), by) for part, by in zip(side, weights)]
+                for side, weights in zip((left, right), halves(weight))
+            )
+        cosines, sines = halves(angles)
+        for number, (at, _) in enumerate(places):
+            one, other, cosine, sine = (each[number] for each in (left, right, cosines, sines))
+            turned = v.b.fsub(v.b.fmul(one, cosine), v.b.fmul(other, sine))
+            back = v.fma(one, sine, v.b.fmul(other, cosine))
+            v.store(turned, v.shifted(target, item * at), name)
+            v.store(back, v.shifted(target, item * (half + at)), name)
+
+    return VOID(size, kind, norms, INT, INT, INT, FLOAT, INT), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def copy_row(_context: Any, size: Any, kind: Any, _source: Any, _target: Any) -> Any:
+    """target = source"""
+    length, name = sized(size), KINDS[sized(kind)]
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        source, target = arguments[2:]
+
+        def copied(offset: Any, width: int) -> None:
+            v.store(v.load(v.b.add(source, offset), width, name), v.b.add(target, offset), name)
+
+        _parts(v, length, _item(name), copied)
+
+    return VOID(size, kind, INT, INT), without_result(generate)
