@@ -17,7 +17,8 @@ class ModelArgs:
     tokenizer_path: str = flag("", "folder with tokenizer.json; default: --model-path")
     load_format: Literal["auto", "dummy"] = flag("auto", "auto: read safetensors; dummy: random weights, no files")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag(
-        "auto", "weights and KV; auto: the checkpoint's, float32 on a CPU"
+        "auto",
+        "weights and KV; auto: the checkpoint's; on a CPU float32, or bfloat16 where both have it and it is faster",
     )
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
     attention_backend: Literal["auto", "torch_native", "flashinfer", "numba"] = flag(

@@ -18,6 +18,9 @@ the file holds a list of names and numbers that were written by the last run of 
 counts the words in it and prints what it has found to the log before it goes on with the next one
 """
 
+LOADING_TRIES, LOADING_POLL_S = 300, 1.0
+"""A large model takes minutes to load."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
@@ -60,7 +63,8 @@ class Server:
         self._tokens_per_word = self._tokens_around = 1.0
 
     async def __aenter__(self) -> Server:
-        self.model = (await self._client.models.list()).data[0].id
+        """Waits for a server that is still loading. Raises SystemExit with what to do if none answers."""
+        self.model = await self._first_model()
         short, long = [await self._prompt_tokens(count) for count in (50, 150)]
         self._tokens_per_word = (long - short) / 100
         self._tokens_around = max(0.0, short - 50 * self._tokens_per_word)
@@ -68,6 +72,20 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
+
+    async def _first_model(self) -> str:
+        for attempt in range(LOADING_TRIES):
+            try:
+                return (await self._client.models.list()).data[0].id
+            except openai.APIConnectionError as error:
+                raise SystemExit(f"no server answers at {self.url} ({error}): start one, or say --url") from error
+            except openai.APIStatusError as error:
+                if error.status_code != 503:
+                    raise SystemExit(f"{self.url}/v1/models answers {error.status_code}: {error.message}") from error
+                if attempt == 0:
+                    print(f"{self.url} is still loading; waiting", flush=True)
+            await asyncio.sleep(LOADING_POLL_S)
+        raise SystemExit(f"{self.url} was still loading after {LOADING_TRIES * LOADING_POLL_S:g} s")
 
     async def _prompt_tokens(self, words: int) -> int:
         message: dict[str, str] = {"role": "user", "content": " ".join(_some(words, 0))}

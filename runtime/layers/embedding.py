@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
 from .linear import Linear
+from .norm import RMSNorm
+
+
+class LogitsProduct(Protocol):
+    """The head's product where it is not that of a `Linear`, which rounds to the model's dtype."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, /) -> torch.Tensor:
+        """x: float32 [rows, hidden_size]; weight: [vocab_size, hidden_size], in the model's dtype -> float32
+        [rows, vocab_size], contiguous."""
+        ...
+
+
+def widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """See LogitsProduct. Copies the weight each time."""
+    return F.linear(x, weight.float())
 
 
 class Embedding:
@@ -31,6 +48,9 @@ class Embedding:
 class LMHead:
     """Hidden states -> logits. ``tied_to``: an embedding whose matrix it shares, instead of having its own."""
 
+    product: LogitsProduct | None = None
+    """Computes the logits, if it is set, from a plain weight."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -50,9 +70,12 @@ class LMHead:
             shared=tied_to.weight if tied_to is not None else None,
         )
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] -> float32 [rows, vocab_size], contiguous: sampling reads whole rows."""
-        return self.linear(hidden).to(torch.float32)
+    def __call__(self, hidden: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """[rows, hidden_size], to be normed -> float32 [rows, vocab_size], contiguous: sampling reads whole rows."""
+        if self.product is None:
+            return self.linear(norm(hidden)).to(torch.float32)
+        assert self.linear.weight is not None, "the weight was repacked for another product"
+        return self.product(norm.in_float32(hidden), self.linear.weight)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         return {} if self.is_tied else self.linear.checkpoint_views("")

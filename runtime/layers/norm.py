@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from .ops import Ops
 
@@ -18,6 +19,10 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, size] -> the same shape"""
         return self._ops.rms_norm(x, self.weight, self.eps)
+
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, size] -> float32, the same shape"""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
 
     def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [rows, size] -> (norm of their sum, their sum). May overwrite both: do not use them again."""

@@ -71,7 +71,6 @@ def try_products(
     layers: Sequence[Linear], kept: Collection[Linear] = (), timer: Timer | None = None
 ) -> dict[Shape, ProductChoice]:
     """The fastest choice for each shape of weight. Logs one line, and one warning if something could not be tried."""
-    timer = timer or _seconds
     usable, trouble = usable_forms(_weight(layers[0]))
     began = time.perf_counter()
     choices: dict[Shape, ProductChoice] = {}
@@ -83,7 +82,7 @@ def try_products(
             left_out += 1
             continue
         forms = [form for form in usable if form != ONEDNN or not any(layer in kept for layer in group)]
-        times = {rows: _time_forms(group, rows, forms, timer) for rows in ROW_COUNTS}
+        times = {rows: time_forms(group, rows, forms, timer) for rows in ROW_COUNTS}
         choices[_shape(group[0])] = best_choice(times)
     described = ", ".join(f"{out}×{into} {choice}" for (out, into), choice in choices.items())
     logger.info("matrix products, tried in %.1f s: %s", time.perf_counter() - began, described)
@@ -137,7 +136,11 @@ def _faster(of_rows: Mapping[str, float]) -> str:
     return found
 
 
-def _time_forms(layers: list[Linear], rows: int, forms: list[str], timer: Timer) -> dict[str, float]:
+def time_forms(
+    layers: Sequence[Linear], rows: int, forms: Sequence[str], timer: Timer | None = None
+) -> dict[str, float]:
+    """Seconds by form: all these layers of one shape in turn, with so many rows."""
+    timer = timer or _seconds
     first = _weight(layers[0])
     out, into = first.shape
     forms = [form for form in forms if form != TRANSPOSED or rows in TRANSPOSED_ROWS]

@@ -13,7 +13,7 @@ import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import MHAKVPool
-from ..layers.embedding import Embedding, LMHead
+from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
@@ -203,16 +203,22 @@ class Decoder:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]."""
-        return self.lm_head(self.norm(hidden))
+        return self.lm_head(hidden, self.norm)
 
-    def choose_products(self, form: str, embedding_rows: torch.Tensor | None) -> None:
+    def choose_products(
+        self, form: str, embedding_rows: torch.Tensor | None, logits: LogitsProduct | None = None
+    ) -> None:
         """Choose the form of all matrix products, see `product_trials`. The weights have been loaded.
 
         embedding_rows: where else the tokens of a tied model can be looked up, if the LM head repacks its weight; None:
-        nowhere, so it does not.
+        nowhere, so it does not. logits: computes the head's product, so that it needs no form.
         """
         linears = [linear for layer in self.layers for linear in layer.linears]
         head = self.lm_head.linear
+        if logits is not None:
+            self.lm_head.product = logits
+            choose_products(linears, form)
+            return
         choose_products([*linears, head], form, kept=[head] if self.lm_head.is_tied and embedding_rows is None else [])
         if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
             self.embed_tokens.read_from(embedding_rows)

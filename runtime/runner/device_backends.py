@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import MHAKVPool
 from ..checkpoint.model_files import ModelLoadError
 from ..config import ModelArgs
+from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_trials import OpShape
 from ..layers.ops import TORCH_OPS, Ops
 from ..layers.probe import select_ops
@@ -36,6 +37,8 @@ class DeviceBackends:
     attention: Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
     recorder: Callable[[], Recorder] | None
     """None: no graphs."""
+    logits: LogitsProduct | None = None
+    """None: the head's product is one of the others, and rounds to the model's dtype."""
 
 
 SMALL_WIDTH = 256
@@ -90,8 +93,10 @@ def _on_a_cpu(
     device: torch.device,
 ) -> DeviceBackends:
     wanted = args.attention_backend
-    if wanted == "torch_native" or (wanted == "auto" and max(map(_width, specs), default=0) < SMALL_WIDTH):
-        return TORCH_BACKENDS
+    is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
+    without = replace(TORCH_BACKENDS, logits=widened_product) if is_small and dtype != torch.float32 else TORCH_BACKENDS
+    if wanted == "torch_native" or (wanted == "auto" and is_small):
+        return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
 
     try:
@@ -100,8 +105,19 @@ def _on_a_cpu(
         if wanted == "numba":
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
-        return TORCH_BACKENDS
-    return DeviceBackends(select_ops(device, dtype, OpShape.of(config)), attention, None)
+        return without
+    ops = select_ops(device, dtype, OpShape.of(config))
+    return DeviceBackends(ops, attention, None, _exact_logits(config.hidden_size) if dtype == torch.bfloat16 else None)
+
+
+def _exact_logits(hidden_size: int) -> LogitsProduct | None:
+    try:
+        from ..layers.numba_ops.logits import ExactLogits  # here: Numba is optional
+
+        return ExactLogits(hidden_size)
+    except Exception as error:  # compiled code may raise anything
+        logger.warning("logits are rounded to bfloat16: %s: %s", type(error).__name__, str(error).splitlines()[0][:200])
+        return None
 
 
 def _width(spec: AttentionSpec) -> int:

@@ -23,6 +23,7 @@ from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
+from ..layers.dtype_trial import cpu_dtype
 from ..layers.product_trials import UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
@@ -213,7 +214,7 @@ class ModelRunner:
                 load_weights(model.checkpoint_views(), folder)
             self._weight_bytes = sum(view.nbytes for view in model.checkpoint_views().values())
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
-            model.choose_products(args.linear_backend, rows)
+            model.choose_products(args.linear_backend, rows, backends.logits)
         except UnusableFormError as error:
             raise ModelLoadError(str(error)) from error
         except torch.OutOfMemoryError as error:
@@ -308,7 +309,6 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        # Half precision is several times slower than float32 on most CPUs.
-        name = "float32" if device.type == "cpu" else config.dtype
-    return getattr(torch, name)
+    if name == "auto" and device.type == "cpu":
+        return cpu_dtype(config)
+    return getattr(torch, config.dtype if name == "auto" else name)

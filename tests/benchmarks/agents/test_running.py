@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
+import openai
+import pytest
+
+from benchmarks.agents import running
 from benchmarks.agents.running import JobResult, Server, TurnResult, run_jobs
 from benchmarks.agents.workload import Job, Message, Turn
 
@@ -105,3 +110,38 @@ def test_what_a_tool_found_names_its_call() -> None:
     server = Scripted()
     run(server, job(0, Turn(says=(Message("tool", "out"),))))
     assert server.asked[0][2][1] == {"role": "tool", "content": "out", "tool_call_id": "call"}
+
+
+class Starting(Server):
+    """A server as it is met: statuses of /v1/models, one a request; 0: nobody there."""
+
+    def __init__(self, *statuses: int) -> None:
+        super().__init__("http://here", "key", plain=True, timeout_s=1)
+        left = list(statuses)
+
+        def reply(request: httpx.Request) -> httpx.Response:
+            status = left.pop(0)
+            if not status:
+                raise httpx.ConnectError("refused", request=request)
+            model = {"id": "m", "object": "model", "created": 0, "owned_by": "us"}
+            return httpx.Response(status, json={"object": "list", "data": [model]} if status == 200 else {"error": {}})
+
+        client = httpx.AsyncClient(transport=httpx.MockTransport(reply))
+        self._client = openai.AsyncOpenAI(base_url="http://here/v1", api_key="key", max_retries=0, http_client=client)
+
+
+def test_a_server_that_is_still_loading_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "LOADING_POLL_S", 0.0)
+    assert asyncio.run(Starting(503, 503, 200)._first_model()) == "m"
+    assert capsys.readouterr().out == "http://here is still loading; waiting\n"
+    monkeypatch.setattr(running, "LOADING_TRIES", 2)
+    with pytest.raises(SystemExit, match="http://here was still loading after"):
+        asyncio.run(Starting(503, 503, 200)._first_model())
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, "no server answers at http://here"), (401, "answers 401")])
+def test_without_a_server_one_line_says_so(status: int, said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        asyncio.run(Starting(status)._first_model())

@@ -16,6 +16,7 @@ from baton.attention.flashinfer.library import FlashInferUnavailable
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
+from baton.runtime.layers.embedding import widened_product
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.runner import device_backends
 from baton.runtime.runner.cuda_graph import CudaRecorder
@@ -49,7 +50,8 @@ def a_gpu(monkeypatch):
 
 
 def test_a_cpu_has_torch():
-    assert choose(CPU, [SMALL]) is TORCH_BACKENDS and TORCH_BACKENDS.recorder is None
+    backends = choose(CPU, [SMALL])
+    assert (backends.ops, backends.attention, backends.recorder) == (TORCH_OPS, TORCH_BACKENDS.attention, None)
 
 
 def test_flashinfer_by_name_on_a_cpu():
@@ -71,9 +73,23 @@ def test_a_cpu_has_the_kernel_for_models_that_gain_by_it(caplog):
     assert backends.ops.rotate_and_store is not TORCH_OPS.rotate_and_store
     assert backends.ops.copy_kv is TORCH_OPS.copy_kv
     assert choose(CPU, attention_backend="torch_native") is TORCH_BACKENDS
-    assert choose(CPU, [SMALL]) is TORCH_BACKENDS
+    assert choose(CPU, [SMALL]).attention is TORCH_BACKENDS.attention
     assert choose(CPU, [SMALL], attention_backend="numba").attention(pool(SMALL), [SMALL]).name == "numba"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_logits_of_half_precision_are_not_rounded(caplog, monkeypatch):
+    pytest.importorskip("numba")
+    from baton.runtime.layers.numba_ops import logits
+
+    assert isinstance(choose(CPU).logits, logits.ExactLogits)
+    assert choose(CPU, [SMALL]).logits is widened_product
+    in_float32 = choose_backends(ModelArgs(), CONFIG, [SPEC], page_size=1, dtype=torch.float32, device=CPU)
+    assert in_float32.logits is None, "nothing rounds there"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    monkeypatch.setattr(logits.ExactLogits, "_check", lambda self: 1 / 0)
+    assert choose(CPU).logits is None
+    assert "logits are rounded to bfloat16: ZeroDivisionError" in caplog.text
 
 
 def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):

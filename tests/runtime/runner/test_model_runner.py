@@ -59,6 +59,22 @@ def test_what_the_worker_reads(folder):
     assert runner.req_to_token.shape == (4, 100) and runner.kv_pool.num_slots == 256
 
 
+@pytest.mark.parametrize("attention", ["auto", "numba"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_of_half_precision_are_those_of_float32_sums(tmp_path, attention, tied):
+    """By whatever computes them: of the head's product nothing is rounded."""
+    if attention == "numba":
+        pytest.importorskip("numba")
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": tied}))
+    runner = make_runner(tmp_path, dtype="bfloat16", attention_backend=attention)
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    views = runner._model.checkpoint_views()
+    weight = views["model.embed_tokens.weight" if tied else "lm_head.weight"].double()
+    normed = hidden.double() / (hidden.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = (normed * views["model.norm.weight"].double()) @ weight.t()
+    torch.testing.assert_close(runner.compute_logits(hidden), expected.float(), atol=1e-5, rtol=1e-5)
+
+
 def test_the_pool_size_is_logged(folder, caplog):
     with caplog.at_level(logging.INFO):
         make_runner(folder)

@@ -1,0 +1,78 @@
+"""Finds out, on a CPU, whether bfloat16 is worth it: whether the products of a model take less time than in float32.
+
+Processors with arithmetic of their own for it (avx512_bf16, AMX) are up to twice as fast, as a step reads half the
+memory; on others every number is widened first, and steps take several times as long. Weights of the model's largest
+shape are multiplied in either type, each in its fastest form, by one row and by as many as a prompt has; on one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ..model_config import ModelConfig
+from .linear import Linear
+from .product_trials import SMALL_MODEL_BYTES, Timer, time_forms, usable_forms
+
+logger = logging.getLogger(__name__)
+
+ROWS = (1, 32, 512)
+WORTH_IT = 0.8
+"""bfloat16 must take less than this share of float32's time, on average over ROWS: it rounds more."""
+NO_LOSS = 1.1
+"""And at none of them more than this."""
+LAYERS = 4
+"""Of weights, each of which is multiplied in turn: more than a second cache holds, in either type."""
+
+CPU = torch.device("cpu")
+FLOAT, BRAIN = torch.float32, torch.bfloat16
+
+
+def cpu_dtype(config: ModelConfig, timer: Timer | None = None) -> torch.dtype:
+    """The dtype for a checkpoint on this processor: its own if that is bfloat16 and worth it, else float32."""
+    if config.dtype != "bfloat16" or _product_bytes(config) < SMALL_MODEL_BYTES:
+        return FLOAT
+    began, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other where others hold cores: what is measured then is that
+    try:
+        times = {dtype: _seconds(config, dtype, timer) for dtype in (FLOAT, BRAIN)}
+    finally:
+        torch.set_num_threads(threads)
+    found = BRAIN if is_worth_it(times[BRAIN], times[FLOAT]) else FLOAT
+    shares = ", ".join(f"{rows}: {times[BRAIN][rows] / times[FLOAT][rows]:.2f}" for rows in ROWS)
+    logger.info(
+        "dtype %s, tried in %.1f s: share of float32's time that bfloat16 takes, by rows: %s",
+        str(found).removeprefix("torch."),
+        time.perf_counter() - began,
+        shares,
+    )
+    return found
+
+
+def is_worth_it(brain: Mapping[int, float], plain: Mapping[int, float]) -> bool:
+    """Rows -> seconds, of either type."""
+    shares = [brain[rows] / plain[rows] for rows in plain]
+    return sum(shares) < WORTH_IT * len(shares) and max(shares) <= NO_LOSS
+
+
+def _product_bytes(config: ModelConfig) -> int:
+    """Of all products but the head's, in bfloat16."""
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return 2 * config.num_layers * config.hidden_size * (attention + 3 * config.intermediate_size)
+
+
+def _seconds(config: ModelConfig, dtype: torch.dtype, timer: Callable[..., float] | None) -> dict[int, float]:
+    """Rows -> the time of the fastest form."""
+    layers = []
+    for _ in range(LAYERS):
+        layer = Linear(
+            config.hidden_size, {"gate_up": 2 * config.intermediate_size}, bias=False, dtype=dtype, device=CPU
+        )
+        assert layer.weight is not None
+        layer.weight.fill_(0.01)
+        layers.append(layer)
+    forms, _ = usable_forms(layers[0].weight)
+    return {rows: min(time_forms(layers, rows, forms, timer).values()) for rows in ROWS}

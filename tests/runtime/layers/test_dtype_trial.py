@@ -1,0 +1,70 @@
+"""When a model in bfloat16 is computed so on a CPU. Time is the test's own, but for one trial in earnest."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from baton.runtime.layers import dtype_trial
+from baton.runtime.layers.dtype_trial import ROWS, cpu_dtype, is_worth_it
+from baton.runtime.layers.product_trials import SMALL_MODEL_BYTES
+
+FLOAT, BRAIN = torch.float32, torch.bfloat16
+
+
+def config(**changes: Any) -> Any:
+    """What is looked at of a ModelConfig."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_layers": 8}
+    heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 64}
+    return SimpleNamespace(**{"dtype": "bfloat16", **sizes, **heads, **changes})
+
+
+@pytest.mark.parametrize(
+    ("shares", "worth"),
+    [
+        ((0.5, 0.5, 0.5), True),
+        ((0.75, 0.75, 0.88), True),
+        ((0.79, 0.8, 0.82), False),  # a fifth on average is asked for
+        ((0.3, 0.3, 1.09), True),
+        ((0.3, 0.3, 1.11), False),  # and no loss anywhere
+        ((20.0, 0.6, 0.7), False),
+    ],
+)
+def test_what_is_worth_it(shares: tuple[float, ...], worth: bool) -> None:
+    plain: dict[int, float] = dict(zip(ROWS, (1.0, 3.0, 40.0)))
+    brain: dict[int, float] = {rows: share * plain[rows] for rows, share in zip(ROWS, shares)}
+    assert is_worth_it(brain, plain) is worth
+
+
+@pytest.mark.parametrize(("brain_s", "found"), [(0.4, BRAIN), (2.0, FLOAT)])
+def test_the_faster_type_is_taken_and_one_line_says_so(
+    brain_s: float, found: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads: list[int] = []
+
+    def time_forms(layers: list[Any], rows: int, forms: list[str], timer: Any) -> dict[str, float]:
+        threads.append(torch.get_num_threads())
+        return {"torch": 9.0, "onednn": brain_s if layers[0].weight.dtype == BRAIN else 1.0}
+
+    monkeypatch.setattr(dtype_trial, "time_forms", time_forms)
+    before = torch.get_num_threads()
+    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.dtype_trial"):
+        assert cpu_dtype(config()) == found
+    assert set(threads) == {1} and torch.get_num_threads() == before
+    (line,) = caplog.messages
+    assert line.startswith(f"dtype {str(found).removeprefix('torch.')}, tried") and f"512: {brain_s:.2f}" in line
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"dtype": "float16"}, {"num_layers": 1, "hidden_size": 64}])
+def test_other_types_and_small_models_are_not_tried(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtype_trial, "time_forms", None)
+    assert cpu_dtype(config(**changes)) == FLOAT
+    assert SMALL_MODEL_BYTES < 2 * 8 * 512 * (2 * 12 * 64 + 3 * 1408), "or nothing is tried in any test"
+
+
+def test_a_trial_in_earnest_ends() -> None:
+    assert cpu_dtype(config(num_layers=4)) in (FLOAT, BRAIN)
