@@ -126,7 +126,7 @@ class Starting(Server):
             model = {"id": "m", "object": "model", "created": 0, "owned_by": "us"}
             return httpx.Response(status, json={"object": "list", "data": [model]} if status == 200 else {"error": {}})
 
-        client = httpx.AsyncClient(transport=httpx.MockTransport(reply))
+        client: Any = httpx.AsyncClient(transport=httpx.MockTransport(reply))
         self._client = openai.AsyncOpenAI(base_url="http://here/v1", api_key="key", max_retries=0, http_client=client)
 
 
