@@ -25,6 +25,21 @@ LLAMA_40M: dict[str, Any] = {
 }
 """40.0 M parameters; the model of every CPU figure."""
 
+QWEN2_500M: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+"""Qwen2.5-0.5B: 494 M parameters."""
+
 LLAMA_TINY: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -95,9 +110,15 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def save_random_model(folder: Path, config: dict[str, Any]) -> None:
-    """A Llama with seeded random weights, saved by transformers. ``config``: fields of a Llama."""
+    """Seeded random weights, biases included, saved by transformers. ``config``: fields of a Llama, or of what its
+    ``model_type`` says."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(str(folder))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{"model_type": "llama"} | config))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(".bias"):
+                weight.normal_(0, 0.02)
+    model.save_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""`NativeClient` on bare connections: with 64 requests at once a general HTTP client would be most of the time."""
+"""HTTP on bare connections: with 64 requests at once a general HTTP client would be most of the time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import msgspec
 from benchmarks.common.clients import Call, NativeClient, Reply, native_fields, native_reply
 
 
-class BareClient(NativeClient):
-    """Generation over kept-alive HTTP/1.1 connections, without TLS; everything else as its base."""
+class Connections:
+    """Kept-alive HTTP/1.1 connections to one server, without TLS."""
 
-    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
-        super().__init__(url, api_key, timeout_s)
+    def __init__(self, url: str, api_key: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"{url} is no http://host:port")
@@ -25,37 +24,21 @@ class BareClient(NativeClient):
         self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for _, writer in self._idle:
             writer.close()
-        await super().close()
 
-    async def answer(self, fields: dict[str, Any]) -> Any:
-        return msgspec.json.decode(b"".join([part async for part in self._exchange(fields)]))
-
-    async def generate(self, call: Call) -> Reply:
-        fields = native_fields(call)
-        started, first = time.perf_counter(), None
-        if not call.stream:
-            return native_reply(await self.answer(fields), started, first)
-        body, last = b"", b""
-        async for part in self._exchange(fields):
-            first = first or time.perf_counter()
-            *events, body = (body + part).split(b"\n\n")
-            last = next((event for event in reversed(events) if event != b"data: [DONE]"), last)
-        return native_reply(msgspec.json.decode(last.removeprefix(b"data: ")), started, first)
-
-    async def _exchange(self, fields: dict[str, Any]) -> AsyncIterator[bytes]:
-        """POST /generate; the body of the answer as it comes."""
+    async def post(self, path: str, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The body of the answer as it comes. Raises RuntimeError if it is not 200."""
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
         body = msgspec.json.encode(fields)
-        head = f"POST /generate HTTP/1.1\r\nHost: {self._address[0]}\r\n{self._authorization}"
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._address[0]}\r\n{self._authorization}"
         writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines if ": " in line)
         if status.split()[1] != "200":
             reason = await reader.readexactly(int(headers.get("content-length", 0)))
-            raise RuntimeError(f"/generate answered {status}: {reason.decode()[:500]}")
+            raise RuntimeError(f"{path} answered {status}: {reason.decode()[:500]}")
         if "content-length" in headers:
             yield await reader.readexactly(int(headers["content-length"]))
         else:
@@ -63,3 +46,38 @@ class BareClient(NativeClient):
                 yield (await reader.readexactly(size + 2))[:-2]
             await reader.readline()
         self._idle.append((reader, writer))
+
+    async def events(self, path: str, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The data of each server-sent event, [DONE] left out."""
+        rest = b""
+        async for part in self.post(path, fields):
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                data = event.removeprefix(b"data: ")
+                if data != event and data != b"[DONE]":
+                    yield data
+
+
+class BareClient(NativeClient):
+    """Generation over `Connections`; everything else as its base."""
+
+    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
+        super().__init__(url, api_key, timeout_s)
+        self._connections = Connections(url, api_key)
+
+    async def close(self) -> None:
+        self._connections.close()
+        await super().close()
+
+    async def answer(self, fields: dict[str, Any]) -> Any:
+        return msgspec.json.decode(b"".join([part async for part in self._connections.post("/generate", fields)]))
+
+    async def generate(self, call: Call) -> Reply:
+        fields = native_fields(call)
+        started, first = time.perf_counter(), None
+        if not call.stream:
+            return native_reply(await self.answer(fields), started, first)
+        last = b""
+        async for event in self._connections.events("/generate", fields):
+            first, last = first or time.perf_counter(), event
+        return native_reply(msgspec.json.decode(last), started, first)

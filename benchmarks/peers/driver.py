@@ -1,0 +1,128 @@
+"""The side that asks: an engine in a process of its own, under its own python; drivers/serve.py says how they talk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LAST_LINES = 12
+
+
+class EngineFailed(Exception):
+    """An engine answered with an error, ended, or did not answer in time. last_lines: of what it wrote to stderr."""
+
+    def __init__(self, reason: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.last_lines = reason, list(last_lines)
+
+
+class Process:
+    """A command in a process group of its own, which goes as a whole; its stderr is a file."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, asked: bool) -> None:
+        """asked: it reads questions and writes answers; else its stdout goes where its stderr goes."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        pipe = subprocess.PIPE if asked else None
+        with log.open("w") as errors:
+            self.popen = subprocess.Popen(
+                list(command),
+                stdin=pipe or subprocess.DEVNULL,
+                stdout=pipe or errors,
+                stderr=errors,
+                env={**os.environ, **environment},
+                text=True,
+                start_new_session=True,
+            )
+
+    def failed(self, reason: str) -> EngineFailed:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return EngineFailed(reason, lines[-LAST_LINES:])
+
+    def end(self, grace_s: float) -> None:
+        """With a signal to end first; what is left of the group after so long is killed."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+
+class Driver:
+    """Started and ready. Raises EngineFailed if it is not within ``start_s`` seconds."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, start_s: float) -> None:
+        self._process = Process(command, environment, log, asked=True)
+        assert self._process.popen.stdout is not None
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(self._process.popen.stdout,), daemon=True)
+        self._reader.start()
+        self.about: dict[str, Any] = self._answer(start_s)
+
+    def ask(self, do: str, limit_s: float, **keywords: Any) -> Any:
+        """What the method ``do`` of the driver's engine returns. After an EngineFailed see `alive`."""
+        assert self._process.popen.stdin is not None
+        try:
+            self._process.popen.stdin.write(json.dumps({"do": do, **keywords}) + "\n")
+            self._process.popen.stdin.flush()
+        except OSError:
+            raise self._ended() from None
+        answer = self._answer(limit_s)
+        if "error" in answer:
+            raise self._process.failed(answer["error"])
+        return answer["done"]
+
+    @property
+    def alive(self) -> bool:
+        return self._process.popen.poll() is None
+
+    def close(self) -> None:
+        stdin, stdout = self._process.popen.stdin, self._process.popen.stdout
+        assert stdin is not None and stdout is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.popen.wait(10)  # it ends with its questions
+        self._process.end(0)
+        self._reader.join()
+        stdout.close()
+
+    def _read(self, lines: Any) -> None:
+        for line in lines:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=limit_s)
+        except queue.Empty:
+            self._process.end(0)
+            raise self._process.failed(f"no answer within {limit_s:.0f} s") from None
+        if not line:
+            raise self._ended()
+        return json.loads(line)
+
+    def _ended(self) -> EngineFailed:
+        self._process.end(5)
+        return self._process.failed(f"ended with status {self._process.popen.returncode}")
+
+
+def wait_until(condition: Any, limit_s: float) -> bool:
+    """Looks every 0.2 s."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True

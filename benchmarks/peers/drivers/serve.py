@@ -1,0 +1,58 @@
+"""The loop that every engine is driven in: a JSON question on each line of stdin, a JSON answer on each line of stdout.
+
+    PYTHON benchmarks/peers/drivers/serve.py vllm_driver '{"model": "FOLDER", "dtype": "float32", "cores": [0, 1]}'
+
+The module, a sibling of this file, has a class Engine, which is made of the settings. The first line written is its
+``about``, once it is loaded. A question is {"do": METHOD, ...}, the other keys are the method's keywords; the answer is
+{"done": RESULT} or {"error": TEXT}. What libraries print goes to stderr. Ends with stdin.
+
+This runs under the python of another engine: here and in the drivers nothing but the standard library is imported, and
+what that engine brings. Each engine's driver has
+
+    generate(requests, stream) -> {"seconds", "steps_s", "requests": [{"name", "ids", "first_s", "total_s"}]}
+    beam(requests, width, steps) -> {"seconds": [of each request], "sequences": [per request its lists of ids]}
+    press() -> {"tokens"}    computed by other requests, so many that what is kept without a lease is gone; 0: did not
+
+A request is {"ids", "tokens"} and, where it matters, "seed" (sampled, not greedy), "keep" (another will go on from it),
+"parent" and "suffix" (the name of that one, and the end of ids that is new). Times are seconds since all requests of
+the call were handed over; steps_s, where the call streams, the times between steps in which all of them decoded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import IO, Any
+
+
+def claim_stdout() -> IO[str]:
+    """The pipe to whoever asks; stdout itself becomes stderr, for libraries write there."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
+
+
+def answer(engine: Any, question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"done": getattr(engine, question.pop("do"))(**question)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    module, settings = sys.argv[1:]
+    answers = claim_stdout()
+    engine = importlib.import_module(module).Engine(**json.loads(settings))
+    answers.write(json.dumps(engine.about) + "\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(engine, json.loads(line))) + "\n")
+    answers.flush()
+    os._exit(0)  # some engines wait for threads of theirs that nobody ends
+
+
+if __name__ == "__main__":
+    main()

