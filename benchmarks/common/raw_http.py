@@ -31,20 +31,25 @@ class Connections:
     async def post(self, path: str, fields: dict[str, Any]) -> AsyncIterator[bytes]:
         """The body of the answer as it comes. Raises RuntimeError if it is not 200."""
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
-        body = msgspec.json.encode(fields)
-        head = f"POST {path} HTTP/1.1\r\nHost: {self._address[0]}\r\n{self._authorization}"
-        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in lines if ": " in line)
-        if status.split()[1] != "200":
-            reason = await reader.readexactly(int(headers.get("content-length", 0)))
-            raise RuntimeError(f"{path} answered {status}: {reason.decode()[:500]}")
-        if "content-length" in headers:
-            yield await reader.readexactly(int(headers["content-length"]))
-        else:
-            while size := int(await reader.readline(), 16):
-                yield (await reader.readexactly(size + 2))[:-2]
-            await reader.readline()
+        try:
+            body = msgspec.json.encode(fields)
+            head = f"POST {path} HTTP/1.1\r\nHost: {self._address[0]}\r\n{self._authorization}"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+            if status.split()[1] != "200":
+                reason = await reader.readexactly(int(headers.get("content-length", 0)))
+                raise RuntimeError(f"{path} answered {status}: {reason.decode()[:500]}")
+            if "content-length" in headers:
+                yield await reader.readexactly(int(headers["content-length"]))
+            else:
+                while size := int(await reader.readline(), 16):
+                    yield (await reader.readexactly(size + 2))[:-2]
+                await reader.readline()
+        except BaseException:
+            writer.close()
+            raise
         self._idle.append((reader, writer))
 
     async def events(self, path: str, fields: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -26,7 +26,10 @@ class EngineFailed(Exception):
 
 
 class Process:
-    """A command in a process group of its own, which goes as a whole; its stderr is a file."""
+    """A command in a process group of its own, which goes as a whole; its stderr is a file.
+
+    Raises EngineFailed if there is no such program.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, asked: bool) -> None:
         """asked: it reads questions and writes answers; else its stdout goes where its stderr goes."""
@@ -34,22 +37,27 @@ class Process:
         self.log = log
         pipe = subprocess.PIPE if asked else None
         with log.open("w") as errors:
-            self.popen = subprocess.Popen(
-                list(command),
-                stdin=pipe or subprocess.DEVNULL,
-                stdout=pipe or errors,
-                stderr=errors,
-                env={**os.environ, **environment},
-                text=True,
-                start_new_session=True,
-            )
+            try:
+                self.popen = subprocess.Popen(
+                    list(command),
+                    stdin=pipe or subprocess.DEVNULL,
+                    stdout=pipe or errors,
+                    stderr=errors,
+                    env={**os.environ, **environment},
+                    text=True,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineFailed(f"{command[0]}: {error.strerror}") from None
 
     def failed(self, reason: str) -> EngineFailed:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return EngineFailed(reason, lines[-LAST_LINES:])
 
-    def end(self, grace_s: float) -> None:
-        """With a signal to end first; what is left of the group after so long is killed."""
+    def end(self, grace_s: float, after_s: float = 0) -> None:
+        """By itself within ``after_s``, or by a signal; what is left of the group ``grace_s`` after that is killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(after_s)
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,7 +76,11 @@ class Driver:
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, args=(self._process.popen.stdout,), daemon=True)
         self._reader.start()
-        self.about: dict[str, Any] = self._answer(start_s)
+        try:
+            self.about: dict[str, Any] = self._answer(start_s)
+        except EngineFailed:
+            self.close()
+            raise
 
     def ask(self, do: str, limit_s: float, **keywords: Any) -> Any:
         """What the method ``do`` of the driver's engine returns. After an EngineFailed see `alive`."""
@@ -92,9 +104,7 @@ class Driver:
         assert stdin is not None and stdout is not None
         with contextlib.suppress(OSError):
             stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.popen.wait(10)  # it ends with its questions
-        self._process.end(0)
+        self._process.end(0, after_s=10)  # it ends with its questions
         self._reader.join()
         stdout.close()
 
@@ -114,7 +124,7 @@ class Driver:
         return json.loads(line)
 
     def _ended(self) -> EngineFailed:
-        self._process.end(5)
+        self._process.end(0, after_s=5)  # its pipe is closed a little before it is gone
         return self._process.failed(f"ended with status {self._process.popen.returncode}")
 
 

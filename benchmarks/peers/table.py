@@ -89,9 +89,7 @@ def render(found: Sequence[Line], results: Results, engines: Sequence[str]) -> s
 
 def notes(found: Sequence[Line], results: Results) -> Iterator[str]:
     report = results.report
-    about = report["runs"][-1]
-    versions = ", ".join(f"{name} {known['version']}" for name, known in report["engines"].items())
-    yield f"{about['processor']}, {len(about['cores'])} cores; {versions}; medians of {results.rounds()} rounds"
+    yield where_from(results)
     met = [line.met for line in found if line.met is not None]
     too_few = f" (to be judged by {ROUNDS} rounds or more)" if results.rounds() < ROUNDS else ""
     yield f"ratio: ours over the better peer's; goals met: {sum(met)} of {len(met)}{too_few}"
@@ -111,3 +109,11 @@ def agreements(results: Results) -> Iterator[str]:
     for (engine, model, dtype), found in shares.items():
         worst, mean = min(found), sum(found) / len(found)
         yield f"greedy tokens of {engine} that equal ours, {model} {dtype}: {mean:.1%}, least in a unit {worst:.1%}"
+
+
+def where_from(results: Results) -> str:
+    """The machine, the versions and how often."""
+    about, rounds = results.report["runs"][-1], results.rounds()
+    versions = ", ".join(f"{name} {known['version']}" for name, known in results.report["engines"].items())
+    often = f"medians of {rounds} rounds" if rounds > 1 else "one round"
+    return f"{about['processor']}, {len(about['cores'])} cores; {versions}; {often}"

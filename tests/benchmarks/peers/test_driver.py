@@ -1,0 +1,109 @@
+"""What is asked of an engine in another process, and what comes of one that does not answer as it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.driver import Driver, EngineFailed, wait_until
+from benchmarks.peers.engines import DRIVERS
+
+DOUBLES = Path(__file__).parents[2] / "doubles"
+Start = Callable[..., Driver]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Driver] = []
+
+    def make(*, start_s: float = 60, **settings: Any) -> Driver:
+        command = [sys.executable, str(DRIVERS / "serve.py"), "fake_peer", json.dumps(settings)]
+        driver = Driver(command, {"PYTHONPATH": str(DOUBLES)}, tmp_path / "fake.log", start_s)
+        started.append(driver)
+        return driver
+
+    yield make
+    for driver in started:
+        driver.close()
+
+
+def generate(driver: Driver, limit_s: float = 60) -> Any:
+    return driver.ask("generate", limit_s, requests=[{"ids": [1, 2], "tokens": 3}], stream=False)
+
+
+def test_it_answers_whatever_its_libraries_print(start: Start, tmp_path: Path) -> None:
+    driver = start()
+    assert driver.about == {"version": "1.2.3"}
+    assert generate(driver)["requests"][0]["ids"] == [7, 7, 7]
+    assert driver.ask("press", 60) == {"tokens": 0}
+    assert "greets on stdout" in (tmp_path / "fake.log").read_text()
+
+
+def test_an_error_is_told_and_the_engine_goes_on(start: Start) -> None:
+    driver = start(at="beam", what="raise")
+    with pytest.raises(EngineFailed, match="RuntimeError: no room for this") as failure:
+        driver.ask("beam", 60, requests=[{"ids": [1]}], width=2, steps=3)
+    assert any("in _misbehave" in line for line in failure.value.last_lines)
+    assert driver.alive and generate(driver)["seconds"] == 0.5
+
+
+def test_one_that_dies_is_told_with_its_last_lines(start: Start) -> None:
+    driver = start(at="generate", what="die")
+    with pytest.raises(EngineFailed, match="ended with status 3") as failure:
+        generate(driver)
+    assert failure.value.last_lines[-1] == "Segmentation fault of a kind"
+    assert not driver.alive
+    with pytest.raises(EngineFailed, match="ended with status 3"):
+        generate(driver)
+
+
+def test_one_that_hangs_is_ended(start: Start) -> None:
+    driver = start(at="generate", what="hang")
+    with pytest.raises(EngineFailed, match="no answer within 1 s"):
+        generate(driver, limit_s=1)
+    assert not driver.alive
+
+
+@pytest.mark.parametrize(("what", "said"), [("die", "ended with status 3"), ("raise", "ended with status 1")])
+def test_one_that_does_not_start(start: Start, what: str, said: str) -> None:
+    with pytest.raises(EngineFailed, match=said):
+        start(at="start", what=what)
+
+
+def test_one_that_starts_for_ever_leaves_no_process(start: Start, tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(EngineFailed, match="no answer within 2 s"):
+        start(start_s=2, at="start", what="hang")
+    assert children() == before
+
+
+def test_a_program_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match="nothing-here: No such file"):
+        Driver([str(tmp_path / "nothing-here")], {}, tmp_path / "log", 1)
+
+
+def test_a_closed_one_is_gone(start: Start) -> None:
+    before = children()
+    driver = start()
+    assert children() != before
+    driver.close()
+    assert children() == before and not driver.alive
+
+
+def test_waiting_ends_with_the_time() -> None:
+    began = time.monotonic()
+    assert not wait_until(lambda: False, 0.3) and time.monotonic() - began < 30
+    assert wait_until(lambda: True, 0)
+
+
+def children() -> set[str]:
+    """Processes of ours."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {pid for file in lists for pid in file.read_text().split() if os.path.exists(f"/proc/{pid}")}

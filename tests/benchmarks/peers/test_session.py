@@ -1,0 +1,134 @@
+"""Engines take turns, and one that fails does not keep the others from going on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import session
+from benchmarks.peers.engines import DRIVERS, VLLM, Baton, Engine, OpenVINO
+from benchmarks.peers.plan import QUICK, units
+from benchmarks.peers.results import Results
+from benchmarks.peers.session import Session, Settings
+
+DOUBLES = Path(__file__).parents[2] / "doubles"
+ABOUT: dict[str, Any] = {"commit": "abc", "processor": "A fast one", "cores": [0], "seed": 0, "quick": True}
+UNITS = units(QUICK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fake(Engine):
+    """`tests/doubles/fake_peer.py` under another's name."""
+
+    name: str  # type: ignore[assignment]
+    trace: Path
+    misbehaves: dict[str, str] = field(default_factory=dict)
+    python: str | None = sys.executable
+
+    def environment(self, cores: list[int], work: Path) -> dict[str, str]:
+        return {"PYTHONPATH": str(DOUBLES)}
+
+    def command(self, model: Path, dtype: str, cores: list[int]) -> list[str]:
+        settings = {"trace": str(self.trace), "name": self.name, **self.misbehaves}
+        return [str(self.python), str(DRIVERS / "serve.py"), "fake_peer", json.dumps(settings)]
+
+
+class Scene:
+    def __init__(self, work: Path) -> None:
+        folder = work / "models" / "tiny"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"vocab_size": 500}')
+        self.work, self.trace = work, work / "trace"
+        self.results = Results(work / "peers.json", ABOUT, resume=False)
+
+    def fake(self, name: str, at: str = "", what: str = "") -> Fake:
+        return Fake(name=name, trace=self.trace, misbehaves={"at": at, "what": what})
+
+    def run(self, names: Sequence[str], *engines: Engine, rounds: int = 1, limit_s: float = 60) -> None:
+        settings = Settings([0], self.work, rounds, 0, limit_s)
+        Session("tiny", "float32", engines, settings, self.results).run([UNITS[name] for name in names])
+
+    def lines(self) -> list[str]:
+        """Calls of the engines after the last warm-up, which ends with a search."""
+        calls = self.trace.read_text().splitlines()
+        return calls[max(place for place, call in enumerate(calls) if call.endswith(" beam")) + 1 :]
+
+    def rows(self, engine: str) -> list[tuple[str, int]]:
+        return [(row["unit"], row["round"]) for row in self.results.report["rows"] if row["engine"] == engine]
+
+    def failures(self) -> list[tuple[str, str, str]]:
+        return [(one["engine"], one["unit"], one["reason"]) for one in self.results.report["failures"]]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(session, "SETTLE_S", 0)
+    return Scene(tmp_path)
+
+
+def test_engines_take_turns_in_an_order_that_swaps(scene: Scene) -> None:
+    scene.run(["4x32"], scene.fake("baton"), scene.fake("other"), rounds=3)
+    *_, a, b, c, d = scene.lines()
+    assert [a, b, c, d] == ["other generate 4", "baton generate 4", "baton generate 4", "other generate 4"]
+    assert scene.rows("baton") == scene.rows("other") == [("4x32", 0), ("4x32", 1), ("4x32", 2)]
+    report = json.loads((scene.work / "peers.json").read_text())
+    assert [row["equal"] for row in report["agreement"]] == [1.0] * 3 and report["agreement"][0]["engine"] == "other"
+    assert report["engines"] == {"baton": {"version": "1.2.3"}, "other": {"version": "1.2.3"}}
+
+
+@pytest.mark.parametrize(("what", "reason"), [("raise", "RuntimeError: no room"), ("die", "ended with status 3")])
+def test_a_unit_that_fails_is_one_unit(scene: Scene, monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
+    """Not tried again in the next round; one that died is started again for the next unit."""
+    monkeypatch.setattr(session, "warm_up", lambda ask, vocab_size: None)
+    scene.run(["beam-1", "prefill"], scene.fake("baton"), scene.fake("other", "beam", what), rounds=2)
+    ((engine, unit, said),) = scene.failures()
+    assert (engine, unit) == ("other", "beam-1") and reason in said
+    assert scene.rows("other") == [("prefill", 0), ("prefill", 1)]
+    assert scene.rows("baton") == [("beam-1", 0), ("prefill", 0), ("beam-1", 1), ("prefill", 1)]
+    assert scene.results.report["failures"][0]["last_lines"]
+
+
+def test_one_that_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "warm_up", lambda ask, vocab_size: None)
+    scene.run(["4x32", "prefill"], scene.fake("other", "generate", "hang"), limit_s=5)
+    assert scene.failures() == [("other", "4x32", "no answer within 5 s")]
+    assert scene.rows("other") == [("prefill", 0)]
+
+
+def test_one_that_does_not_start_failed_at_everything(scene: Scene) -> None:
+    scene.run(["prefill", "4x32"], scene.fake("other", "start", "die"), scene.fake("baton"))
+    assert {(engine, unit) for engine, unit, _ in scene.failures()} == {("other", ""), ("other", "prefill")}
+    assert scene.rows("baton") == [("prefill", 0), ("4x32", 0)] and not scene.rows("other")
+
+
+def test_what_is_known_is_not_measured_again(scene: Scene) -> None:
+    scene.run(["prefill"], scene.fake("baton"))
+    scene.results = Results(scene.work / "peers.json", ABOUT, resume=True)
+    before = scene.trace.read_text()
+    scene.run(["prefill"], scene.fake("baton"))
+    assert scene.trace.read_text() == before, "nothing was even started"
+    scene.run(["prefill"], scene.fake("baton"), rounds=2)
+    assert scene.rows("baton") == [("prefill", 0), ("prefill", 1)]
+
+
+def test_an_environment_that_is_missing(tmp_path: Path) -> None:
+    assert VLLM(python=None).missing() == "no --vllm names the python of its environment"
+    gone = OpenVINO(python=str(tmp_path / "bin" / "python")).missing()
+    assert gone is not None and gone.startswith("--openvino ") and gone.endswith("is no program")
+    assert Baton().missing() is None
+
+
+def test_all_have_the_same_threads_and_dtype(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "A"
+    for engine in (Baton(), VLLM(python="python"), OpenVINO(python="python")):
+        settings = json.loads(engine.command(model, "bfloat16", [2, 3])[-1])
+        assert settings["cores"] == [2, 3] and settings["dtype"] == "bfloat16" and settings["rows"] == 544
+    assert Baton().environment([2, 3], tmp_path)["OMP_NUM_THREADS"] == "2"
+    assert VLLM(python="python").environment([2, 3], tmp_path)["VLLM_CPU_OMP_THREADS_BIND"] == "2,3"
+    assert OpenVINO(python="python").folder(model) == tmp_path / "models" / "A-openvino"
