@@ -83,7 +83,7 @@ class Driver:
             raise
 
     def ask(self, do: str, limit_s: float, **keywords: Any) -> Any:
-        """What the method ``do`` of the driver's engine returns. After an EngineFailed see `alive`."""
+        """What the method ``do`` of the driver's engine returns, of which these are the keywords."""
         assert self._process.popen.stdin is not None
         try:
             self._process.popen.stdin.write(json.dumps({"do": do, **keywords}) + "\n")
@@ -94,10 +94,6 @@ class Driver:
         if "error" in answer:
             raise self._process.failed(answer["error"])
         return answer["done"]
-
-    @property
-    def alive(self) -> bool:
-        return self._process.popen.poll() is None
 
     def close(self) -> None:
         stdin, stdout = self._process.popen.stdin, self._process.popen.stdout

@@ -39,7 +39,7 @@ class Settings:
 
 
 class Session:
-    """Engines start when they are first needed, and again after they ended; what failed once is not tried again."""
+    """Engines start when they are first needed, and anew after they failed; a unit that failed is not tried again."""
 
     def __init__(self, model: str, dtype: str, engines: Sequence[Engine], settings: Settings, results: Results) -> None:
         self._model, self._dtype = model, dtype
@@ -88,6 +88,8 @@ class Session:
                 found = unit.load(url, prompts, self._settings.limit_s)
         except EngineFailed as failure:
             failure = process.failed(failure.reason) if process else failure
+            if unit.run is not None:
+                self._drop(engine)  # what it was doing may still be in it
             self._results.fail(place, engine.name, failure.reason, failure.last_lines)
             tqdm.write(f"{engine.name} failed at {unit.name}: {failure.reason}")
             return None
@@ -107,14 +109,12 @@ class Session:
 
     def _ask(self, engine: Engine) -> Ask:
         driver = self._drivers.get(engine.name)
-        if driver is None or not driver.alive:
+        if driver is None:
             with self._starting(engine):
                 driver = self._start(engine)
         return functools.partial(driver.ask, limit_s=self._settings.limit_s)
 
     def _start(self, engine: Engine) -> Driver:
-        if (before := self._drivers.pop(engine.name, None)) is not None:
-            before.close()
         make_for(engine, self._folder)
         settings = self._settings
         command = engine.command(self._folder, self._dtype, settings.cores)
@@ -146,10 +146,13 @@ class Session:
             self._results.fail(place, engine.name, f"at its start: {failure.reason}", failure.last_lines)
             raise
 
-    def _close(self) -> None:
-        for driver in self._drivers.values():
+    def _drop(self, engine: Engine) -> None:
+        if (driver := self._drivers.pop(engine.name, None)) is not None:
             driver.close()
-        self._drivers.clear()
+
+    def _close(self) -> None:
+        for engine in self._engines:
+            self._drop(engine)
 
 
 def warm_up(ask: Ask, vocab_size: int) -> None:

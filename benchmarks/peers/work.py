@@ -103,7 +103,7 @@ class Steps:
             requests = [{"ids": ids, "tokens": self.tokens} for ids in prompts.make(rng, batch, self.context)]
             done = generate(ask, requests, stream=True)
             gaps = done["steps_s"]
-            if len(gaps) < self.tokens // 2:
+            if len(gaps) < self.tokens // 4:  # those that began first may end while others begin
                 raise EngineFailed(f"{len(gaps)} steps of the whole batch of {batch} in {self.tokens} tokens")
             found.figures[metric] = float(np.percentile(gaps, 20)) * 1e3
             found.extra[metric] = {"steps": len(gaps), "median_ms": median(gaps) * 1e3}

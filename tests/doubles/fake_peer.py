@@ -13,6 +13,7 @@ class Engine:
         (a token too few); "start" for its start."""
         print("this library greets on stdout", flush=True)
         self._trace, self._at, self._what, self._name = trace, at, what, name
+        self._note("start")
         self._misbehave("start")
         self.about = {"version": "1.2.3"}
 

@@ -84,7 +84,7 @@ def test_engines_take_turns_in_an_order_that_swaps(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("what", "reason"), [("raise", "RuntimeError: no room"), ("die", "ended with status 3")])
 def test_a_unit_that_fails_is_one_unit(scene: Scene, monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
-    """Not tried again in the next round; one that died is started again for the next unit."""
+    """Not tried again in the next round; the engine is started anew for the next unit."""
     monkeypatch.setattr(session, "warm_up", lambda ask, vocab_size: None)
     scene.run(["beam-1", "prefill"], scene.fake("baton"), scene.fake("other", "beam", what), rounds=2)
     ((engine, unit, said),) = scene.failures()
@@ -92,6 +92,8 @@ def test_a_unit_that_fails_is_one_unit(scene: Scene, monkeypatch: pytest.MonkeyP
     assert scene.rows("other") == [("prefill", 0), ("prefill", 1)]
     assert scene.rows("baton") == [("beam-1", 0), ("prefill", 0), ("beam-1", 1), ("prefill", 1)]
     assert scene.results.report["failures"][0]["last_lines"]
+    starts = [line for line in scene.trace.read_text().splitlines() if line.endswith("start")]
+    assert sorted(starts) == ["baton start", "other start", "other start"]
 
 
 def test_one_that_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,8 @@ def test_steps_are_the_20th_percentile() -> None:
 
 def test_too_few_steps_of_the_whole_batch_are_none() -> None:
     ask = Asked()
-    ask.changes["generate"] = {"steps_s": [0.002] * 5}
-    with pytest.raises(EngineFailed, match="5 steps of the whole batch of 2 in 12 tokens"):
+    ask.changes["generate"] = {"steps_s": [0.002] * 2}
+    with pytest.raises(EngineFailed, match="2 steps of the whole batch of 2 in 12 tokens"):
         Steps({2: "two"}, context=16, tokens=12)(ask, PROMPTS)
 
 
@@ -125,9 +125,15 @@ def test_a_continuation_that_was_not_handed_off_does_not_pass() -> None:
 
 
 def test_steps_of_ours_are_those_of_the_request_that_began_last() -> None:
-    early = [(0.1, 1), (0.2, 2), (0.9, 3)]
+    early = [(0.1, 1), (0.2, 2), (0.9, 3), (1.4, 4)]
     late = [(0.4, 1), (0.5, 2), (0.7, 3), (1.3, 5)]
     assert step_times([early, late]) == pytest.approx([0.2, 0.3])
+
+
+def test_steps_of_ours_end_with_the_first_request() -> None:
+    early = [(0.1, 1), (0.45, 2), (0.8, 3)]
+    late = [(0.4, 1), (0.5, 2), (0.7, 3), (0.75, 4), (0.9, 5), (1.0, 6)]
+    assert step_times([early, late]) == pytest.approx([0.2, 0.05])
 
 
 def test_units_and_metrics_have_names_of_their_own() -> None:
