@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -52,4 +54,6 @@ class Engine:
             os.write(2, b"first line\nSegmentation fault of a kind\n")
             os._exit(3)
         if self._what == "hang":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            os.write(2, f"child {child.pid}\n".encode())
             time.sleep(600)

@@ -63,12 +63,14 @@ def test_one_that_dies_is_told_with_its_last_lines(start: Start) -> None:
         generate(driver)
 
 
-def test_one_that_hangs_is_ended(start: Start) -> None:
+def test_one_that_hangs_is_ended_with_all_it_started(start: Start) -> None:
     before = children()
     driver = start(at="generate", what="hang")
-    with pytest.raises(EngineFailed, match="no answer within 1 s"):
+    with pytest.raises(EngineFailed, match="no answer within 1 s") as failure:
         generate(driver, limit_s=1)
     assert children() == before
+    (child,) = [line.split()[1] for line in failure.value.last_lines if line.startswith("child ")]
+    assert wait_until(lambda: not runs(child), 10), "what it had started goes with it"
 
 
 @pytest.mark.parametrize(("what", "said"), [("die", "ended with status 3"), ("raise", "ended with status 1")])
@@ -107,3 +109,11 @@ def children() -> set[str]:
     """Processes of ours."""
     lists = Path("/proc/self/task").glob("*/children")
     return {pid for file in lists for pid in file.read_text().split() if os.path.exists(f"/proc/{pid}")}
+
+
+def runs(pid: str) -> bool:
+    """A process that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
