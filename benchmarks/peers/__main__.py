@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this process, as by Ctrl-C
     known = units(QUICK if args.quick else Sizes())
     engines: list[Engine] = [Baton(), VLLM(python=args.vllm), OpenVINO(python=args.openvino)]
     try:
