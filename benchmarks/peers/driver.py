@@ -95,6 +95,10 @@ class Driver:
             raise self._process.failed(answer["error"])
         return answer["done"]
 
+    def said(self) -> list[str]:
+        """The lines it wrote to stderr so far."""
+        return self._process.log.read_text(errors="replace").splitlines()
+
     def close(self) -> None:
         stdin, stdout = self._process.popen.stdin, self._process.popen.stdout
         assert stdin is not None and stdout is not None

@@ -18,7 +18,8 @@ class Results:
     def __init__(self, file: Path, about: Row, *, resume: bool) -> None:
         """Raises ValueError if what is to be gone on with was measured elsewhere, or with something else."""
         self.file = file
-        self.report: Row = {"runs": [], "engines": {}, "skipped": {}, "rows": [], "failures": [], "agreement": []}
+        self.report: Row = {"runs": [], "engines": {}, "skipped": {}, "warnings": []}
+        self.report |= {"rows": [], "failures": [], "agreement": []}
         if resume and file.exists():
             self.report = json.loads(file.read_text())
             other = self.report["runs"][-1]
@@ -79,6 +80,11 @@ class Results:
         self.report["failures"].append(
             {**place, "engine": engine, "reason": without_folders(reason), "last_lines": lines}
         )
+
+    def warn(self, where: str, lines: Sequence[str]) -> None:
+        """What ours warned of when it started: that the machine was too busy for its trials, for one."""
+        new = [f"{where}: {without_folders(line)}" for line in lines]
+        self.report["warnings"] += [line for line in new if line not in self.report["warnings"]]
 
     def agree(self, place: Row, engine: str, equal: float) -> None:
         self.report["agreement"].append({**place, "engine": engine, "equal": equal})

@@ -123,6 +123,8 @@ class Session:
         self._drivers[engine.name] = driver
         self._results.report["engines"].setdefault(engine.name, {}).update(driver.about)
         warm_up(functools.partial(driver.ask, limit_s=settings.limit_s), self._vocab_size)
+        if engine.name == OURS:  # which logs warnings alone
+            self._results.warn(f"{self._model}, {self._dtype}", driver.said())
         return driver
 
     def _server(self, engine: Engine, stack: contextlib.ExitStack) -> tuple[str, Process]:

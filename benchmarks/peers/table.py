@@ -96,6 +96,7 @@ def notes(found: Sequence[Line], results: Results) -> Iterator[str]:
     for engine, why in report["skipped"].items():
         yield f"{engine}: skipped, {why}"
     yield from agreements(results)
+    yield from (f"{OURS} warned at {warning}" for warning in report["warnings"])
     for failure in report["failures"]:
         where = ", ".join(filter(None, (failure["model"], failure["dtype"], failure["unit"])))
         yield f"\n{failure['engine']} failed at {where}: {failure['reason']}"

