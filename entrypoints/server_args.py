@@ -347,6 +347,7 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
         value = getattr(scheduler, name)
         _need(0.0 <= value <= 1.0, f"{_flag_name(name)} is {value}; use a share between 0 and 1")
     _at_least(scheduler, 1, ("max_running_requests", "chunked_prefill_size", "decode_interval", "max_jobs"))
+    _at_least(scheduler, 1, ("speculative_num_draft_tokens",))
     counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
     records = ("max_finished_requests", "max_finished_tokens")
     times = (

@@ -15,7 +15,9 @@ import torch
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.constraints.constraint import AllowedTokens
 from ..scheduler.request_spec import LogprobOptions
+from ..scheduler.speculation.verification import verify
 from .runner.device_copy import HostCopy, to_host, upload
+from .runner.forward_batch import last_of_each
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.beam_candidates import BeamRanker
@@ -42,8 +44,10 @@ class StepOutput:
 class _OutputLogprobs:
     """Logprobs of new tokens, on their way to the host."""
 
+    rows: list[int]
+    """The batch rows that want them."""
     sampled: np.ndarray
-    """int64 [m]: which of the sampled rows want them."""
+    """int64 [m]: which of the sampled tokens are theirs."""
     scores: LogprobsInFlight
 
 
@@ -55,11 +59,12 @@ class StepInFlight:
     next_ids: torch.Tensor
     """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
     sampled_rows: np.ndarray
-    """int64 [n]: the rows that sample, without those of beams."""
+    """int64 [n]: the row of each token that is sampled, without those of beams. A row whose guesses are verified stands
+    there for each of them, and once more."""
     output_logprobs: _OutputLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
-    """Tokens of the sampled rows, int64 [n]; their peaks, float32 [n]; then the tensors of the logprobs."""
+    """The sampled tokens, int64 [n]; their peaks, float32 [n]; then the tensors of the logprobs."""
     beams: list[BeamCandidates | None]
 
 
@@ -93,18 +98,15 @@ class StepRunner:
         self._open_and_close(batch)
         previous_ids = None if previous is None else previous.next_ids
         forward = self._runner.forward(batch, previous_ids)
-        samples = batch.samples.copy()
+        counts = batch.sampled_counts
         for step in batch.beams:
-            samples[step.start : step.stop] = False
-        rows = np.flatnonzero(samples)
+            counts[step.start : step.stop] = 0
+        rows = np.repeat(np.arange(len(batch)), counts)
         sampled, outputs = self._sample(forward.logits, batch, rows, previous_ids)
         inputs = None if forward.logprob_hidden is None else self._input_logprobs(forward.logprob_hidden, batch)
         scores = [wanted for wanted in (outputs.scores if outputs is not None else None, inputs) if wanted is not None]
         copy = to_host([sampled.ids, sampled.peaks, *(tensor for score in scores for tensor in score.tensors)])
-        next_ids = sampled.ids
-        if len(rows) < len(batch):
-            (index,) = upload([rows], next_ids.device)
-            next_ids = next_ids.new_zeros(len(batch)).index_copy_(0, index, next_ids)
+        next_ids = _one_for_each_row(sampled.ids, rows, len(batch))
         self._profiler.lap("launch")
         beams: list[BeamCandidates | None] = []
         if batch.beams:
@@ -124,17 +126,20 @@ class StepRunner:
         """Wait for a step and collect what it computed."""
         sampled, peaks, *arrays = step.copy.wait()
         self._profiler.lap("wait")
-        counts = np.zeros(len(step.batch), dtype=np.int32)
-        counts[step.sampled_rows] = 1
-        failed: list[int] = step.sampled_rows[~np.isfinite(peaks)].tolist()
+        counts = np.bincount(step.sampled_rows, minlength=len(step.batch)).astype(np.int32)
+        rows, said = step.sampled_rows, sampled
+        if step.batch.draft_lens is not None:
+            taken = verify(step.batch, sampled, counts)
+            rows, said, peaks = rows[taken], sampled[taken], peaks[taken]
+        failed: list[int] = np.unique(rows[~np.isfinite(peaks)]).tolist()
         for beam, found in zip(step.batch.beams, step.beams):
             if found is not None and not found.is_finite:
                 failed += range(beam.start, beam.stop)
-        output = StepOutput(StepResult(sampled.astype(np.int32), counts, beams=step.beams))
+        output = StepOutput(StepResult(said.astype(np.int32), counts, beams=step.beams))
         if (outputs := step.output_logprobs) is not None:
-            ids = sampled[outputs.sampled].astype(np.int32).reshape(-1, 1)
-            chunks = outputs.scores.read(arrays[: len(outputs.scores.tensors)], list(ids))
-            output.output_logprobs = dict(zip(step.sampled_rows[outputs.sampled].tolist(), chunks))
+            ids = np.split(sampled[outputs.sampled].astype(np.int32), np.cumsum(outputs.scores.lengths)[:-1])
+            chunks = outputs.scores.read(arrays[: len(outputs.scores.tensors)], ids)
+            output.output_logprobs = {row: each.first(counts[row]) for row, each in zip(outputs.rows, chunks)}
         if step.input_logprobs is not None:
             targets = step.batch.logprob_targets
             chunks = step.input_logprobs.read(arrays[-len(step.input_logprobs.tensors) :], targets)
@@ -159,7 +164,7 @@ class StepRunner:
         if not recording:
             return
         serials, tokens_of = step.batch.serials, result.rows()
-        for row in step.sampled_rows.tolist():
+        for row in np.flatnonzero(result.counts).tolist():
             sequence = recording.get(int(serials[row]))
             if sequence is None:
                 continue
@@ -174,36 +179,44 @@ class StepRunner:
     def _sample(
         self, logits: torch.Tensor, batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor | None
     ) -> tuple[Sampled, _OutputLogprobs | None]:
-        """Sample a token for each of ``rows``; also the logprobs of those that want them."""
+        """Sample the tokens of ``rows`` (`StepInFlight.sampled_rows`); also the logprobs of those that want them."""
         if not len(rows):
             nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
             return Sampled(nothing, nothing.to(torch.float32)), None
         sequences = [self._sequences[serial] for serial in batch.serials[rows].tolist()]
         allowed = batch.allowed
-        if allowed is not None and len(rows) < len(batch):
+        if allowed is not None:
             place = np.searchsorted(rows, allowed.rows).astype(np.int32)
             allowed = AllowedTokens(place, allowed.words, allowed.bits)
+        own = np.flatnonzero(np.bincount(rows, minlength=len(batch)))
+        counts = batch.sampled_counts
         if len(rows) < len(logits):
-            logits = _take_rows(logits, _logits_rows(batch)[rows])
+            logits = _take_rows(logits, last_of_each(np.cumsum(counts)[own], counts[own]))
         pending = None
         if previous_ids is not None:
-            pending = PendingTokens(batch.input_ids[np.cumsum(batch.extend_lens)[rows] - 1], previous_ids)
-        sampled = self._sampler.sample(logits, sequences, batch.output_positions[rows], allowed, pending)
-        return sampled, self._output_logprobs(logits, sampled.ids, sequences)
+            before = last_of_each(np.cumsum(batch.extend_lens)[own], counts[own])
+            pending = PendingTokens(batch.input_ids[before], previous_ids)
+        positions = batch.output_positions[rows]
+        if len(own) < len(rows):
+            positions = positions + last_of_each(counts[own], counts[own])
+        sampled = self._sampler.sample(logits, sequences, positions, allowed, pending)
+        return sampled, self._output_logprobs(logits, sampled.ids, sequences, rows)
 
     def _output_logprobs(
-        self, logits: torch.Tensor, sampled: torch.Tensor, sequences: list[SequenceState]
+        self, logits: torch.Tensor, sampled: torch.Tensor, sequences: list[SequenceState], rows: np.ndarray
     ) -> _OutputLogprobs | None:
-        asked = [options for s in sequences if (options := s.info.logprobs) is not None]
-        if not asked:
+        """Parallel: the logits, the tokens, whose they are, and in which row of the batch that is."""
+        if all(sequence.info.logprobs is None for sequence in sequences):
             return None
         wanted = np.array([i for i, sequence in enumerate(sequences) if sequence.info.logprobs is not None])
         if len(wanted) < len(sequences):
             (index,) = upload([wanted], logits.device)
             logits, sampled = logits.index_select(0, index), sampled.index_select(0, index)
-        return _OutputLogprobs(
-            wanted, output_logprobs(logits, sampled, [options.top_k for options in asked], _named(asked))
-        )
+        own, firsts, lengths = np.unique(rows[wanted], return_index=True, return_counts=True)
+        asked = [options for i in wanted[firsts] if (options := sequences[i].info.logprobs) is not None]
+        top_ks = [options.top_k for options in asked]
+        scores = output_logprobs(logits, sampled, lengths.tolist(), top_ks, _named(asked))
+        return _OutputLogprobs(own.tolist(), wanted, scores)
 
     def _rank_beams(self, logits: torch.Tensor, batch: ScheduleBatch) -> list[BeamCandidates | None]:
         """Parallel to batch.beams; None for searches that want no candidates."""
@@ -212,7 +225,8 @@ class StepRunner:
             return [None] * len(batch.beams)
         rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
         sequences = [self._sequences[step.serial] for step in steps]
-        ranked = iter(self._ranker.rank(_take_rows(logits, _logits_rows(batch)[rows]), steps, sequences))
+        places = np.cumsum(batch.sampled_counts)[rows] - 1
+        ranked = iter(self._ranker.rank(_take_rows(logits, places), steps, sequences))
         found = [next(ranked) if step.num_candidates > 0 else None for step in batch.beams]
         for step, candidates in zip(batch.beams, found):
             if candidates is not None and step.sequences is not None:
@@ -264,9 +278,14 @@ def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:
     return np.flatnonzero(batch.logprob_starts < batch.extend_lens)
 
 
-def _logits_rows(batch: ScheduleBatch) -> np.ndarray:
-    """int64 [bs]: the row of ForwardOutput.logits for each batch row, where it has one."""
-    return np.cumsum(batch.samples) - 1
+def _one_for_each_row(sampled: torch.Tensor, rows: np.ndarray, num_rows: int) -> torch.Tensor:
+    """int64 [num_rows]: the first token that was sampled for each row of the batch; 0 for none. What follows guesses is
+    known to nobody before they are verified, so no step asks for it."""
+    if np.array_equal(rows, np.arange(num_rows)):
+        return sampled
+    own, firsts = np.unique(rows, return_index=True)
+    index, first = upload([own, firsts], sampled.device)
+    return sampled.new_zeros(num_rows).index_copy_(0, index, sampled.index_select(0, first))
 
 
 def _take_rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

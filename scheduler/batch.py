@@ -172,6 +172,15 @@ class ScheduleBatch:
     """The searches among the rows, in row order."""
     allowed: AllowedTokens | None = None
     """The only tokens that may be sampled in rows with a constraint, searches excluded; None if no row has one."""
+    draft_lens: np.ndarray | None = None
+    """int32 [bs]: so many of each row's last new tokens are guesses at what follows the others; None if there are none.
+    Such a row samples after each of them too, and its result brings the tokens up to the first that was not guessed."""
+
+    @property
+    def sampled_counts(self) -> np.ndarray:
+        """int32 [bs]: after how many of its last new tokens each row samples."""
+        counts = self.samples.astype(np.int32)
+        return counts if self.draft_lens is None else counts * (1 + self.draft_lens)
 
     @property
     def seq_lens(self) -> np.ndarray:

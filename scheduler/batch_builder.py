@@ -15,6 +15,22 @@ NO_IDS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)
+class TokenRows:
+    """Rows for a step: one token for each of these running requests, and the guesses that follow it. Their slots are
+    allocated."""
+
+    requests: list[Request]
+    ids: np.ndarray
+    """int32 [tokens]: -(i + 1) stands for the token that row i of the step in flight samples."""
+    slots: np.ndarray
+    """int32 [tokens]"""
+    new_lens: np.ndarray
+    """int32 [n]: how far the rows compute their requests."""
+    draft_lens: np.ndarray | None = None
+    """int32 [n]: so many of each row's tokens are guesses; None if there are none."""
+
+
+@dataclass(slots=True, eq=False)
 class PlannedStep:
     """A step's batch, and the requests that its rows belong to."""
 
@@ -50,20 +66,20 @@ def plan_step(
     step_id: int,
     row_updates: RowUpdates,
     copies: list[KVCopies],
-    next_ids: np.ndarray = NO_IDS,
+    running: TokenRows | None = None,
 ) -> PlannedStep:
     """Plan a step that computes each request up to ``new_lens`` (int32 [bs]), and count that as scheduled.
 
-    ``slots`` as `KVMemory.extend` returned them. ``next_ids`` (int32 [n]): the last n requests run and compute this one
-    token each, the others their known tokens. A search is a row like any other while its prompt is computed.
+    ``slots`` as `KVMemory.extend` returned them. ``running``: of the last requests, which run; the others compute their
+    known tokens. A search is a row like any other while its prompt is computed.
     """
     bs = len(requests)
-    num_prompts = bs - len(next_ids)
+    num_prompts = bs - len(running.requests) if running is not None else bs
     prefix_lens = np.array([r.scheduled_len for r in requests], dtype=np.int32)
-    input_ids = next_ids
+    input_ids = running.ids if running is not None else NO_IDS
     if num_prompts:
         prompts = [r.token_ids.view(r.scheduled_len, new) for r, new in zip(requests[:num_prompts], new_lens.tolist())]
-        input_ids = np.concatenate([*prompts, next_ids])
+        input_ids = np.concatenate([*prompts, input_ids])
     step = PlannedStep(
         ScheduleBatch(
             step_id=step_id,
@@ -82,6 +98,7 @@ def plan_step(
             logprob_targets=[],
             row_updates=row_updates,
             copies=KVCopies.join(copies),
+            draft_lens=running.draft_lens if running is not None else None,
         ),
         requests,
         num_prompts,
@@ -95,9 +112,10 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
     """Fill in everything that depends on how far each request has got."""
     batch = step.batch
     allowed: list[tuple[int, AllowedTokens]] = []
+    drafted = batch.draft_lens.tolist() if batch.draft_lens is not None else [0] * len(batch)
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
         end = len(request.token_ids) + request.num_output_placeholders
-        samples = new == end and request.max_new_tokens > 0
+        samples = new - drafted[row] == end and request.max_new_tokens > 0
         batch.samples[row] = samples
         batch.output_positions[row] = end - request.prompt_len
         if request.logprob_next < request.prompt_len and old < request.prompt_len - 1:
@@ -116,7 +134,8 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
         elif samples and request.constraint_state is not None:
             allowed.append((row, request.constraint_state.allowed()))
         request.scheduled_len = new
-        request.num_output_placeholders += samples
+        request.num_drafted = drafted[row]
+        request.num_output_placeholders += samples + drafted[row]
         if row >= step.num_prompts:
             _note_gap(step, request)
         request.last_step = batch.step_id
@@ -160,6 +179,8 @@ def add_searches(step: PlannedStep, searches: list[Request], input_ids: np.ndarr
     positions = each([s.num_computed_beam_tokens for s in searches], np.int32)
     batch.output_positions = np.concatenate([batch.output_positions, positions])
     batch.logprob_starts = np.concatenate([batch.logprob_starts, ones])
+    if batch.draft_lens is not None:
+        batch.draft_lens = np.concatenate([batch.draft_lens, 0 * ones])
 
 
 def _info(request: Request) -> SequenceInfo:

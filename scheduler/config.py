@@ -9,6 +9,9 @@ from typing import Literal
 from .policies.registry import POLICIES
 from .policies.tools import PinTime
 
+MIN_VERIFIED = 64
+"""With speculation a step samples up to so many tokens, even if fewer requests may run."""
+
 
 def flag(default, help: str, choices: Collection[str] = ()):
     """A dataclass field that becomes the CLI flag ``--name-with-dashes``. choices: the only values it takes, where its
@@ -48,6 +51,11 @@ class SchedulerConfig:
     enable_mixed_chunk: bool = flag(
         False, "steps that compute prompts also compute a token for each running request; beam searches excepted"
     )
+    speculative_algorithm: Literal["off", "NGRAM"] = flag(
+        "off",
+        "NGRAM: guess the next tokens from what was said before and verify them together, where that is faster",
+    )
+    speculative_num_draft_tokens: int = flag(16, "tokens that are guessed at a time for one request, at most")
     decode_interval: int = flag(8, "extend steps in a row, at most, while running requests wait for a token")
     max_queued_requests: int = flag(
         16384, "requests that may wait for admission; more are refused with 429. 0: no limit"
@@ -76,3 +84,9 @@ class SchedulerConfig:
     def num_rows(self) -> int:
         """Rows of req_to_token: each running or leased sequence keeps one."""
         return self.max_running_requests + self.max_leased_requests
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """Tokens that are sampled in one step, at most: one for each row, and those that verify a draft."""
+        at_least = MIN_VERIFIED if self.speculative_algorithm != "off" else 0
+        return max(self.max_running_requests, min(at_least, self.chunked_prefill_size))

@@ -7,40 +7,28 @@ changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch
-from .batch_builder import PlannedStep, add_searches, plan_step
+from .batch_builder import PlannedStep, TokenRows, add_searches, plan_step
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .request import Request
+from .speculation.slots import extend_with_drafts
+from .speculation.speculation import Speculation
 
 
 class OutOfMemory(Exception):
     """The running requests do not fit; some must be retracted before a decode step can be formed."""
 
 
-@dataclass(slots=True, eq=False)
-class TokenRows:
-    """Rows for a step: one token for each of these requests. Their slots are allocated."""
-
-    requests: list[Request]
-    ids: np.ndarray
-    """int32 [n]: -(i + 1) stands for the token that row i of the step in flight samples."""
-    slots: np.ndarray
-    """int32 [n]"""
-    new_lens: np.ndarray
-    """int32 [n]: how far the rows compute their requests."""
-
-
 class DecodeScheduler:
     """Forms decode batches, and the rows that a mixed step takes along. Owns ``running``: requests whose prompt is
     computed, in order of admission."""
 
-    def __init__(self, memory: KVMemory, beams: BeamMemory) -> None:
+    def __init__(self, memory: KVMemory, beams: BeamMemory, speculation: Speculation) -> None:
         self._memory = memory
+        self._speculation = speculation
         self._beams = beams
         self.running: list[Request] = []
 
@@ -55,19 +43,20 @@ class DecodeScheduler:
             return None
         if not all(self._beams.fork(search, now) for search in searches):
             raise OutOfMemory
-        allocated = self._allocate(requests, searches, previous, now)
+        drafts = self._speculation.propose(requests, sum(len(search.held_beams.rows) for search in searches))
+        allocated = self._allocate(requests, searches, previous, now, drafts)
         if allocated is None:
             raise OutOfMemory
         rows, beam_slots = allocated
         step = plan_step(
-            ForwardMode.DECODE,
+            ForwardMode.DECODE if rows.draft_lens is None else ForwardMode.EXTEND,
             requests,
             rows.new_lens,
             rows.slots,
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
             copies=self._memory.copies.take(search.held_kv for search in searches),
-            next_ids=rows.ids,
+            running=rows,
         )
         if searches:
             add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), beam_slots)
@@ -80,33 +69,50 @@ class DecodeScheduler:
     def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
         """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: nobody is
         retracted for them. previous: as in `next_batch`."""
-        allocated = self._allocate(wanting, [], previous, now)
+        allocated = self._allocate(wanting, [], previous, now, None)
         return allocated[0] if allocated is not None else None
 
     def _allocate(
-        self, requests: list[Request], searches: list[Request], previous: ScheduleBatch | None, now: float
+        self,
+        requests: list[Request],
+        searches: list[Request],
+        previous: ScheduleBatch | None,
+        now: float,
+        drafts: list[np.ndarray] | None,
     ) -> tuple[TokenRows, np.ndarray] | None:
-        """Allocate one slot for each request, and one for each beam of the searches, which have been forked: the
-        requests' rows, and the beams' slots (int32 [beams]). None, and nothing allocated, if there is no memory."""
+        """Allocate one slot for each request, more for its draft, and one for each beam of the searches, which have
+        been forked: the requests' rows, and the beams' slots (int32 [beams]). Without drafts if memory is short; None,
+        and nothing allocated, if there is none."""
         rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
         lengths = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
         for search in searches:
             rows.append(search.held_beams.rows)
             lengths.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
-        slots = self._memory.extend_rows(_joined(rows), _joined(lengths), now)
+        every, every_length = _joined(rows), _joined(lengths)
+        ids, new_lens = next_ids(requests, previous), lengths[0] + np.int32(1)
+        slots = draft_lens = None
+        if drafts is not None:
+            draft_lens = np.array([len(draft) for draft in drafts], dtype=np.int32)
+            more = np.pad(draft_lens, (0, len(every) - len(requests)))
+            slots = extend_with_drafts(self._memory, every, every_length, more)
+        if slots is None or drafts is None or draft_lens is None:
+            draft_lens, slots = None, self._memory.extend_rows(every, every_length, now)
+        else:
+            ids = np.concatenate([part for pair in zip(np.split(ids, len(ids)), drafts) for part in pair])
+            new_lens += draft_lens
         if slots is None:
             return None
-        ids, new_lens = next_ids(requests, previous), lengths[0] + np.int32(1)
         for request, length in zip(requests, new_lens.tolist()):
             request.held_kv.length = length
         for search in searches:
             search.held_beams.length += 1
-        return TokenRows(requests, ids, slots[: len(requests)], new_lens), slots[len(requests) :]
+        return TokenRows(requests, ids, slots[: len(ids)], new_lens, draft_lens), slots[len(ids) :]
 
 
 def _wants_token(request: Request) -> bool:
-    """True if a token is missing that is not in flight. A constraint needs the last token, so it waits for that one."""
-    if request.constraint is not None and request.num_output_placeholders:
+    """True if a token is missing that is not in flight. A constraint needs the last token, so it waits for that one;
+    and nobody knows how many tokens a draft brings before its step has ended."""
+    if request.num_drafted or (request.constraint is not None and request.num_output_placeholders):
         return False
     num_known = len(request.token_ids) + request.num_output_placeholders
     return num_known - request.prompt_len < request.max_new_tokens

@@ -41,6 +41,20 @@ class FoundTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         )
 
 
+class DraftCounts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What speculation did: for one sequence, or for all."""
+
+    verified: int = 0
+    """Steps that verified a draft."""
+    drafted: int = 0
+    """Tokens in these drafts."""
+    accepted: int = 0
+    """Of them, in the output."""
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(self.verified + other.verified, self.drafted + other.drafted, self.accepted + other.accepted)
+
+
 @dataclass(slots=True, frozen=True)
 class Retained:
     """The outcome of ``retain_ttl``: ``tokens`` leased until ``deadline`` (scheduler clock), or why it was refused."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from .batch import ForwardMode
-from .batch_builder import NO_IDS, PlannedStep, plan_step
-from .decode import DecodeScheduler, TokenRows
+from .batch_builder import PlannedStep, TokenRows, plan_step
+from .config import SchedulerConfig
+from .decode import DecodeScheduler
 from .memory.kv_memory import KVMemory, NotYet
 from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
@@ -77,22 +78,15 @@ class PrefillScheduler:
     """Forms extend batches. Owns the one request whose prompt is partly computed (``prefilling``)."""
 
     def __init__(
-        self,
-        memory: KVMemory,
-        policy: SchedulePolicy,
-        reserve: DecodeReserve,
-        *,
-        chunk_size: int,
-        max_running: int,
-        mixes: bool,
+        self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, config: SchedulerConfig
     ) -> None:
-        """mixes: running requests get a token in the same step, if they leave half of it to the prompts."""
         self._memory = memory
         self._policy = policy
         self._reserve = reserve
-        self._chunk_size = chunk_size
-        self._max_running = max_running
-        self._mixes = mixes
+        self._chunk_size = config.chunked_prefill_size
+        self._max_running = config.max_running_requests
+        self._mixes = config.enable_mixed_chunk
+        """Running requests get a token in the same step, if they leave half of it to the prompts."""
         self.prefilling: Request | None = None
 
     def next_batch(
@@ -122,7 +116,7 @@ class PrefillScheduler:
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
             copies=self._memory.copies.take(),
-            next_ids=offered.ids if offered is not None else NO_IDS,
+            running=offered,
         )
         if offered is not None:
             planned.serves_running = all(request.beams is None for request in running)

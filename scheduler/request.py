@@ -31,7 +31,7 @@ from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
 from .jobs.job import Job
-from .outcome import FinishReason, FoundTokens, RequestRefused, Retained
+from .outcome import DraftCounts, FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 
@@ -102,6 +102,7 @@ class Request:
         "committed_len",
         "constraint",
         "constraint_state",
+        "drafts",
         "finish",
         "found",
         "index",
@@ -115,6 +116,7 @@ class Request:
         "logprobs",
         "max_new_tokens",
         "namespace",
+        "num_drafted",
         "num_output_placeholders",
         "own_ids",
         "prefix_node",
@@ -167,7 +169,6 @@ class Request:
         """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprob_next = 0
         """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
-        self.last_step = 0  # that computed tokens of it
         self.status = RequestStatus.PARKED
         self.inheritance: Inheritance | None = None
         """Set for a continuation once its parent's tokens are known."""
@@ -177,13 +178,14 @@ class Request:
         """True once a step has contained it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
         self.committed_len = self.scheduled_len = self.num_output_placeholders = 0
+        self.num_drafted = 0  # guesses of a step in flight: counted in scheduled_len, and as placeholders
+        self.drafts = DraftCounts()
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
         self.found = FoundTokens()
         """What the first admission found in the cache."""
         self.loading = Loading()
-        self.queried = False
-        """True once what was found is counted; a retracted request is not counted again."""
+        self.queried = False  # True once what was found is counted; a retracted request is not counted again
         self.beams: BeamGroup | None = None
         """Set for a beam search once its prompt is known; the generated tokens are in there, not in token_ids."""
         self.beam_kv: BeamKV | None = None
@@ -191,7 +193,7 @@ class Request:
         self.constraint = constraint
         self.constraint_state: ConstraintState | None = constraint.start() if constraint is not None else None
         """How far the generated tokens have got in the constraint; a beam search keeps this for its beams instead."""
-        self.retractions = 0
+        self.retractions = self.last_step = 0  # last_step: that computed tokens of it
         self.finish: FinishReason | None = None
 
     def begin(self, prompt: TokenBuffer, max_new_tokens: int) -> None:

@@ -219,6 +219,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.beam_width or 1
 
     @property
+    def has_penalties(self) -> bool:
+        """True if tokens that were said before change what comes next."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
     def is_greedy(self) -> bool:
         """True when the most likely token is always taken (temperature 0 or top_k 1)."""
         return self.temperature == 0.0 or self.top_k == 1

@@ -46,6 +46,7 @@ from .queue.waiting import WaitingQueue
 from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
+from .speculation.speculation import Speculation
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .tiers.tiers import Tiers
 
@@ -76,16 +77,10 @@ class Scheduler:
         self._memory = KVMemory(req_to_token, allocator, cache, self.leases, tier)
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
-        self._prefill = PrefillScheduler(
-            self._memory,
-            self._policy,
-            self._reserve,
-            chunk_size=config.chunked_prefill_size,
-            max_running=config.max_running_requests,
-            mixes=config.enable_mixed_chunk,
-        )
-        self._decode = DecodeScheduler(self._memory, self._beams)
+        self._prefill = PrefillScheduler(self._memory, self._policy, self._reserve, config)
         self._endings = Endings(eos_token_ids)
+        self.speculation = Speculation(config, self._memory, self._endings)
+        self._decode = DecodeScheduler(self._memory, self._beams, self.speculation)
         self._factory = RequestFactory(config, allocator, self._endings)
         self.continuations = Continuations(config, self._memory, self._beams, self.leases)
         self.pins = Pins(tools, self.leases, self._policy, config.max_jobs)
@@ -185,6 +180,7 @@ class Scheduler:
             assert reason is not None
             request.finish = reason
             self._leave(request, now)
+            self.speculation.ended(request)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
                 self.pins.ending(request, now)
@@ -283,6 +279,7 @@ class Scheduler:
         step = self._in_flight.pop(0)
         batch = step.batch
         self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
+        self.speculation.step_done(step, now)
         events = self._distrust.end(step.requests, result.failed_rows, now) if result.failed_rows else []
         lengths, samples = batch.seq_lens.tolist(), batch.samples.tolist()
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
@@ -291,6 +288,7 @@ class Scheduler:
             request.commit(lengths[row])
             if samples[row] and request.beams is None:
                 taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
+                self.speculation.settle(batch, row, request, len(token_ids), len(taken))
                 event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
                 events += [event] if ending is None else self._end(event, now, ending.kept_tokens)
             elif self._endings.ends_with_prompt(request):

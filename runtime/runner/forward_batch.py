@@ -29,7 +29,7 @@ class ForwardBatch:
     inputs: StepInputs
     attention: AttentionBatch
     sample_indices: torch.Tensor
-    """Device int64 [num_sampling_rows]: the last new token of each row that samples."""
+    """Device int64 [sampled tokens]: the new tokens that are sampled after, batch.sampled_counts of each row."""
     logprob_indices: torch.Tensor | None
     """Device int64 [n]: the new tokens whose input logprobs are wanted; None for none."""
     copies: tuple[torch.Tensor, torch.Tensor] | None
@@ -98,7 +98,7 @@ def build_forward_batch(
     input_ids, positions, out_cache_loc, samples, logprobs, update_index, update_values, source, target, *rows = upload(
         [
             *inputs,
-            (ends - 1)[batch.samples],
+            last_of_each(ends, batch.sampled_counts),
             wanted,
             updates.flat_index(req_to_token.shape[1]),
             updates.values,
@@ -137,6 +137,11 @@ def copy_rows(
     for source, target, length in zip(sources.split(at_once), targets.split(at_once), lengths.split(at_once)):
         copied = position < length[:, None]
         columns.index_copy_(0, target, torch.where(copied, columns[source], columns[target]))
+
+
+def last_of_each(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64 [sum(counts)]: the last ``counts`` numbers before each of ``ends``, int [n] both."""
+    return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
 
 
 def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:

@@ -53,7 +53,8 @@ class ForwardOutput:
     """The results of a step."""
 
     logits: torch.Tensor
-    """float32 [num_sampling_rows, vocab_size]: for the batch rows where batch.samples is true, in order."""
+    """float32 [sampled tokens, vocab_size]: for the batch rows where batch.samples is true, in order; several of a row
+    whose guesses are verified (batch.sampled_counts)."""
     logprob_hidden: torch.Tensor | None
     """[n, hidden_size]: hidden states of the new tokens at or after their row's logprob_start, concatenated in row
     order; `ModelRunner.compute_logits` turns them into logits. None if no row asks for them."""

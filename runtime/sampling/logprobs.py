@@ -87,17 +87,21 @@ class LogprobsInFlight:
 
 @torch.inference_mode()
 def output_logprobs(
-    logits: torch.Tensor, next_ids: torch.Tensor, top_ks: Sequence[int], named: Sequence[Sequence[int]] = ()
+    logits: torch.Tensor,
+    next_ids: torch.Tensor,
+    lengths: Sequence[int],
+    top_ks: Sequence[int],
+    named: Sequence[Sequence[int]] = (),
 ) -> LogprobsInFlight:
-    """Logprobs of one new token for each row.
+    """Logprobs of the new tokens of each sequence.
 
-    logits: float32 [n, vocab], raw; next_ids: int64 [n], what was sampled; top_ks: likeliest tokens wanted by each;
-    named: ids that each names, empty if none does.
+    logits: float32 [sum of lengths, vocab], raw; next_ids: int64 [sum of lengths], what was sampled; top_ks: likeliest
+    tokens wanted by each; named: ids that each names, empty if none does.
     """
-    tensors, lengths = [*_score(logits, next_ids, max(top_ks, default=0))], [1] * len(top_ks)
+    tensors, lengths = [*_score(logits, next_ids, max(top_ks, default=0))], list(lengths)
     if not named:
         return LogprobsInFlight(tensors, lengths, top_ks)
-    table, row_of = _named_table(named, np.arange(len(named)), logits.device)
+    table, row_of = _named_table(named, np.repeat(np.arange(len(named)), lengths), logits.device)
     return LogprobsInFlight(
         [*tensors, _named_values(logits, table[row_of])], lengths, top_ks, named=[len(ids) for ids in named]
     )

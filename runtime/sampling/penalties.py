@@ -22,10 +22,6 @@ from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
 
 
-def uses_penalties(sampling: SamplingParams) -> bool:
-    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
-
-
 class SeenTokens:
     """Distinct token ids of one sequence and how often each is in its output."""
 

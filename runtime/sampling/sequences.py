@@ -13,7 +13,7 @@ from ...scheduler.batch import SequenceInfo
 from ...scheduler.sampling_params import SamplingParams
 from ...scheduler.token_buffer import TokenBuffer
 from .banned_tokens import BannedTokens
-from .penalties import SeenTokens, uses_penalties
+from .penalties import SeenTokens
 
 
 class SequenceState:
@@ -24,7 +24,7 @@ class SequenceState:
     def __init__(self, info: SequenceInfo) -> None:
         self.info = info
         self.sampling: SamplingParams = info.sampling
-        self.seen = SeenTokens(info.prompt_ids) if uses_penalties(info.sampling) else None
+        self.seen = SeenTokens(info.prompt_ids) if info.sampling.has_penalties else None
         """For penalties; None without."""
         self.banned = BannedTokens(info.banned) if info.banned else None
         """What it may not say; None for nothing."""

@@ -175,6 +175,8 @@ class KVEchoModel:
         """Token ids whose KV is not finite."""
         self.shows_spoiled = True
         """False: it cannot tell where."""
+        self.verified = [0, 0]
+        """Drafts with a wrong guess, and without one."""
         self.guesses: Callable[[], int] = lambda: 0
         """How many more tokens a row brings than the one that it samples, as if guesses at them had been accepted."""
 
@@ -231,6 +233,17 @@ class KVEchoModel:
             elif batch.samples[i]:
                 next_ids[i] = _next_token(kv) if i not in allowed else _next_allowed(kv, np.array(allowed[i]))
                 accepted[i] = _guessed(kv, int(next_ids[i]), 0 if i in allowed or i in failed else self.guesses())
+            if batch.draft_lens is not None and batch.draft_lens[i]:
+                drafted = int(batch.draft_lens[i])
+                assert batch.samples[i] and i not in of_search and i not in allowed and new > drafted
+                says = [_next_token(kv[: old + new - back]) for back in range(drafted, -1, -1)]
+                right = 0
+                while right < drafted and says[right] == batch.input_ids[start + new - drafted + right]:
+                    right += 1
+                if i in failed and failed[i] >= old + new - drafted + right:
+                    del failed[i]  # only a wrong guess is spoiled
+                next_ids[i], accepted[i] = says[0], says[1 : right + 1]
+                self.verified[right == drafted] += 1
             start += new
         self.computed_tokens += start
         self._last_next_ids = next_ids

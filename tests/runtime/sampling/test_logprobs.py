@@ -29,7 +29,7 @@ def read(scores: LogprobsInFlight, ids: list[np.ndarray]) -> list[TokenLogprobs]
 
 
 def of_outputs(logits: torch.Tensor, ids: torch.Tensor, top_ks: list[int]) -> list[TokenLogprobs]:
-    return read(output_logprobs(logits, ids, top_ks), list(ids.numpy().astype(np.int32).reshape(-1, 1)))
+    return read(output_logprobs(logits, ids, [1] * len(ids), top_ks), list(ids.numpy().astype(np.int32).reshape(-1, 1)))
 
 
 def of_inputs(hidden: torch.Tensor, targets: list[np.ndarray], top_ks: list[int], head) -> list[TokenLogprobs]:
@@ -95,7 +95,7 @@ NAMED = [(3, 59), (), (7, 0, 7, 11), (1,)]
 
 def test_named_tokens_of_outputs():
     logits, ids, top_ks = random_logits(4, 4), torch.tensor([3, 59, 0, 7]), [2, 0, 1, 0]
-    scores = output_logprobs(logits, ids, top_ks, named=NAMED)
+    scores = output_logprobs(logits, ids, [1] * len(ids), top_ks, named=NAMED)
     results = read(scores, list(ids.numpy().astype(np.int32).reshape(-1, 1)))
     expected = logits.double().log_softmax(-1)
     for i, (result, named, k) in enumerate(zip(results, NAMED, top_ks)):
@@ -131,7 +131,7 @@ def test_named_tokens_of_ragged_prompts(monkeypatch, prompt_slice):
 
 def test_who_names_no_tokens_pays_nothing_for_them():
     logits, ids = random_logits(5, 2), torch.tensor([3, 4])
-    assert len(output_logprobs(logits, ids, [1, 0]).tensors) == 3
+    assert len(output_logprobs(logits, ids, [1, 1], [1, 0]).tensors) == 3
     assert len(input_logprobs(torch.zeros(2, VOCAB), [np.zeros(2, np.int32)], [1], lambda h: h).tensors) == 3
 
 
@@ -139,7 +139,7 @@ def test_a_row_that_says_nothing_has_no_named_logprobs():
     logits = random_logits(6, 2)
     logits[1, 5] = torch.nan
     first, second = read(
-        output_logprobs(logits, torch.tensor([0, 0]), [0, 0], [(1,), (1,)]), [np.zeros(1, np.int32)] * 2
+        output_logprobs(logits, torch.tensor([0, 0]), [1, 1], [0, 0], [(1,), (1,)]), [np.zeros(1, np.int32)] * 2
     )
     assert first.named_values is not None and np.isfinite(first.named_values).all()
     assert second.named_values is not None and np.isnan(second.named_values).all()

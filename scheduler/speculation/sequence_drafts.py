@@ -1,0 +1,37 @@
+"""What is known of the drafts of one sequence: where they came from, and how often they were right."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from .draft_length import KEPT, AcceptRate
+from .ngram_index import NgramIndex
+
+
+class Source(IntEnum):
+    """Where a draft comes from, with how many tokens in common; how often it is right is learned for each."""
+
+    OWN_2 = 0
+    OWN_4 = 1
+    OWN_8 = 2
+    PAST_4 = 3
+    PAST_8 = 4
+    PATH = 5
+
+
+class SequenceDrafts:
+    """What is known of one sequence's drafts."""
+
+    __slots__ = ("end_ids", "index", "on_path", "pause", "pause_left", "rates", "source")
+
+    def __init__(self, end_ids: frozenset[int]) -> None:
+        """end_ids: tokens that end the sequence."""
+        self.end_ids = end_ids
+        self.index = NgramIndex()
+        self.on_path = True
+        """False once its tokens have left every path of the tree."""
+        self.rates = [AcceptRate(KEPT) for _ in Source]
+        self.source = Source.PATH
+        """Of the draft in flight."""
+        self.pause_left, self.pause = 0, 0
+        """Steps until something is drafted again that did not seem to pay, and how many it will be next time."""

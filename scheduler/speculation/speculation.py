@@ -1,0 +1,141 @@
+"""Speculation without a draft model: some of the tokens that a decode step computes for a sequence are guesses.
+
+    propose   before a step: guesses at what follows (drafts.py), as long as they pay (draft_length.py, step_cost.py)
+    settle    after it: right ones have been taken, the slots of the others go back
+
+Verification is exact: at each place the sampler chooses the token it would have chosen anyway, with the noise of that
+place, and a guess is right if it is that token. So greedy and seeded outputs are those of a server without speculation.
+See docs/design/speculation.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..batch import ScheduleBatch
+from ..batch_builder import PlannedStep
+from ..config import SchedulerConfig
+from ..endings import Endings
+from ..memory.kv_memory import KVMemory
+from ..outcome import DraftCounts
+from ..request import Request
+from .draft_length import KEPT_OF_ALL, WEIGHT_OF_ALL, WEIGHT_OF_GUESS, AcceptRate, best_lengths
+from .drafts import GUESSED_RATES, Draft, Drafter
+from .past_outputs import MIN_OUTPUT
+from .sequence_drafts import SequenceDrafts, Source
+from .slots import keep_first
+from .step_cost import StepCost
+
+FIRST_PAUSE, LONGEST_PAUSE = 8, 64
+"""Steps in which a sequence whose drafts do not pay has none. Then it has a short one, to see."""
+
+PROBE = 2
+"""Tokens of that one."""
+
+
+class Speculation:
+    """Drafts for the running requests. ``enabled``: does it ever propose anything?"""
+
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, endings: Endings) -> None:
+        self.enabled = config.speculative_algorithm != "off"
+        self._longest = config.speculative_num_draft_tokens
+        self._room = config.max_sampled_tokens
+        self._memory = memory
+        self._endings = endings
+        self._drafter = Drafter(memory.cache.tree)
+        self._cost = StepCost()
+        self._rates = {source: AcceptRate(KEPT_OF_ALL) for source in Source}
+        self._last_result = 0.0
+        self._sequences: dict[int, SequenceDrafts] = {}
+        """By serial, from the first draft to the end."""
+        self.counts = DraftCounts()
+        """Since start."""
+
+    def propose(self, requests: list[Request], num_beams: int) -> list[np.ndarray] | None:
+        """Drafts for the next decode step: int32 [k], maybe none, for each of these requests, each of which gets a
+        token in it. None if there are none at all. num_beams: rows of the step besides."""
+        if not self.enabled:
+            return None
+        rows = len(requests) + num_beams
+        found = [
+            (place, draft) for place, request in enumerate(requests) if (draft := self._draft(request)) is not None
+        ]
+        if not found:
+            return None
+        room = self._room - rows
+        rates = [self._rate(requests[place], draft.source) for place, draft in found]
+        lengths = best_lengths(rates, [len(draft.tokens) for _, draft in found], rows, room, self._cost)
+        room -= sum(lengths)
+        drafts = [_NOTHING] * len(requests)
+        for (place, draft), length in zip(found, lengths):
+            state = self._sequences[requests[place].serial]
+            if length:
+                state.pause = 0
+            else:
+                state.pause = min(max(FIRST_PAUSE, 2 * state.pause), LONGEST_PAUSE)
+                state.pause_left = state.pause
+                length = max(0, min(PROBE, len(draft.tokens), room))
+                room -= length
+            state.source = draft.source
+            drafts[place] = draft.tokens[:length]
+        return drafts if any(map(len, drafts)) else None
+
+    def settle(self, batch: ScheduleBatch, row: int, request: Request, num_sampled: int, num_taken: int) -> None:
+        """A step has ended, and its row has given this request ``num_sampled`` tokens, of which it has taken
+        ``num_taken``: fewer if one of them ended it. If it had a draft, the KV of wrong guesses is given back."""
+        drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
+        if not drafted:
+            return
+        request.num_drafted = 0
+        request.num_output_placeholders -= drafted
+        length = request.scheduled_len - drafted + num_taken - 1
+        keep_first(self._memory, request, length)
+        state, right = self._sequences[request.serial], num_sampled - 1
+        state.rates[state.source].note(right, drafted)
+        self._rates[state.source].note(right, drafted)
+        counts = DraftCounts(1, drafted, min(right, num_taken))
+        request.drafts += counts
+        self.counts += counts
+
+    def step_done(self, step: PlannedStep, now: float) -> None:
+        """Note what a step took. If the one before it still ran when it was formed, it began with that one's result."""
+        began, self._last_result = max(step.formed, self._last_result), now
+        if self.enabled and not step.num_prompts:
+            self._cost.note(int(step.batch.extend_lens.sum()), now - began)
+
+    def ended(self, request: Request) -> None:
+        """Remember what a request has said, and forget its drafts."""
+        self._sequences.pop(request.serial, None)
+        if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
+            self._drafter.past.add(request.namespace, request.token_ids, request.prompt_len)
+
+    def _draft(self, request: Request) -> Draft | None:
+        """The longest draft that the request may have."""
+        state = self._sequences.get(request.serial)
+        if state is None:
+            if not can_draft(request):
+                return None
+            state = self._sequences[request.serial] = SequenceDrafts(self._endings.end_ids(request))
+        if state.pause_left:
+            state.pause_left -= 1
+            return None
+        known = len(request.token_ids) + request.num_output_placeholders
+        if request.scheduled_len != known - 1 or request.num_output_placeholders > 1:
+            return None  # it computes tokens that it knows
+        most = min(self._longest, request.max_new_tokens - (known - request.prompt_len) - 1)
+        return self._drafter.find(request, state, request.num_output_placeholders, most) if most > 0 else None
+
+    def _rate(self, request: Request, source: Source) -> float:
+        of_all = self._rates[source].estimate(GUESSED_RATES[source], WEIGHT_OF_GUESS)
+        return self._sequences[request.serial].rates[source].estimate(of_all, WEIGHT_OF_ALL)
+
+
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+def can_draft(request: Request) -> bool:
+    """False where what may come next depends on the tokens before it in ways that only the host knows: with penalties,
+    bans of several tokens and constraints. Nor do beams draft."""
+    if request.is_search or request.constraint is not None or request.sampling.has_penalties:
+        return False
+    return all(len(banned) < 2 for banned in request.spec.banned)
