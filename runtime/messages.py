@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from ..scheduler.jobs.calls import ToolCall
-from ..scheduler.outcome import FinishReason, FoundTokens
+from ..scheduler.outcome import NO_DRAFTS, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.stats import JobStats, TierStats
 
@@ -165,6 +165,8 @@ class TokenOutput(Message, frozen=True):
     continuation: ContinuationOutput | None = None
     """Sent with the last output, like ``retained``."""
     retained: RetainedOutput | None = None
+    drafts: DraftCounts = NO_DRAFTS
+    """Sent with the last output, too."""
     beam: BeamOutput | None = None
 
 
@@ -242,6 +244,7 @@ class WorkerStats(Message, frozen=True):
     bytes_per_token: int = 0
     tiers: tuple[TierStats, ...] = ()
     jobs: JobStats = JobStats()
+    drafts: DraftCounts = NO_DRAFTS
 
 
 ToWorker = (

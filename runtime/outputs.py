@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..scheduler.beam.search import Hypothesis
-from ..scheduler.outcome import FinishReason, Retained
+from ..scheduler.outcome import NO_DRAFTS, FinishReason, Retained
 from ..scheduler.request import Inheritance, Request, RequestEvent
 from ..scheduler.request_spec import LogprobOptions
 from ..scheduler.token_buffer import pack_ids
@@ -105,6 +105,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         output_logprobs=_chunk(pending.output_logprobs),
         continuation=_continuation(request.inheritance) if ended and request.inheritance is not None else None,
         retained=_retained(request.retained, now) if ended and request.retained is not None else None,
+        drafts=request.drafts if ended else NO_DRAFTS,
     )
     pending.params = None
     pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []

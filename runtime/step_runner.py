@@ -58,9 +58,8 @@ class StepInFlight:
     batch: ScheduleBatch
     next_ids: torch.Tensor
     """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
-    sampled_rows: np.ndarray
-    """int64 [n]: the row of each token that is sampled, without those of beams. A row whose guesses are verified stands
-    there for each of them, and once more."""
+    sampled_counts: np.ndarray
+    """int32 [bs]: tokens that are sampled for each row, those of beams left out; n in all."""
     output_logprobs: _OutputLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
@@ -101,12 +100,11 @@ class StepRunner:
         counts = batch.sampled_counts
         for step in batch.beams:
             counts[step.start : step.stop] = 0
-        rows = np.repeat(np.arange(len(batch)), counts)
-        sampled, outputs = self._sample(forward.logits, batch, rows, previous_ids)
+        sampled, outputs = self._sample(forward.logits, batch, counts, previous_ids)
         inputs = None if forward.logprob_hidden is None else self._input_logprobs(forward.logprob_hidden, batch)
         scores = [wanted for wanted in (outputs.scores if outputs is not None else None, inputs) if wanted is not None]
         copy = to_host([sampled.ids, sampled.peaks, *(tensor for score in scores for tensor in score.tensors)])
-        next_ids = _one_for_each_row(sampled.ids, rows, len(batch))
+        next_ids = sampled.ids if (counts == 1).all() else _first_of_each(sampled.ids, counts)
         self._profiler.lap("launch")
         beams: list[BeamCandidates | None] = []
         if batch.beams:
@@ -115,7 +113,7 @@ class StepRunner:
         return StepInFlight(
             batch=batch,
             next_ids=next_ids,
-            sampled_rows=rows,
+            sampled_counts=counts,
             output_logprobs=outputs,
             input_logprobs=inputs,
             copy=copy,
@@ -126,12 +124,13 @@ class StepRunner:
         """Wait for a step and collect what it computed."""
         sampled, peaks, *arrays = step.copy.wait()
         self._profiler.lap("wait")
-        counts = np.bincount(step.sampled_rows, minlength=len(step.batch)).astype(np.int32)
-        rows, said = step.sampled_rows, sampled
+        counts, said = step.sampled_counts, sampled
         if step.batch.draft_lens is not None:
-            taken = verify(step.batch, sampled, counts)
-            rows, said, peaks = rows[taken], sampled[taken], peaks[taken]
-        failed: list[int] = np.unique(rows[~np.isfinite(peaks)]).tolist()
+            counts, taken = verify(step.batch, sampled, counts)
+            said, peaks = sampled[taken], peaks[taken]
+        failed: list[int] = []
+        if not np.isfinite(peaks).all():
+            failed = np.unique(np.repeat(np.arange(len(counts)), counts)[~np.isfinite(peaks)]).tolist()
         for beam, found in zip(step.batch.beams, step.beams):
             if found is not None and not found.is_finite:
                 failed += range(beam.start, beam.stop)
@@ -177,9 +176,11 @@ class StepRunner:
             sequence.append(tokens_of[row])
 
     def _sample(
-        self, logits: torch.Tensor, batch: ScheduleBatch, rows: np.ndarray, previous_ids: torch.Tensor | None
+        self, logits: torch.Tensor, batch: ScheduleBatch, counts: np.ndarray, previous_ids: torch.Tensor | None
     ) -> tuple[Sampled, _OutputLogprobs | None]:
-        """Sample the tokens of ``rows`` (`StepInFlight.sampled_rows`); also the logprobs of those that want them."""
+        """Sample ``counts`` tokens for each row, int32 [bs]; also the logprobs of those that want them."""
+        own = np.flatnonzero(counts)
+        rows = np.repeat(own, counts[own])
         if not len(rows):
             nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
             return Sampled(nothing, nothing.to(torch.float32)), None
@@ -188,10 +189,8 @@ class StepRunner:
         if allowed is not None:
             place = np.searchsorted(rows, allowed.rows).astype(np.int32)
             allowed = AllowedTokens(place, allowed.words, allowed.bits)
-        own = np.flatnonzero(np.bincount(rows, minlength=len(batch)))
-        counts = batch.sampled_counts
         if len(rows) < len(logits):
-            logits = _take_rows(logits, last_of_each(np.cumsum(counts)[own], counts[own]))
+            logits = _take_rows(logits, last_of_each(np.cumsum(batch.sampled_counts)[own], counts[own]))
         pending = None
         if previous_ids is not None:
             before = last_of_each(np.cumsum(batch.extend_lens)[own], counts[own])
@@ -278,14 +277,12 @@ def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:
     return np.flatnonzero(batch.logprob_starts < batch.extend_lens)
 
 
-def _one_for_each_row(sampled: torch.Tensor, rows: np.ndarray, num_rows: int) -> torch.Tensor:
-    """int64 [num_rows]: the first token that was sampled for each row of the batch; 0 for none. What follows guesses is
-    known to nobody before they are verified, so no step asks for it."""
-    if np.array_equal(rows, np.arange(num_rows)):
-        return sampled
-    own, firsts = np.unique(rows, return_index=True)
-    index, first = upload([own, firsts], sampled.device)
-    return sampled.new_zeros(num_rows).index_copy_(0, index, sampled.index_select(0, first))
+def _first_of_each(sampled: torch.Tensor, counts: np.ndarray) -> torch.Tensor:
+    """int64 [bs]: the first of the tokens that were sampled for each row of the batch, ``counts`` of each; 0 for none.
+    What follows guesses is known to nobody before they are verified, so no step asks for it."""
+    rows = np.flatnonzero(counts)
+    index, first = upload([rows, (np.cumsum(counts) - counts)[rows]], sampled.device)
+    return sampled.new_zeros(len(counts)).index_copy_(0, index, sampled.index_select(0, first))
 
 
 def _take_rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

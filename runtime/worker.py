@@ -118,6 +118,7 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         max_total_tokens=asked.max_total_tokens,
         max_running_requests=asked.max_running_requests,
         chunked_prefill_size=asked.chunked_prefill_size,
+        max_sampled_tokens=asked.max_sampled_tokens,
         backends=backends,
     )
     resolved = dataclasses.replace(

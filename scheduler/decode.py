@@ -26,7 +26,8 @@ class DecodeScheduler:
     """Forms decode batches, and the rows that a mixed step takes along. Owns ``running``: requests whose prompt is
     computed, in order of admission."""
 
-    def __init__(self, memory: KVMemory, beams: BeamMemory, speculation: Speculation) -> None:
+    def __init__(self, memory: KVMemory, beams: BeamMemory, speculation: Speculation | None = None) -> None:
+        """speculation: who drafts, if anybody."""
         self._memory = memory
         self._speculation = speculation
         self._beams = beams
@@ -43,7 +44,9 @@ class DecodeScheduler:
             return None
         if not all(self._beams.fork(search, now) for search in searches):
             raise OutOfMemory
-        drafts = self._speculation.propose(requests, sum(len(search.held_beams.rows) for search in searches))
+        drafts = None
+        if self._speculation is not None:
+            drafts = self._speculation.propose(requests, sum(len(search.held_beams.rows) for search in searches))
         allocated = self._allocate(requests, searches, previous, now, drafts)
         if allocated is None:
             raise OutOfMemory
@@ -69,7 +72,7 @@ class DecodeScheduler:
     def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
         """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: nobody is
         retracted for them. previous: as in `next_batch`."""
-        allocated = self._allocate(wanting, [], previous, now, None)
+        allocated = self._allocate(wanting, [], previous, now)
         return allocated[0] if allocated is not None else None
 
     def _allocate(
@@ -78,7 +81,7 @@ class DecodeScheduler:
         searches: list[Request],
         previous: ScheduleBatch | None,
         now: float,
-        drafts: list[np.ndarray] | None,
+        drafts: list[np.ndarray] | None = None,
     ) -> tuple[TokenRows, np.ndarray] | None:
         """Allocate one slot for each request, more for its draft, and one for each beam of the searches, which have
         been forked: the requests' rows, and the beams' slots (int32 [beams]). Without drafts if memory is short; None,

@@ -55,6 +55,9 @@ class DraftCounts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return DraftCounts(self.verified + other.verified, self.drafted + other.drafted, self.accepted + other.accepted)
 
 
+NO_DRAFTS = DraftCounts()
+
+
 @dataclass(slots=True, frozen=True)
 class Retained:
     """The outcome of ``retain_ttl``: ``tokens`` leased until ``deadline`` (scheduler clock), or why it was refused."""

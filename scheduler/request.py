@@ -31,7 +31,7 @@ from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
 from .jobs.job import Job
-from .outcome import DraftCounts, FinishReason, FoundTokens, RequestRefused, Retained
+from .outcome import NO_DRAFTS, FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 
@@ -179,7 +179,7 @@ class Request:
         self.kv: KVSequence | None = None
         self.committed_len = self.scheduled_len = self.num_output_placeholders = 0
         self.num_drafted = 0  # guesses of a step in flight: counted in scheduled_len, and as placeholders
-        self.drafts = DraftCounts()
+        self.drafts = NO_DRAFTS
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
         self.found = FoundTokens()

@@ -338,13 +338,15 @@ class Scheduler:
         return self._abort_each(holders, now, message) if found.was_reset else []
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix, leased ones too. False, and nothing happens, unless the scheduler is idle."""
+        """Forget every cached prefix, leased ones too, and what was said. False, and nothing happens, unless idle."""
         if not self.is_idle:
             return False
         self.leases.break_all()
+        self.speculation.forget()
         return self._memory.cache.reset()
 
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        more = (self._fill_time.tokens_per_s, self._bytes_per_token, self.tiers.stats(), self.pins.stats())
-        return take_stats(self._counters, self._memory.cache, self.leases, running, self.tiers.num_queued, *more)
+        parts = (self.tiers.stats(), self.pins.stats(), self.speculation.counts)
+        more = (self.tiers.num_queued, self._fill_time.tokens_per_s, self._bytes_per_token, *parts)
+        return take_stats(self._counters, self._memory.cache, self.leases, running, *more)

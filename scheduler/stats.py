@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch_builder import PlannedStep
-from .outcome import FoundTokens
+from .outcome import NO_DRAFTS, DraftCounts, FoundTokens
 
 
 @dataclass(slots=True)
@@ -132,6 +132,7 @@ class SchedulerStats:
     tiers: tuple[TierStats, ...] = ()
     """Those below the device."""
     jobs: JobStats = JobStats()
+    drafts: DraftCounts = NO_DRAFTS
 
 
 def take_stats(
@@ -144,6 +145,7 @@ def take_stats(
     bytes_per_token: int = 0,
     tiers: tuple[TierStats, ...] = (),
     jobs: JobStats = JobStats(),
+    drafts: DraftCounts = NO_DRAFTS,
 ) -> SchedulerStats:
     allocator = cache.allocator
     free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
@@ -175,4 +177,5 @@ def take_stats(
         bytes_per_token=bytes_per_token,
         tiers=tiers,
         jobs=jobs,
+        drafts=drafts,
     )

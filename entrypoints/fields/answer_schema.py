@@ -15,6 +15,13 @@ BEAM_SCORES: Properties = {
     "beam_search": answered({"results": COUNT, "reason": string()}, "The search found fewer than it was asked for."),
 }
 
+DRAFT_COUNTS: Properties = {
+    "spec_verify_ct": COUNT,
+    "spec_draft_token_num": COUNT,
+    "spec_accept_token_num": COUNT,
+    "spec_accept_rate": number("Accepted by guessed tokens.", 0, 1),
+}
+
 STAGE_DETAILS: Properties = {
     "continuation": answered(
         {

@@ -27,6 +27,19 @@ def beam_scores(output: Output) -> dict[str, Any]:
     return scores
 
 
+def draft_counts(output: Output) -> dict[str, Any]:
+    """What speculation did for an output, with SGLang's names; empty if it did nothing."""
+    drafts = output.drafts
+    if not drafts.verified:
+        return {}
+    return {
+        "spec_verify_ct": drafts.verified,
+        "spec_draft_token_num": drafts.drafted,
+        "spec_accept_token_num": drafts.accepted,
+        "spec_accept_rate": drafts.accepted / drafts.drafted,
+    }
+
+
 def stage_details(output: Output) -> dict[str, Any]:
     """``continuation``: what the request inherited from its parent. ``retained``: what is kept for the next stage, or
     why nothing is. Each appears only if it was asked for."""

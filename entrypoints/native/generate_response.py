@@ -10,7 +10,7 @@ from typing import Any
 
 from ...runtime.answer import Answer, Output, TokenLogprob
 from ...scheduler.request import FinishReason
-from ..fields.output_details import beam_scores, cached_tokens, stage_details
+from ..fields.output_details import beam_scores, cached_tokens, draft_counts, stage_details
 from ..fields.prompts import PromptBatch
 
 
@@ -52,7 +52,7 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
     if finish is not None:
         meta["finish_reason"] = _finish_reason(finish, output.completion_tokens)
         meta["e2e_latency"] = output.e2e_latency
-        meta |= beam_scores(output) | stage_details(output)
+        meta |= beam_scores(output) | draft_counts(output) | stage_details(output)
     if (logprobs := prompt.spec.logprobs) is not None:
         meta["input_token_logprobs"] = rows(map(_row, output.input_logprobs.without_top()))
         meta["output_token_logprobs"] = rows(map(_row, output.output_logprobs.without_top()))

@@ -20,7 +20,7 @@ from ..description.json_schema import (
     whole,
 )
 from ..description.operation import COUNT
-from ..fields.answer_schema import BEAM_SCORES, CACHED_TOKENS, STAGE_DETAILS
+from ..fields.answer_schema import BEAM_SCORES, CACHED_TOKENS, DRAFT_COUNTS, STAGE_DETAILS
 from ..fields.prompts import MAX_NAMED_TOKENS
 from ..fields.sampling import UNSUPPORTED_SAMPLING
 from ..fields.sampling_schema import SAMPLING
@@ -80,6 +80,7 @@ _META_INFO = answered(
     optional={
         "e2e_latency": number("Seconds, at the end.", 0),
         **BEAM_SCORES,
+        **DRAFT_COUNTS,
         **STAGE_DETAILS,
         "input_token_logprobs": list_of(_ROW),
         "output_token_logprobs": list_of(_ROW),

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...scheduler.batch import ScheduleBatch
-from ...scheduler.batch_builder import PlannedStep
-from ...scheduler.decode import DecodeScheduler, TokenRows, next_ids
+from ...scheduler.batch_builder import PlannedStep, TokenRows
+from ...scheduler.decode import DecodeScheduler, next_ids
 from ...scheduler.memory.beam_memory import BeamMemory
 from ...scheduler.memory.kv_memory import KVMemory
 from ...scheduler.prefill import DecodeReserve
@@ -45,9 +45,14 @@ class BurstDecode(DecodeScheduler):
         return allocated[0] if allocated is not None else None
 
     def _allocate(
-        self, requests: list[Request], searches: list[Request], previous: ScheduleBatch | None, now: float
+        self,
+        requests: list[Request],
+        searches: list[Request],
+        previous: ScheduleBatch | None,
+        now: float,
+        drafts: list[np.ndarray] | None = None,
     ) -> tuple[TokenRows, np.ndarray] | None:
-        assert not searches, "beam searches are not simulated"
+        assert not searches and drafts is None, "beam searches and drafts are not simulated"
         counts = self._plan(requests)
         longest = max(counts)
         if longest == 1 or sum(counts) > self._memory.available_tokens:

@@ -78,11 +78,13 @@ class ModelRunner:
         max_total_tokens: int,
         max_running_requests: int = 0,
         chunked_prefill_size: int = 2048,
+        max_sampled_tokens: int = 0,
         backends: DeviceBackends | None = None,
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
         from memory. max_running_requests: sequences of the largest step; 0 means num_rows. chunked_prefill_size: its
-        new tokens. backends: None chooses those that fit the device.
+        new tokens. max_sampled_tokens: those that it samples, if they are more than sequences. backends: None chooses
+        those that fit the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -91,6 +93,7 @@ class ModelRunner:
         self.config: ModelConfig = load_model_config(folder, context_length=context_length)
         self.dtype = _dtype(args.dtype, self.config, self.device)
         max_running = max_running_requests or num_rows
+        self._max_sampled = max(max_running, max_sampled_tokens)
         self._settings = MemorySettings(
             mem_fraction_static=args.mem_fraction_static,
             context_length=self.config.context_length,
@@ -119,14 +122,8 @@ class ModelRunner:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
             self._graphs = self._capture(backends.recorder(), shapes) if backends.recorder is not None else None
-        logger.info(
-            "%s on %s, %s, attention %s; %s",
-            self.config.architecture,
-            self.device,
-            str(self.dtype).removeprefix("torch."),
-            self.attention_name,
-            plan.describe(),
-        )
+        named = self.config.architecture, self.device, str(self.dtype).removeprefix("torch."), self.attention_name
+        logger.info("%s on %s, %s, attention %s; %s", *named, plan.describe())
 
     @property
     def req_to_token(self) -> torch.Tensor:
@@ -233,8 +230,7 @@ class ModelRunner:
         def largest_step() -> None:
             pool = self._make_pool(backends, pool_tokens)
             largest = shapes.largest_of_each_kind if shapes is not None else []
-            rows = settings.max_running_requests
-            run_largest_step(self._model, backends, pool, tokens=tokens, rows=rows, shapes=largest)
+            run_largest_step(self._model, backends, pool, tokens=tokens, rows=self._max_sampled, shapes=largest)
 
         try:
             taken = profiled_bytes(self.device, largest_step)

@@ -166,6 +166,9 @@ class Sampler:
 
     def _make_plan(self, sequences: list[SequenceState]) -> _Plan:
         params = [sequence.sampling for sequence in sequences]
+        seeds = np.array([sequence.info.seed for sequence in sequences], dtype=np.uint64)
+        if all(sequence.is_plain and sequence.sampling.is_greedy for sequence in sequences):
+            return _Plan(sequences, seeds, None, [], None, None, [], [], [])
         greedy = [i for i, p in enumerate(params) if p.is_greedy]
         bias = [
             (i, token_id, value)
@@ -196,7 +199,7 @@ class Sampler:
         seen = [(i, sequence.seen) for i, sequence in enumerate(sequences) if sequence.seen is not None]
         return _Plan(
             sequences=sequences,
-            seeds=np.array([sequence.info.seed for sequence in sequences], dtype=np.uint64),
+            seeds=seeds,
             greedy_rows=None if len(greedy) == len(sequences) else greedy_rows,
             groups=groups,
             bias=(bias_rows, bias_ids, bias_values) if bias else None,

@@ -33,6 +33,12 @@ class SequenceState:
         self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if self.has_stops else None
 
     @property
+    def is_plain(self) -> bool:
+        """True if nothing but temperature and filters stands between the model's logits and the draw."""
+        wants = self.sampling.min_new_tokens > 0 or bool(self.sampling.logit_bias)
+        return not wants and self.seen is None and self.banned is None
+
+    @property
     def records_tokens(self) -> bool:
         """False if `append` has nothing to do."""
         looks_back = self.banned is not None and self.banned.looks_back

@@ -27,6 +27,9 @@ LEAST = np.array([2.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05])[:, None]
 
 MAX_RATE = 0.98
 
+LEAST_GAIN = 1.05
+"""Drafts that promise less are not worth the looking up, nor what is uncertain about the promise."""
+
 
 class AcceptRate:
     """How often drafted tokens were right whose predecessors were. Old verifications fade."""
@@ -60,4 +63,5 @@ def best_lengths(rates: Sequence[float], longest: Sequence[int], rows: int, room
     added = lengths.sum(axis=1)
     speed = (rows + gained) / cost.estimate(rows + added)
     speed[added > room] = 0.0
+    speed[0] *= LEAST_GAIN  # there are none at all
     return lengths[int(speed.argmax())].astype(int).tolist()

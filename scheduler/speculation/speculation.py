@@ -17,11 +17,11 @@ from ..batch_builder import PlannedStep
 from ..config import SchedulerConfig
 from ..endings import Endings
 from ..memory.kv_memory import KVMemory
-from ..outcome import DraftCounts
+from ..outcome import NO_DRAFTS, DraftCounts
 from ..request import Request
 from .draft_length import KEPT_OF_ALL, WEIGHT_OF_ALL, WEIGHT_OF_GUESS, AcceptRate, best_lengths
 from .drafts import GUESSED_RATES, Draft, Drafter
-from .past_outputs import MIN_OUTPUT
+from .past_outputs import MIN_OUTPUT, PastOutputs
 from .sequence_drafts import SequenceDrafts, Source
 from .slots import keep_first
 from .step_cost import StepCost
@@ -48,7 +48,7 @@ class Speculation:
         self._last_result = 0.0
         self._sequences: dict[int, SequenceDrafts] = {}
         """By serial, from the first draft to the end."""
-        self.counts = DraftCounts()
+        self.counts = NO_DRAFTS
         """Since start."""
 
     def propose(self, requests: list[Request], num_beams: int) -> list[np.ndarray] | None:
@@ -108,6 +108,10 @@ class Speculation:
         self._sequences.pop(request.serial, None)
         if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
             self._drafter.past.add(request.namespace, request.token_ids, request.prompt_len)
+
+    def forget(self) -> None:
+        """Forget what requests have said."""
+        self._drafter.past = PastOutputs()
 
     def _draft(self, request: Request) -> Draft | None:
         """The longest draft that the request may have."""

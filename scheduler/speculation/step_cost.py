@@ -26,47 +26,44 @@ MAX_SURPRISE = 2.0
 MEMORY = 2000
 """Measurements after which a mean that none of them touched is forgotten."""
 
-
-class _Mean:
-    __slots__ = ("count", "seconds", "tokens", "touched")
-
-    def __init__(self) -> None:
-        self.count, self.touched = 0, 0
-        self.tokens = self.seconds = 0.0
-
-    def note(self, tokens: int, seconds: float, touched: int) -> None:
-        if self.count >= 3:
-            seconds = min(seconds, MAX_SURPRISE * self.seconds)
-        self.count, self.touched = self.count + 1, touched
-        weight = max(WEIGHT, 1.0 / self.count)
-        self.tokens += weight * (tokens - self.tokens)
-        self.seconds += weight * (seconds - self.seconds)
+MAX_TOKENS = 4096
+"""Larger steps are not measured."""
 
 
 class StepCost:
-    """Owns the means."""
+    """Owns the means, one for each place of `_place`."""
 
     def __init__(self) -> None:
-        self._means: dict[int, _Mean] = {}
+        self._counts = np.zeros(_place(MAX_TOKENS) + 1, dtype=np.int64)
+        self._touched = self._counts.copy()
+        self._tokens = np.zeros(len(self._counts))
+        self._seconds = self._tokens.copy()
         self._noted = 0
 
     def note(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
-        if seconds <= 0.0:
+        if seconds <= 0.0 or not 0 < tokens <= MAX_TOKENS:
             return
+        place = _place(tokens)
         self._noted += 1
-        self._means.setdefault(_place(tokens), _Mean()).note(tokens, seconds, self._noted)
+        self._counts[place] += 1
+        self._touched[place] = self._noted
+        if self._counts[place] > 3:
+            seconds = min(seconds, MAX_SURPRISE * float(self._seconds[place]))
+        weight = max(WEIGHT, 1.0 / float(self._counts[place]))
+        self._tokens[place] += weight * (tokens - self._tokens[place])
+        self._seconds[place] += weight * (seconds - self._seconds[place])
         if not self._noted % MEMORY:
-            self._means = {p: mean for p, mean in self._means.items() if self._noted - mean.touched < MEMORY}
+            self._counts[self._touched <= self._noted - MEMORY] = 0
 
     def estimate(self, tokens: np.ndarray) -> np.ndarray:
         """float [n], for int [n] tokens: what a step costs. In no unit until something was measured."""
-        means = [self._means[place] for place in sorted(self._means)]
-        if not means:
+        known = np.flatnonzero(self._counts)
+        if not len(known):
             return 1.0 + GUESSED_SLOPE * (tokens - 1)
-        sizes = np.array([mean.tokens for mean in means])
+        sizes, costs = self._tokens[known], self._seconds[known]
         # More tokens never take less time: where they seem to, a measurement is old or was held up.
-        costs = np.minimum.accumulate(np.array([mean.seconds for mean in means])[::-1])[::-1]
+        costs = np.minimum.accumulate(costs[::-1])[::-1]
         beyond = np.maximum(0.0, tokens - sizes[-1]) - np.maximum(0.0, sizes[0] - tokens)
         slope = GUESSED_SLOPE * costs[0] / (1.0 + GUESSED_SLOPE * (sizes[0] - 1.0))
         return np.interp(tokens, sizes, costs) + slope * beyond
