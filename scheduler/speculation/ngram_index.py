@@ -17,8 +17,8 @@ _MASK = (1 << 64) - 1
 _FACTORS = [pow(0x9E3779B97F4A7C15, power, 1 << 64) | 1 for power in range(1, _LONGEST + 1)]
 """The hash of an n-gram is the sum of its tokens, the last first, each times its factor."""
 
-_FIRST_BITS = 9
-"""The smallest table has 512 places."""
+_FIRST_BITS = 11
+"""The smallest table has 2,048 places. There are at least four for each token: then one in ten n-grams is lost."""
 
 _FEW = 12
 """So many new tokens, or fewer, are indexed without numpy."""
@@ -40,8 +40,8 @@ class NgramIndex:
         """Index a text, int32 [n], that begins with the one of the last call. Its very last n-grams are left out:
         nothing follows them yet."""
         end = len(text) - 1
-        if end > 1 << (self._bits - 1):
-            self._bits = end.bit_length() + 1
+        if end > 1 << (self._bits - 2):
+            self._bits = end.bit_length() + 3
             self._tables, self._done = _empty(self._bits), 0
         if end - self._done <= _FEW:
             self._add_few(text, end)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from baton.scheduler.speculation.draft_length import KEPT, AcceptRate, best_lengths
+from baton.scheduler.speculation.step_cost import StepCost
+
+
+def costing(first: float, each_more: float) -> StepCost:
+    """Steps of one token take ``first``, each token more ``each_more``."""
+    cost = StepCost()
+    for tokens in (1, 2, 4, 8, 16, 64, 256):
+        for _ in range(4):
+            cost.note(tokens, first + each_more * (tokens - 1))
+    return cost
+
+
+def speed(rates: list[float], lengths: tuple[int, ...], rows: int, cost: StepCost) -> float:
+    gained = sum(rate**k for rate, length in zip(rates, lengths) for k in range(1, length + 1))
+    return (rows + gained) / float(cost.estimate(np.array([rows + sum(lengths)]))[0])
+
+
+def test_cheap_tokens_make_long_drafts_and_dear_ones_none() -> None:
+    free, dear = costing(10.0, 0.01), costing(10.0, 9.0)
+    assert best_lengths([0.9], [16], 1, 63, free) == [16]
+    assert best_lengths([0.9], [16], 1, 63, dear) == [0]
+    assert best_lengths([0.05], [16], 1, 63, costing(10.0, 2.0)) == [0]
+
+
+def test_likelier_drafts_are_longer() -> None:
+    unlikely, likely = best_lengths([0.3, 0.9], [16, 16], 2, 62, costing(10.0, 0.5))
+    assert unlikely < likely
+
+
+def test_a_full_batch_drafts_less() -> None:
+    """What one token more costs is the same, but it brings no more either."""
+    cost = costing(10.0, 1.0)
+    (alone,) = best_lengths([0.7], [16], 1, 1000, cost)
+    (beside_others,) = best_lengths([0.7], [16], 100, 1000, cost)
+    assert alone > 2 and beside_others == 0
+
+
+@pytest.mark.parametrize("each_more", [0.1, 0.6, 1.5])
+@pytest.mark.parametrize("rates", [[0.8], [0.5, 0.95], [0.3, 0.6, 0.9]])
+def test_no_other_lengths_are_much_faster(rates: list[float], each_more: float) -> None:
+    cost, longest = costing(10.0, each_more), [8] * len(rates)
+    found = tuple(best_lengths(rates, longest, len(rates), 63, cost))
+    best = max(speed(rates, lengths, len(rates), cost) for lengths in itertools.product(range(9), repeat=len(rates)))
+    assert speed(rates, found, len(rates), cost) > 0.93 * best
+
+
+def test_room_is_kept() -> None:
+    lengths = best_lengths([0.9, 0.9, 0.9], [16, 16, 16], 3, 10, costing(10.0, 0.01))
+    assert 0 < sum(lengths) <= 10
+
+
+def test_a_rate_goes_by_the_tokens_whose_predecessors_were_right() -> None:
+    rate = AcceptRate(1.0)
+    rate.note(3, 8)  # four were put to the test
+    assert rate.estimate(0.5, 0.0) == 0.75
+    rate.note(4, 4)
+    assert rate.estimate(0.5, 0.0) == 7 / 8
+    assert rate.estimate(0.0, 8.0) == 7 / 16
+
+
+def test_a_rate_follows_what_was_seen_last() -> None:
+    rate = AcceptRate(KEPT)
+    for _ in range(30):
+        rate.note(8, 8)
+    for _ in range(20):
+        rate.note(0, 8)
+    assert rate.estimate(0.9, 2.0) < 0.35
