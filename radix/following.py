@@ -26,7 +26,7 @@ def what_followed(tree: RadixTree, node: TreeNode, namespace: str, ids: np.ndarr
     missing = most * ID_BYTES
     for _ in range(MAX_NODES):
         tail = data[offset:]
-        child = partial if partial is not None else _last_used(tree, node, tail)
+        child = partial if partial is not None else _last_used(node, tail)
         if child is None:
             return None if tail else _joined(found)  # tail: only in the first round
         found.append(child.key[len(tail) : len(tail) + missing])
@@ -41,10 +41,9 @@ def _joined(parts: list[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype=np.int32)
 
 
-def _last_used(tree: RadixTree, node: TreeNode, start: bytes) -> TreeNode | None:
-    """The child that begins with ``start``, and was used last."""
-    if node is tree.root:
-        return None  # its children are of all namespaces
+def _last_used(node: TreeNode, start: bytes) -> TreeNode | None:
+    """The child that begins with ``start``, and was used last. Of the root none: its children, filed under more than
+    bytes, are of all namespaces; so are hidden ones."""
     best: TreeNode | None = None
     for _, (key, child) in zip(range(MAX_CHILDREN), node.children.items()):
         if isinstance(key, bytes) and child.key.startswith(start) and (best is None or _use(child) > _use(best)):
