@@ -146,7 +146,9 @@ class StepRunner:
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
         if failed:
-            output.result.failed_rows = self._runner.sound_tokens(step.batch, failed)
+            sound = self._runner.sound_tokens(step.batch, failed)
+            known = step.batch.seq_lens + counts - step.sampled_counts  # a wrong guess says nothing of these
+            output.result.failed_rows = {row: n if n < known[row] else 0 for row, n in sound.items()}
         self._take_tokens(step, output.result)
         return output
 

@@ -44,12 +44,13 @@ class Table:
         self.logits = logits
         self.config = SimpleNamespace(vocab_size=logits.shape[1], eos_token_ids=EOS)
         self.device = logits.device
+        self.sound: dict[int, int] = {}
 
     def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
         return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
 
     def sound_tokens(self, batch: ScheduleBatch, rows: list[int]) -> dict[int, int]:
-        return dict.fromkeys(rows, 0)
+        return {row: self.sound.get(row, 0) for row in rows}
 
 
 def make_step_runner(logits: torch.Tensor) -> StepRunner:
@@ -399,3 +400,12 @@ class TestGuesses:
         step_runner, batch = self.step([wrong, right])
         result = step_runner.run(batch).result
         assert result.failed_rows == {1: 0} and result.rows()[0] == best[:2]
+
+    @pytest.mark.parametrize(("first_spoiled", "sound"), [(1, 1), (2, 0), (3, 0)])
+    def test_the_kv_of_a_wrong_guess_does_not_tell_which_token_is_to_blame(self, first_spoiled, sound) -> None:
+        """The row is one token and three guesses behind another one."""
+        logits = random_logits(4)
+        logits[0] = torch.nan
+        step_runner, batch = self.step([(greedy(), [3, 3, 3], logits)])
+        step_runner._runner.sound = {0: first_spoiled}  # type: ignore[attr-defined]
+        assert step_runner.run(batch).result.failed_rows == {0: sound}

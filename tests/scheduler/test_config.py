@@ -22,3 +22,11 @@ def test_every_field_has_a_help_and_the_policy_its_choices() -> None:
 
 def test_running_and_leased_sequences_have_rows() -> None:
     assert SchedulerConfig(max_running_requests=5, max_leased_requests=3).num_rows == 8
+
+
+def test_with_speculation_a_step_samples_more_tokens_than_it_has_rows() -> None:
+    assert SchedulerConfig(max_running_requests=5).max_sampled_tokens == 5
+    assert SchedulerConfig(max_running_requests=5, speculative_algorithm="NGRAM").max_sampled_tokens == 64
+    assert SchedulerConfig(max_running_requests=100, speculative_algorithm="NGRAM").max_sampled_tokens == 100
+    small = SchedulerConfig(max_running_requests=5, speculative_algorithm="NGRAM", chunked_prefill_size=16)
+    assert small.max_sampled_tokens == 16

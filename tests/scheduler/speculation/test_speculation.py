@@ -56,6 +56,7 @@ def test_right_drafts_save_steps(page_size: int) -> None:
     request = harness.outcomes["r", 0].request
     assert request is not None and harness.speculation.counts == request.drafts
     assert (request.drafts.verified, request.drafts.drafted, request.drafts.accepted) == (5, 35, 35)
+    assert harness.scheduler.stats().drafts == request.drafts
 
 
 @PAGES
