@@ -41,7 +41,7 @@ class NgramIndex:
         nothing follows them yet."""
         end = len(text) - 1
         if end > 1 << (self._bits - 2):
-            self._bits = end.bit_length() + 3
+            self._bits = end.bit_length() + 2
             self._tables, self._done = _empty(self._bits), 0
         if end - self._done <= _FEW:
             self._add_few(text, end)

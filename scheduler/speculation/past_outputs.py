@@ -12,10 +12,10 @@ import numpy as np
 from ..token_buffer import TokenBuffer
 from .ngram_index import SIZES, NgramIndex
 
-MAX_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 15
 """Of one namespace; then the older half is forgotten."""
 
-MAX_NAMESPACES = 64
+MAX_NAMESPACES = 16
 """The one that ended a request longest ago is forgotten first."""
 
 SHORTEST = SIZES[1]

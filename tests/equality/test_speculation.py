@@ -62,6 +62,7 @@ def test_outputs_are_those_without_speculation(options: dict[str, Any]) -> None:
     speculation = worker.scheduler.speculation
     worker.scheduler._reserve._ratio = 0.0  # so that a small pool is over-committed
     assert_same_answers(specs, expected, worker.run(specs, items=items))
+    assert speculation.counts.verified > 10, "the look-up itself has drafted, too"
     own, speculation._room = speculation._drafter, 1000
     for mistakes in (0.0, 0.2, 1.0):
         speculation._drafter = Prompter(said(specs, expected), mistakes)  # type: ignore[assignment]
