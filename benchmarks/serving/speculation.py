@@ -1,11 +1,12 @@
 """Speculation (--speculative-algorithm NGRAM) on and off, on transcripts of agents, which repeat themselves.
 
-    python -m benchmarks.serving.speculation [--model FOLDER] [--at-once 1 4] [--rounds 3] [--cpu-time]
+    python -m benchmarks.serving.speculation [--model FOLDER] [--work edits] [--at-once 1 4] [--rounds 3] [--cpu-time]
 
 The toy model speaks its own agent language: commands, and answers that quote what tools said. Any other model gets
 files to edit: each turn asks for one more change and for the whole file again, and the context of the next turn holds
-what was really answered. ``--at-once`` sessions are served together, each one turn after the other. Greedy; both ways
-must say the same. Both run in one process on the same weights, the order swapped every round; a figure is the median of
+what was really answered. ``--work stories`` is the opposite: free text, sampled, where little repeats itself.
+``--at-once`` sessions are served together, each one turn after the other. Greedy (stories are seeded); both ways must
+say the same. Both run in one process on the same weights, the order swapped every round; a figure is the median of
 the rounds. Scheduler and step runner are the server's own, steps are waited for, there is no HTTP. Prompts are computed
 too, and count as time. Prints a table, writes speculation.json.
 """
@@ -51,6 +52,7 @@ class Session:
     keeps_answers: bool
     """True: the next prompt holds the answer; False: each turn is a whole prompt."""
     rest: str = "<|im_end|>\n"
+    temperature: float = 0.0
 
 
 def toy_sessions(count: int, seed: int) -> list[Session]:
@@ -83,6 +85,12 @@ def edit_sessions(count: int, turns: int, seed: int) -> list[Session]:
         ]
         sessions.append(Session([first, *more], True))
     return sessions
+
+
+def story_sessions(count: int, seed: int) -> list[Session]:
+    rng = random.Random(seed)
+    asks = [f"<|im_start|>user\nTell me a story about {' and '.join(rng.sample(WORDS, 3))}." for _ in range(count)]
+    return [Session([f"{ask}<|im_end|>\n<|im_start|>assistant\n"], False, temperature=1.0) for ask in asks]
 
 
 @dataclass
@@ -129,7 +137,7 @@ class Engine:
             session = sessions[number]
             text = context + session.turns[turn] if session.keeps_answers else session.turns[turn]
             rid, self._count = f"r{self._count}", self._count + 1
-            sampling = SamplingParams(max_new_tokens=self._args.tokens, temperature=0.0)
+            sampling = SamplingParams(max_new_tokens=self._args.tokens, temperature=session.temperature, seed=number)
             spec = RequestSpec(rid=rid, input_ids=pack_ids(self._tokenizer.encode(text)), sampling=sampling)
             scheduler.add(spec, clock())
             answers[rid], serving[rid] = [], (number, turn, text)
@@ -163,11 +171,12 @@ class Engine:
 
 def measure(args: argparse.Namespace) -> list[Cell]:
     tokenizer = Tokenizer.load(args.model)
-    is_toy = args.model.resolve() == TOY_MODEL.resolve()
+    make = {"edits": lambda count, seed: edit_sessions(count, args.turns, seed), "stories": story_sessions}[args.work]
+    if args.work == "edits" and args.model.resolve() == TOY_MODEL.resolve():
+        make = toy_sessions
     engines = {way: Engine(way, args, tokenizer) for way in WAYS}
     cells = {(way, at_once): Cell(way, at_once) for at_once in args.at_once for way in WAYS}
     for number in range(args.rounds):
-        make = toy_sessions if is_toy else lambda count, seed: edit_sessions(count, args.turns, seed)
         for at_once in args.at_once:
             sessions = make(args.sessions, 100 * at_once + number)
             order = WAYS if number % 2 == 0 else WAYS[::-1]
@@ -190,6 +199,7 @@ def print_table(cells: list[Cell]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=TOY_MODEL)
+    parser.add_argument("--work", choices=("edits", "stories"), default="edits")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3, help="of a session that edits a file")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4])

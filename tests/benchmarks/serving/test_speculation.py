@@ -10,10 +10,12 @@ from benchmark_runs import ROOT, run_benchmark
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("edits", [False, True], ids=["the toy model's", "edits"])
-def test_drafts_are_accepted_and_answers_stay(edits: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", ["the toy model's", "edits", "stories"])
+def test_drafts_are_accepted_and_answers_stay(work: str, tmp_path: Path) -> None:
     sizes = ["--sessions", "2", "--turns", "2", "--at-once", "1", "2", "--rounds", "1", "--tokens", "40"]
-    if edits:  # another folder is another model
+    if work == "stories":
+        sizes += ["--work", "stories"]
+    elif work == "edits":  # another folder is another model
         toy = tmp_path / "model"
         toy.mkdir()
         for file in (ROOT / "examples" / "toy_model").glob("*.*"):
@@ -25,6 +27,7 @@ def test_drafts_are_accepted_and_answers_stay(edits: bool, tmp_path: Path) -> No
     assert len(cells) == 4
     for at_once in (1, 2):
         on, off = cells["NGRAM", at_once], cells["off", at_once]
-        assert 0 < on["accepted"] <= on["drafted"] and off["drafted"] == 0
-        assert on["tokens_per_step"][0] > off["tokens_per_step"][0] == 1.0
+        assert 0 < on["drafted"] >= on["accepted"] and off["drafted"] == 0
+        assert on["tokens_per_step"][0] >= off["tokens_per_step"][0] == 1.0
+        assert on["accepted"] > 0 or work == "stories"
     assert "accepted" in done.stdout
