@@ -13,7 +13,7 @@ from baton.radix.cache import RadixCache
 from baton.radix.lease import LeaseTable
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
-from baton.scheduler.outcome import FoundTokens
+from baton.scheduler.outcome import DraftCounts, FoundTokens
 from baton.scheduler.stats import JobStats, SchedulerCounters, TierStats, take_stats
 
 
@@ -36,7 +36,13 @@ def test_every_number_is_the_one_of_its_name() -> None:
     tiers = (TierStats("host", total_tokens=15),)
     allocator.fences.open()
     jobs = JobStats(jobs=18, pins=19)
-    more = {"prefill_tokens_per_s": 16.0, "bytes_per_token": 17, "tiers": tiers, "jobs": jobs}
+    more = {
+        "prefill_tokens_per_s": 16.0,
+        "bytes_per_token": 17,
+        "tiers": tiers,
+        "jobs": jobs,
+        "drafts": DraftCounts(20, 21, 22),
+    }
     taken = take_stats(counters, cache, leases, 13, 14, **more)
     stats = dataclasses.asdict(taken)
     assert stats == {
@@ -67,6 +73,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "bytes_per_token": 17,
         "tiers": (dataclasses.asdict(tiers[0]),),
         "jobs": dataclasses.asdict(jobs),
+        "drafts": DraftCounts(20, 21, 22),
     }
 
 
