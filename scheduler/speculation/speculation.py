@@ -27,7 +27,7 @@ from .slots import keep_first
 from .step_cost import StepCost
 
 FIRST_PAUSE, LONGEST_PAUSE = 8, 64
-"""Steps in which a sequence whose drafts do not pay has none. Then it has a short one, to see."""
+"""Steps in which a sequence has no draft after one that did not seem to pay, but was tried to see."""
 
 PROBE = 2
 """Tokens of that one."""
