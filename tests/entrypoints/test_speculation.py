@@ -17,9 +17,10 @@ TOY = Path(__file__).parents[2] / "examples" / "toy_model"
 TASK = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine(model_path=TOY, device="cpu", max_total_tokens=4096, speculative_algorithm="NGRAM") as running:
+@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    options: dict[str, Any] = {"max_total_tokens": 4096, "overlap_schedule": request.param}
+    with Engine(model_path=TOY, device="cpu", speculative_algorithm="NGRAM", **options) as running:
         yield running
 
 
@@ -46,7 +47,7 @@ def test_an_event_may_bring_several_tokens_with_their_logprobs(engine: Engine) -
     found, expected = (each["meta_info"]["output_token_logprobs"] for each in (events[-1], whole))
     assert [row[1:] for row in found] == [row[1:] for row in expected]
     assert [row[0] for row in found] == pytest.approx([row[0] for row in expected], abs=1e-4)
-    assert "spec_verify_ct" in events[-1]["meta_info"] and "spec_verify_ct" not in events[0]["meta_info"]
+    assert [("spec_verify_ct" in event["meta_info"]) for event in events] == [False] * (len(events) - 1) + [True]
 
 
 def test_other_algorithms_are_refused_by_name() -> None:
