@@ -149,9 +149,11 @@ def references(prompts: list[str], theirs: Any) -> list[Reference]:
     return found
 
 
-@pytest.fixture(scope="module", params=[1, 16], ids="pages of {}".format)
+@pytest.fixture(scope="module", params=[(1, "off"), (16, "off"), (16, "NGRAM")], ids="pages of {0[0]}, {0[1]}".format)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(model_path=str(FOLDER), device="cpu", max_total_tokens=8192, page_size=request.param) as running:
+    page_size, algorithm = request.param
+    options = {"page_size": page_size, "speculative_algorithm": algorithm}
+    with Engine(model_path=str(FOLDER), device="cpu", max_total_tokens=8192, **options) as running:
         yield running
 
 
@@ -179,6 +181,8 @@ def test_says_what_transformers_says(engine: Engine, prompts: list[str], referen
         answer = engine.generate(prompt, options)
         assert_same(answer, reference)
         assert answer["meta_info"]["cached_tokens"] == (len(reference.ids) - 1) // page * page
+        drafts = engine.args.scheduler.speculative_algorithm != "off"
+        assert (answer["meta_info"].get("spec_accept_token_num", 0) > len(reference.tokens) // 3) == drafts
 
 
 # -- whether it is the model it should be ------------------------------------------------------------------------------
