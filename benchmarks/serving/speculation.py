@@ -121,35 +121,43 @@ class Engine:
         warm_up(self._scheduler, self._step_runner)
         self._tokenizer, self._args = tokenizer, args
         self._clock: Callable[[], float] = time.thread_time if args.cpu_time else time.perf_counter
-        self._count = 0
+        self._count, self._paused = 0, 0.0
+
+    def _now(self) -> float:
+        """Without the time of the tokenizer, which a server has in another process."""
+        return self._clock() - self._paused
 
     def run(self, cell: Cell, sessions: list[Session]) -> list[list[int]]:
         """Serve the sessions, and add the figures to the cell. Returns all answers."""
-        clock, scheduler = self._clock, self._scheduler
+        scheduler = self._scheduler
         waiting = list(enumerate(sessions))[::-1]
         answers: dict[str, list[int]] = {}
         serving: dict[str, tuple[int, int, str]] = {}
         said: dict[tuple[int, int], list[int]] = {}
-        steps = decode_rows = tokens = 0
-        before, began = scheduler.speculation.counts, clock()
+        decode_rows = tokens = 0
+        before, began = scheduler.speculation.counts, self._now()
 
         def send(number: int, turn: int, context: str) -> None:
             session = sessions[number]
             text = context + session.turns[turn] if session.keeps_answers else session.turns[turn]
+            paused = self._clock()
+            ids = self._tokenizer.encode(text)
+            self._paused += self._clock() - paused
             rid, self._count = f"r{self._count}", self._count + 1
             sampling = SamplingParams(max_new_tokens=self._args.tokens, temperature=session.temperature, seed=number)
-            spec = RequestSpec(rid=rid, input_ids=pack_ids(self._tokenizer.encode(text)), sampling=sampling)
-            scheduler.add(spec, clock())
+            spec = RequestSpec(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
+            scheduler.add(spec, now)
             answers[rid], serving[rid] = [], (number, turn, text)
 
+        now = began
         while waiting or serving:
             while waiting and len(serving) < cell.at_once:
                 send(waiting.pop()[0], 0, "")
-            batch = scheduler.next_batch(clock())
+            batch = scheduler.next_batch(now)
             assert batch is not None, "no step is in flight, and somebody waits"
             result = self._step_runner.run(batch).result
-            steps += 1
-            for event in scheduler.process_result(result, clock()):
+            now = self._now()  # once a turn, as in the event loop
+            for event in scheduler.process_result(result, now):
                 rid = event.request.rid
                 answers[rid] += event.token_ids
                 decode_rows, tokens = decode_rows + bool(event.token_ids), tokens + len(event.token_ids)
@@ -160,7 +168,7 @@ class Engine:
                 if turn + 1 < len(sessions[number].turns):
                     visible = [i for i in answers[rid] if i not in self._tokenizer.special_ids]
                     send(number, turn + 1, text + self._tokenizer.decode(visible) + sessions[number].rest)
-        seconds, counts = clock() - began, scheduler.speculation.counts
+        seconds, counts = self._now() - began, scheduler.speculation.counts
         scheduler.flush_cache()
         cell.tokens_per_s.append(tokens / seconds)
         cell.tokens_per_step.append(tokens / decode_rows)

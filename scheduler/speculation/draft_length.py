@@ -27,7 +27,7 @@ LEAST = np.array([2.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05])[:, None]
 
 MAX_RATE = 0.98
 
-LEAST_GAIN = 1.05
+LEAST_GAIN = 1.15
 """Drafts that promise less are not worth the looking up, nor what is uncertain about the promise."""
 
 

@@ -22,7 +22,7 @@ class Source(IntEnum):
 class SequenceDrafts:
     """What is known of one sequence's drafts."""
 
-    __slots__ = ("end_ids", "index", "on_path", "pause", "pause_left", "rates", "source")
+    __slots__ = ("end_ids", "index", "on_path", "rates", "source")
 
     def __init__(self, end_ids: frozenset[int]) -> None:
         """end_ids: tokens that end the sequence."""
@@ -33,5 +33,3 @@ class SequenceDrafts:
         self.rates = [AcceptRate(KEPT) for _ in Source]
         self.source = Source.PATH
         """Of the draft in flight."""
-        self.pause_left, self.pause = 0, 0
-        """Steps until something is drafted again that did not seem to pay, and how many it will be next time."""

@@ -26,11 +26,15 @@ from .sequence_drafts import SequenceDrafts, Source
 from .slots import keep_first
 from .step_cost import StepCost
 
-FIRST_PAUSE, LONGEST_PAUSE = 8, 64
-"""Steps in which a sequence has no draft after one that did not seem to pay, but was tried to see."""
-
 PROBE = 2
-"""Tokens of that one."""
+"""Tokens of a draft that does not seem to pay but is made to see."""
+
+FIRST_GAP, LONGEST_GAP = 8, 64
+"""Steps from one of these to the next, of any sequence: twice as many each time while no draft seems to pay."""
+
+LOOK_UP_S, LOOK_UP_SHARE, LONGEST_PAUSE = 20e-6, 0.01, 64
+"""Seconds that looking up takes for a sequence, its share of a new one's index included; what that may take of a step
+where no draft pays; and steps in which nothing is looked up, at most."""
 
 
 class Speculation:
@@ -46,6 +50,10 @@ class Speculation:
         self._cost = StepCost()
         self._rates = {source: AcceptRate(KEPT_OF_ALL) for source in Source}
         self._last_result = 0.0
+        self._pause_left = 0
+        """Steps in which nothing is looked up."""
+        self._until_probe, self._probe_gap = 0, FIRST_GAP
+        """Steps until a probe may be made, and from that one to the next."""
         self._sequences: dict[int, SequenceDrafts] = {}
         """By serial, from the first draft to the end."""
         self.counts = NO_DRAFTS
@@ -55,6 +63,10 @@ class Speculation:
         """Drafts for the next decode step: int32 [k], maybe none, for each of these requests, each of which gets a
         token in it. None if there are none at all. num_beams: rows of the step besides."""
         if not self.enabled:
+            return None
+        self._until_probe -= 1
+        if self._pause_left:
+            self._pause_left -= 1
             return None
         rows = len(requests) + num_beams
         found = [
@@ -66,17 +78,16 @@ class Speculation:
         rates = [self._rate(requests[place], draft.source) for place, draft in found]
         lengths = best_lengths(rates, [len(draft.tokens) for _, draft in found], rows, room, self._cost)
         room -= sum(lengths)
+        if any(lengths):
+            self._probe_gap = FIRST_GAP
+        else:
+            self._pause_left = self._pause(rows)
         drafts = [_NOTHING] * len(requests)
         for (place, draft), length in zip(found, lengths):
-            state = self._sequences[requests[place].serial]
-            if length:
-                state.pause = 0
-            else:
-                state.pause = min(max(FIRST_PAUSE, 2 * state.pause), LONGEST_PAUSE)
-                state.pause_left = state.pause
-                length = max(0, min(PROBE, len(draft.tokens), room))
-                room -= length
-            state.source = draft.source
+            if not length and self._until_probe <= 0 and room >= PROBE:
+                length, self._until_probe = min(PROBE, len(draft.tokens)), self._probe_gap
+                self._probe_gap = min(2 * self._probe_gap, LONGEST_GAP)
+            self._sequences[requests[place].serial].source = draft.source
             drafts[place] = draft.tokens[:length]
         return drafts if any(map(len, drafts)) else None
 
@@ -120,14 +131,16 @@ class Speculation:
             if not can_draft(request):
                 return None
             state = self._sequences[request.serial] = SequenceDrafts(self._endings.end_ids(request))
-        if state.pause_left:
-            state.pause_left -= 1
-            return None
         known = len(request.token_ids) + request.num_output_placeholders
         if request.scheduled_len != known - 1 or request.num_output_placeholders > 1:
             return None  # it computes tokens that it knows
         most = min(self._longest, request.max_new_tokens - (known - request.prompt_len) - 1)
         return self._drafter.find(request, state, request.num_output_placeholders, most) if most > 0 else None
+
+    def _pause(self, rows: int) -> int:
+        """Steps in which nothing is looked up after one in which no draft pays: none where a row takes milliseconds."""
+        seconds_a_row = float(self._cost.estimate(np.array([rows]))[0]) / rows
+        return min(LONGEST_PAUSE, int(LOOK_UP_S / (LOOK_UP_SHARE * seconds_a_row)))
 
     def _rate(self, request: Request, source: Source) -> float:
         of_all = self._rates[source].estimate(GUESSED_RATES[source], WEIGHT_OF_GUESS)

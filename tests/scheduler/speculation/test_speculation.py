@@ -15,7 +15,7 @@ from scheduler_harness import PAGES, Harness
 from baton.scheduler.batch import ForwardMode, ScheduleBatch
 from baton.scheduler.speculation.drafts import Draft
 from baton.scheduler.speculation.sequence_drafts import Source
-from baton.scheduler.speculation.speculation import FIRST_PAUSE, LONGEST_PAUSE, PROBE, can_draft
+from baton.scheduler.speculation.speculation import FIRST_GAP, LONGEST_GAP, PROBE, can_draft
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 
@@ -75,15 +75,34 @@ def test_wrong_drafts_leave_nothing_behind(page_size: int) -> None:
     assert harness.outcomes["next", 0].tokens == expected_output(prompt_of(20) + said, 5)
 
 
-def test_drafts_that_do_not_pay_pause_longer_and_longer() -> None:
+def test_drafts_that_do_not_pay_are_tried_more_and_more_seldom() -> None:
     harness = Watched(wrong=True, context=1024, num_tokens=1024)
     harness.add("r", prompt_of(5), 400)
     harness.run()
     steps = [place for place, drafted in enumerate(harness.drafted) if drafted]
     gaps = np.diff(steps).tolist()
-    assert gaps[-1] == LONGEST_PAUSE + 1 and FIRST_PAUSE + 1 in gaps and sorted(gaps) == gaps
+    assert gaps[-1] == LONGEST_GAP and FIRST_GAP in gaps and sorted(gaps) == gaps
     assert harness.drafted[steps[-1]] == [PROBE]
     assert len(steps) < 25
+
+
+@pytest.mark.parametrize(("step_s", "looked_up"), [(1.0, 300), (1e-4, 40)])
+def test_where_steps_are_short_there_is_little_looking_up(step_s: float, looked_up: int) -> None:
+    """With wrong drafts; a look-up takes a hundredth of a step, or is left out."""
+    harness = Watched(wrong=True, context=1024, num_tokens=1024)
+    for tokens in (1, 3):
+        harness.speculation._cost.note(tokens, step_s * tokens)
+    count, find = 0, harness.find
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        return find(*args)
+
+    harness.speculation._drafter.find = counted  # type: ignore[method-assign]
+    harness.add("r", prompt_of(5), 350)
+    harness.run()
+    assert count > looked_up if step_s == 1.0 else count < looked_up
 
 
 @DEPTHS
