@@ -74,6 +74,8 @@ class Server:
         await self._client.close()
 
     async def _first_model(self) -> str:
+        if "://" not in self.url:
+            raise SystemExit(f"--url {self.url} has no scheme: write http://{self.url}")
         for attempt in range(LOADING_TRIES):
             try:
                 return (await self._client.models.list()).data[0].id

@@ -165,6 +165,9 @@ def parse_arguments(words: list[str] | None = None) -> Any:
     parser.add_argument("--poll", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(words)
+    for name, least in (("jobs", 1), ("turns", 2)):  # pins are there between two turns
+        if getattr(args, name) < least:
+            parser.error(f"--{name} is {getattr(args, name)}; use {least} or more")
     if args.gap <= args.settle + args.poll:
         parser.error(f"--gap is {args.gap}; it must be more than --settle and --poll together, for two looks")
     return args

@@ -10,8 +10,8 @@ from .job import FinishedStep, Job
 def describe(job: Job, now: float, predicted: float | None) -> dict[str, Any]:
     """predicted: for how long after the last step its tool runs, as far as anybody knows."""
     pinned = job.pinned_steps()
-    last = job.last_step
-    returns = None if predicted is None or job.ended is None else max(0.0, job.ended + predicted - now)
+    last = None if job.is_over else job.last_step  # nobody comes back from the tools of a job that is over
+    returns = None if predicted is None or job.ended is None or job.is_over else max(0.0, job.ended + predicted - now)
     return {
         "job_id": job.id,
         "age_s": now - job.arrival,

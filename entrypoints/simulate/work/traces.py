@@ -69,6 +69,7 @@ class _Event(msgspec.Struct):
     job_id: str = ""
     time: float = 0.0
     rid: str = ""
+    index: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
     output_tokens: int = 0
@@ -84,6 +85,8 @@ class _Traced:
     arrival: float
     open: dict[str, _Event] = field(default_factory=dict)
     """Arrivals that have not departed."""
+    gone: dict[str, set[int]] = field(default_factory=dict)
+    """The outputs of a request that have departed: of several (``n``) the first to end is what is played."""
     turns: list[PlainTurn] = field(default_factory=list)
     ended: float | None = None
     system: int = 0
@@ -93,12 +96,18 @@ class _Traced:
             self.turns[-1].tool_s = max(0.0, event.time - self.ended)
             self.ended = None
         self.open[event.rid] = event
+        self.gone.pop(event.rid, None)
 
     def departed(self, event: _Event) -> None:
         """Raises ValueError if it had not arrived."""
         arrival = self.open.pop(event.rid, None)
+        others = self.gone.setdefault(event.rid, set())
+        if arrival is None and others and event.index not in others:
+            others.add(event.index)
+            return
         if arrival is None:
             raise ValueError(f"request {event.rid!r} of job {event.job_id!r} departs, but has not arrived")
+        others.add(event.index)
         if event.reason == "abort":
             return
         if not self.turns:

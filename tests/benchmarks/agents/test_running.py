@@ -145,3 +145,9 @@ def test_a_server_that_is_still_loading_is_waited_for(
 def test_without_a_server_one_line_says_so(status: int, said: str) -> None:
     with pytest.raises(SystemExit, match=said):
         asyncio.run(Starting(status)._first_model())
+
+
+def test_a_url_needs_a_scheme() -> None:
+    server = Server("localhost:1", "key", plain=True, timeout_s=1)
+    with pytest.raises(SystemExit, match="--url localhost:1 has no scheme: write http://localhost:1"):
+        asyncio.run(server._first_model())

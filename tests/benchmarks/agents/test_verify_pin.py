@@ -62,3 +62,10 @@ def test_a_gap_has_two_looks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--url", "x", "--gap", "1.2"])
     assert "--gap is 1.2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "said"), [("--jobs", "--jobs is 0; use 1"), ("--turns", "--turns is 0; use 2")])
+def test_without_a_gap_nothing_is_verified(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--url", "x", flag, "0"])
+    assert said in capsys.readouterr().err

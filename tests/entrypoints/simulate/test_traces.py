@@ -91,6 +91,19 @@ def test_requests_of_a_job_that_overlap_are_played_one_after_the_other(tmp_path:
     assert [turn.tool_s for turn in job.turns] == [2.0, 0.0, 0.0]
 
 
+def test_of_several_outputs_the_first_to_end_is_played(tmp_path: Path) -> None:
+    first = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_tokens": 9}
+    ends = [
+        {"event": "departure", "job_id": "a", "time": left, "rid": "1", "index": index, "output_tokens": size}
+        for left, index, size in ((2.0, 1, 5), (2.5, 0, 6), (3.0, 2, 7))
+    ]
+    again = [{**first, "time": 6.0}, {**ends[0], "time": 7.0}]  # ids are used again
+    (job,) = read_trace(write(tmp_path / "t.jsonl", first, *ends, *again))
+    assert [(turn.output, turn.tool_s) for turn in job.turns] == [(5, 4.0), (5, 0.0)]
+    with pytest.raises(TraceError, match="line 5: request '1' of job 'a' departs, but has not arrived"):
+        read_trace(write(tmp_path / "t.jsonl", first, *ends, ends[1]))
+
+
 GOOD = {"job_id": "a", "arrival": 0.0, "turns": [turn(5, 1)]}
 BAD = {"job_id": "b", "arrival": 1, "turns": [turn(1, 1), turn(0, 1)]}
 ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_tokens": 3}

@@ -283,6 +283,20 @@ def test_times_of_tools_are_learned() -> None:
     assert job["last_calls"] is None and job["returns_in_s"] is None, "the last to end has not been read"
 
 
+def test_nobody_comes_back_to_a_job_that_is_over() -> None:
+    scene = harness(policy="handoff")
+    said = turn(scene, "a", PROMPT)
+    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.now += 0.75
+    scene.add("late", [*said, 1], 9, job_id="job")
+    scene.add("last", [*said, 2], 2, job_id="job", is_last_step=True)
+    scene.run()
+    scene.scheduler.pins.called("late", 0, BASH, scene.now)
+    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    assert job["is_over"] and not job["pins"] and not job["open_requests"]
+    assert job["last_calls"] is None and job["returns_in_s"] is None
+
+
 def expires_in(scene: Harness, job: str) -> float:
     """Of the only pin of a job: seconds."""
     ((pin,),) = [each["pins"] for each in scene.scheduler.pins.describe("", job, scene.now)]
