@@ -22,7 +22,7 @@ from ..runtime.config import JobConfig, ModelArgs, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
-from ..scheduler.policies.registry import NEEDS_HOST_TIER
+from ..scheduler.policies.registry import NEEDS_HOST_TIER, PINNING
 from .chat.config import ChatConfig
 
 
@@ -337,7 +337,20 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
     )
 
 
+def _check_pins(scheduler: SchedulerConfig) -> None:
+    if scheduler.schedule_policy in PINNING:
+        return
+    for name in ("pin_time", "pin_seconds"):
+        value = getattr(scheduler, name)
+        _need(
+            value == getattr(SchedulerConfig, name),
+            f"{_flag_name(name)} is {value}, but --schedule-policy {scheduler.schedule_policy} pins nothing; "
+            f"use one of {', '.join(PINNING)}",
+        )
+
+
 def _check_scheduler(scheduler: SchedulerConfig) -> None:
+    _check_pins(scheduler)
     page, total, seed = scheduler.page_size, scheduler.max_total_tokens, scheduler.random_seed
     _need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
     for name in ("context_length", "max_total_tokens"):

@@ -73,12 +73,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     how.add_argument("--out", type=Path, help="folder for runs.jsonl, report.json and report.png; what it has is kept")
     args = parser.parse_args(argv)
     _check(parser, args)
+    if args.out is not None:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out {args.out}: {error.strerror}; hours of runs would be lost")
     return args
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.trace and args.load:
         parser.error("--load is for made-up workloads; of a trace say --rate, how many times as fast it is played")
+    for name in ("workload", "tools", "minutes", "seeds"):
+        if args.trace and getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name} is for made-up workloads; a trace has its own")
     if not 0 <= args.trim < 0.5:
         parser.error(f"--trim is {args.trim}; it should be from 0 to below 0.5")
     if args.check < 0:
@@ -93,6 +101,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             parser.error(str(error))
         if arm.host and not has_host:
             parser.error(f"{name} needs a host tier; give its size with --host-gb")
+    if has_host and not any(arm_named(name).host for name in args.policies):
+        parser.error("--host-gb sizes a host tier, and none of --policies has one; add +host to one of them")
     try:
         args.settings = dict(map(_setting, args.set))
     except ValueError as error:

@@ -31,9 +31,9 @@ class Choice(NamedTuple):
 
 
 def choose(cell: Cell) -> Choice:
-    """The arm with the least mean service time; the simplest that comes within 2 % of it, by the order in which the
-    arms were given."""
-    arms = list(cell.arms)
+    """The arm with the least mean service time, of those that completed jobs; the simplest that comes within 2 % of it,
+    by the order in which the arms were given."""
+    arms = [arm for arm in cell.arms if math.isfinite(cell.mean(arm, *FIGURE))]
     whole = [arm for arm in arms if not cell.mean(arm, "jobs_refused")] or arms
     best = min(whole, key=lambda arm: cell.mean(arm, *FIGURE))
     limit = cell.mean(best, *FIGURE) * (1 + ENOUGH)
@@ -54,8 +54,17 @@ def recommend(cells: Sequence[Cell]) -> list[str]:
     """In words: a line for each cell, one where host tiers of several sizes were tried, and one for all cells."""
     lines: list[str] = []
     for cell in cells:
-        lines += [_say(choose(cell)), *_host_sizes(cell)]
-    return lines + _worst_case(cells)
+        if _is_empty(cell):
+            lines.append(
+                f"{cell.title}: nothing can be said, as no job was completed; the pool may be too small for any"
+            )
+        else:
+            lines += [_say(choose(cell)), *_host_sizes(cell)]
+    return lines + _worst_case([cell for cell in cells if not _is_empty(cell)])
+
+
+def _is_empty(cell: Cell) -> bool:
+    return not any(math.isfinite(cell.mean(arm, *FIGURE)) for arm in cell.arms)
 
 
 def _say(choice: Choice) -> str:

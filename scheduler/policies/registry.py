@@ -24,6 +24,9 @@ POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
 
 NEEDS_HOST_TIER = ("lmcache-like",)
 
+PINNING = ("handoff", "continuum", "context-serve")
+"""Those that keep a job's KV while its tool runs."""
+
 
 def make_policy(name: str, tools: PolicyTools) -> SchedulePolicy:
     """Make a new policy for one scheduler. Raises KeyError for a name that is not in POLICIES."""

@@ -10,6 +10,7 @@ new but for the system prompt. Other fields and events are passed over.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +143,19 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         content = path.read_bytes()
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
-    return ((number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    if len(lines) > 1 and not content.endswith(b"\n") and not _is_json(lines[-1][1]):
+        print(f"{path}, line {lines[-1][0]} was cut off and is left out", file=sys.stderr)
+        del lines[-1]
+    return iter(lines)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _fields_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
