@@ -338,15 +338,11 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
 
 
 def _check_pins(scheduler: SchedulerConfig) -> None:
-    if scheduler.schedule_policy in PINNING:
-        return
+    policy, why = scheduler.schedule_policy, f"pins nothing; use {', '.join(PINNING)}"
     for name in ("pin_time", "pin_seconds"):
         value = getattr(scheduler, name)
-        _need(
-            value == getattr(SchedulerConfig, name),
-            f"{_flag_name(name)} is {value}, but --schedule-policy {scheduler.schedule_policy} pins nothing; "
-            f"use one of {', '.join(PINNING)}",
-        )
+        is_heeded = policy in PINNING or value == getattr(SchedulerConfig, name)
+        _need(is_heeded, f"{_flag_name(name)} is {value}, but --schedule-policy {policy} {why}")
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:
@@ -359,8 +355,8 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     for name in ("max_leased_ratio", "max_client_leased_ratio"):
         value = getattr(scheduler, name)
         _need(0.0 <= value <= 1.0, f"{_flag_name(name)} is {value}; use a share between 0 and 1")
-    _at_least(scheduler, 1, ("max_running_requests", "chunked_prefill_size", "decode_interval", "max_jobs"))
-    _at_least(scheduler, 1, ("speculative_num_draft_tokens",))
+    sizes = ("max_running_requests", "chunked_prefill_size", "speculative_num_draft_tokens")
+    _at_least(scheduler, 1, (*sizes, "decode_interval", "max_jobs"))
     counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
     records = ("max_finished_requests", "max_finished_tokens")
     times = (

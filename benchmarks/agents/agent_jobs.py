@@ -78,7 +78,8 @@ async def run_once(args: argparse.Namespace, url: str, jps: float) -> dict[str, 
         took = time.perf_counter() - started
         work = {"workload": args.workload, "turns": turns, "time_scale": sizes.time, "token_scale": sizes.tokens}
         work |= {"jps": jps, "duration_s": args.duration, "seed": args.seed, "plain": args.plain, "model": server.model}
-        return work | {"took_s": took, "kv_usage": usage.report()} | summarize(results)
+        name = args.policy or (await server.settings()).get("schedule_policy", "server")
+        return {"policy": name} | work | {"took_s": took, "kv_usage": usage.report()} | summarize(results)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -95,10 +96,11 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 stack.callback(own.close)
                 url = own.url
             found = asyncio.run(run_once(args, url, jps))
-        run = {"schema": SCHEMA, "policy": policy.name, "round": number, "flags": flags} | found
+        name = policy.name or found["policy"]
+        run = {"schema": SCHEMA, "round": number, "flags": flags} | found | {"policy": name}
         run |= {"load_average": os.getloadavg(), "machine": about}
         runs.append(run)
-        (args.out / f"agents_{policy.name}_{args.workload}_{jps:g}jps_{number}.json").write_text(
+        (args.out / f"agents_{name}_{args.workload}_{jps:g}jps_{number}.json").write_text(
             json.dumps(run, indent=1) + "\n"
         )
     return runs
@@ -111,7 +113,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     where.add_argument("--serve", action="append", default=[], metavar="FLAGS", help="start a server with these flags")
     parser.add_argument("--model", type=Path, help="folder of the model, for --serve")
     parser.add_argument("--common", default="", metavar="FLAGS", help="further flags of all servers of --serve")
-    parser.add_argument("--policy", default="server", help="what the run is called, with --url")
+    parser.add_argument("--policy", default="", help="what the run is called, with --url; default: the server's own")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--plain", action="store_true", help="send neither job_id nor is_last_step")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="mini")

@@ -89,6 +89,13 @@ class Server:
             await asyncio.sleep(LOADING_POLL_S)
         raise SystemExit(f"{self.url} was still loading after {LOADING_TRIES * LOADING_POLL_S:g} s")
 
+    async def settings(self) -> dict[str, Any]:
+        """What a server of Baton was started with; nothing of any other."""
+        try:
+            return await self._client.get(f"{self.url}/server_info", cast_to=dict[str, Any])
+        except openai.APIError:
+            return {}
+
     async def _prompt_tokens(self, words: int) -> int:
         message: dict[str, str] = {"role": "user", "content": " ".join(_some(words, 0))}
         _, cost = await self.answer([message], 1, f"words-{time.time_ns():x}", is_last=True)  # nothing stays of it

@@ -149,7 +149,17 @@ async def verify(args: argparse.Namespace) -> list[str]:
         for job in plan_jobs(args.workload, sizes, args.jobs, args.seed):
             start, steps = await Watch(server, http, args).run(job, f"{run}-{job.number}")
             found += problems(start, steps)
-    return found
+        return [*found, *hints(await server.settings())] if found else []
+
+
+def hints(settings: dict[str, Any]) -> list[str]:
+    """Why a server may be right not to pin. settings: its own, as far as it tells."""
+    policy = settings.get("schedule_policy")
+    if policy in ("fcfs", "lpm", "lmcache-like"):
+        return [f"the server's policy is {policy}, which pins nothing: start it with --schedule-policy handoff"]
+    if policy == "handoff" and (settings.get("host_cache_gb") or settings.get("host_cache_ratio")):
+        return ["the server has a host cache, and handoff does not pin what has a copy there"]
+    return []
 
 
 def parse_arguments(words: list[str] | None = None) -> Any:

@@ -14,6 +14,10 @@ ENOUGH = 0.02
 """A gain below this share is not worth a change, however sure it is."""
 
 
+MANY_JOBS = 100
+"""Runs of fewer show little of what load does."""
+
+
 class Choice(NamedTuple):
     cell: Cell
     arm: str
@@ -69,7 +73,9 @@ def _is_empty(cell: Cell) -> bool:
 
 def _say(choice: Choice) -> str:
     title = choice.cell.title
-    if choice.over_base is None:
+    if not choice.runner_up:
+        said = f"{title}: only {choice.arm} was tried"
+    elif choice.over_base is None:
         said = f"{title}: stay with {choice.arm}; nothing tried is more than {100 * ENOUGH:.0f} % better"
     else:
         gain = choice.over_base
@@ -82,7 +88,13 @@ def _say(choice: Choice) -> str:
             said += f" ({gain.seeds} seeds)"
     if choice.runner_up and choice.over_runner_up is not None and choice.runner_up != choice.base:
         said += f"; next: {choice.runner_up}, beside which it is {choice.over_runner_up.percent()} %"
-    return said
+    jobs = _jobs(choice.cell)
+    return said if jobs >= MANY_JOBS else f"{said} ({jobs} jobs a run are few: of more, more could be said)"
+
+
+def _jobs(cell: Cell) -> int:
+    """Jobs of the run that had fewest."""
+    return min(int(line["figures"]["jobs"]) for results in cell.arms.values() for line in results.values())
 
 
 def _host_sizes(cell: Cell) -> list[str]:

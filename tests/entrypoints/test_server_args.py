@@ -51,6 +51,8 @@ def test_every_field_is_a_flag_that_reaches_it() -> None:
             else:
                 make = other[str(field.type)]
                 argv = [flag] if make is None else [flag, make(field.default)]
+            if field.name.startswith("pin_"):
+                argv += ["--schedule-policy", "handoff"]
             if field.name == "ssl_keyfile":
                 argv += ["--ssl-certfile", "x"]
             changed = parse_command_line([*([] if field.name == "model_path" else MODEL), *argv])
@@ -164,3 +166,10 @@ def test_help_lists_every_flag_with_its_default() -> None:
     for title in ("model:", "scheduler and KV cache:", "server:"):
         assert title in text
     assert "--page-size INT" in text and "(default: 1)" in text and "(default: 0)" in text
+
+
+@pytest.mark.parametrize("flags", [["--pin-time", "cdf"], ["--pin-seconds", "5"]])
+def test_pins_are_of_policies_that_pin(flags: list[str]) -> None:
+    assert parse_command_line([*MODEL, *flags, "--schedule-policy", "continuum"])
+    with pytest.raises(ValueError, match=f"{flags[0]} is .*, but --schedule-policy fcfs pins nothing; use handoff"):
+        parse_command_line([*MODEL, *flags])

@@ -76,6 +76,7 @@ class _Event(msgspec.Struct):
     output_tokens: int = 0
     tool: str | None = None
     reason: str = ""
+    is_last_step: bool = False
     calls: list[dict[str, Any]] = []
 
 
@@ -91,6 +92,8 @@ class _Traced:
     turns: list[PlainTurn] = field(default_factory=list)
     ended: float | None = None
     system: int = 0
+    is_over: bool = False
+    """Its last step has departed: an arrival under its id begins another job."""
 
     def arrived(self, event: _Event) -> None:
         if self.ended is not None:
@@ -109,6 +112,7 @@ class _Traced:
         if arrival is None:
             raise ValueError(f"request {event.rid!r} of job {event.job_id!r} departs, but has not arrived")
         others.add(event.index)
+        self.is_over |= event.is_last_step
         if event.reason == "abort":
             return
         if not self.turns:
@@ -179,16 +183,27 @@ def _read_plain(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
 
 
 def _read_events(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
-    decoder, jobs = msgspec.json.Decoder(_Event), dict[str, _Traced]()
-    for number, line in lines:
-        try:
-            _note(jobs, decoder.decode(line))
-        except (msgspec.DecodeError, ValueError) as error:
-            raise TraceError(f"{path}, line {number}: {error}") from error
-    made = []
-    for name, traced in jobs.items():
+    decoder, jobs, made = msgspec.json.Decoder(_Event), dict[str, _Traced](), list[Job]()
+
+    def close(name: str) -> None:
+        traced = jobs.pop(name)
         if traced.turns:
             made.append(PlainJob(name, traced.arrival, traced.turns, traced.system).job())
+
+    for number, line in lines:
+        try:
+            event = decoder.decode(line)
+            known = jobs.get(event.job_id)
+            if event.event == "arrival" and known is not None and known.is_over and not known.open:
+                close(event.job_id)
+            if event.event == "start":  # of a server: it knows none of the jobs before
+                for name in list(jobs):
+                    close(name)
+            _note(jobs, event)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
+    for name in list(jobs):
+        close(name)
     return made
 
 

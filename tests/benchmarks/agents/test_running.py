@@ -151,3 +151,8 @@ def test_a_url_needs_a_scheme() -> None:
     server = Server("localhost:1", "key", plain=True, timeout_s=1)
     with pytest.raises(SystemExit, match="--url localhost:1 has no scheme: write http://localhost:1"):
         asyncio.run(server._first_model())
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, {"object": "list"}), (404, {}), (0, {})])
+def test_settings_are_those_that_a_server_tells(status: int, told: dict[str, str]) -> None:
+    assert told.items() <= asyncio.run(Starting(status).settings()).items()

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks.agents.running import TurnResult
-from benchmarks.agents.verify_pin import Look, Step, parse_arguments, problems
+from benchmarks.agents.verify_pin import Look, Step, hints, parse_arguments, problems
 
 COST = TurnResult(ttft=0.1, latency=0.2, prompt_tokens=10, output_tokens=5, cached_tokens=0)
 NOTHING = Look(0.0, 0.0)
@@ -69,3 +69,9 @@ def test_without_a_gap_nothing_is_verified(flag: str, said: str, capsys: pytest.
     with pytest.raises(SystemExit):
         parse_arguments(["--url", "x", flag, "0"])
     assert said in capsys.readouterr().err
+
+
+def test_a_server_that_is_right_not_to_pin() -> None:
+    assert "policy is fcfs, which pins nothing" in hints({"schedule_policy": "fcfs"})[0]
+    assert "has a host cache" in hints({"schedule_policy": "handoff", "host_cache_gb": 1.0})[0]
+    assert hints({"schedule_policy": "handoff", "host_cache_gb": 0.0}) == hints({}) == []

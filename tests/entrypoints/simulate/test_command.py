@@ -72,6 +72,10 @@ def test_a_grid_has_every_combination_once() -> None:
         (["--set", "schedule_policy=lpm"], "with a name among"),
         (["trace.jsonl", "--load", "90"], "--load is for made-up workloads"),
         (["--rate", "1", "--load", "90"], "not allowed with"),
+        (["trace.jsonl", "--tools", "heavy"], "--tools is for made-up workloads; a trace has its own"),
+        (["trace.jsonl", "--minutes", "5"], "--minutes is for made-up workloads"),
+        (["--host-gb", "10", "--policies", "fcfs", "handoff"], "none of --policies has one; add +host"),
+        (["--out", "/proc/nope"], "--out /proc/nope: No such file or directory"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,3 +98,15 @@ def test_the_page_names_all_that_can_be_chosen() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
     for name in (*CARDS, *MODELS, *WORKLOADS, *SHAPES):
         assert f"`{name}`" in page, name
+
+
+def test_where_no_job_fits_nothing_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--pool-tokens", "20", "--num-jobs", "5", "--rate", "1", "--seeds", "1", "--policies", "fcfs", "handoff"]
+    assert main([*flags, "--gpu", "H200", "RTX6000"]) == 0
+    assert capsys.readouterr().out.count("nothing can be said, as no job was completed") == 2
+
+
+def test_of_few_jobs_little_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-jobs", "8", "--rate", "1", "--seeds", "2", "--policies", "fcfs", "handoff"]
+    assert main(flags) == 0
+    assert "8 jobs a run are few" in capsys.readouterr().out

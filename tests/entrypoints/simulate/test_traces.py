@@ -104,6 +104,29 @@ def test_of_several_outputs_the_first_to_end_is_played(tmp_path: Path) -> None:
         read_trace(write(tmp_path / "t.jsonl", first, *ends, ends[1]))
 
 
+def test_an_id_that_is_used_again_is_another_job(tmp_path: Path) -> None:
+    """After its last step, and after the server was started again."""
+    events: list[dict[str, object]] = []
+    for start, is_last in ((0.0, True), (50.0, False), (100.0, True)):
+        if start == 100.0:
+            events.append({"event": "start", "time": 90.0, "unix_time": 1e9})
+        for rid, at in (("1", start), ("2", start + 3)):
+            ends: dict[str, object] = {"is_last_step": is_last and rid == "2"}
+            events.append({"event": "arrival", "job_id": "a", "time": at, "rid": rid, "prompt_tokens": 9} | ends)
+            events.append({"event": "departure", "job_id": "a", "time": at + 1, "rid": rid, "output_tokens": 2} | ends)
+    jobs = read_trace(write(tmp_path / "t.jsonl", *events))
+    assert [(job.arrival, [turn.tool_s for turn in job.turns]) for job in jobs] == [
+        (start, [2.0, 0.0]) for start in (0.0, 50.0, 100.0)
+    ]
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.jsonl", GOOD)
+    with path.open("a") as file:
+        file.write('{"job_id": "b", "arr')  # a server was killed
+    assert len(read_trace(path)) == 1 and "t.jsonl, line 2 was cut off" in capsys.readouterr().err
+
+
 GOOD = {"job_id": "a", "arrival": 0.0, "turns": [turn(5, 1)]}
 BAD = {"job_id": "b", "arrival": 1, "turns": [turn(1, 1), turn(0, 1)]}
 ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_tokens": 3}
@@ -112,7 +135,7 @@ ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_t
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([GOOD, '{"job_id": "b", "arr'], "line 2: "),
+        ([GOOD, '{"job_id": "b", "arr', GOOD], "line 2: "),
         ([GOOD, {"job_id": "b", "turns": [turn(1, 1)]}], "line 2: .*arrival"),
         (
             [GOOD, "", {"job_id": "b", "arrival": 1, "turns": [turn(1, 1), turn(0, 1)]}],
