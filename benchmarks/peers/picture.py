@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,8 @@ def draw(found: Sequence[Line], results: Results, file: Path) -> None:
         axes.tick_params(axis="x", labelsize=7)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False, fontsize=8)
-    figure.supxlabel("times as fast as the better peer (more is better)", fontsize=9)
-    figure.text(0.995, 0.004, where_from(results), ha="right", va="bottom", fontsize=6, color="0.45")
-    footer = 0.16 / size[1]
-    figure.get_layout_engine().set(rect=(0, footer, 1, 1 - footer))  # type: ignore[union-attr]
+    where = textwrap.fill(where_from(results), int(14 * size[0]))
+    figure.supxlabel(f"times as fast as the better peer (more is better)\n{where}", fontsize=7)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=160)
     pyplot.close(figure)
