@@ -20,7 +20,7 @@ def line(
 ) -> dict[str, Any]:
     plan = Plan(arm=arm, seed=seed, rate=rate, host_gb=host, gpu="A100-40")
     times = {"mean": service, "p95": 2 * service, "max": 3 * service}
-    figures = {"service_s": times, "duration_s": times, "ttft_s": times, "jobs_refused": refused}
+    figures = {"service_s": times, "duration_s": times, "ttft_s": times, "jobs_refused": refused, "jobs": 300}
     figures |= {"completion_rate": rate, "hit_rate": 0.5, "recomputed_share": 0.25}
     leases = {"leases_handed_off": 7, "leases_expired": 8, "leases_broken": 9}
     return {"plan": msgspec.to_builtins(plan), "figures": figures, "scheduler": leases}
