@@ -94,7 +94,7 @@ def _on_a_cpu(
 ) -> DeviceBackends:
     wanted = args.attention_backend
     is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
-    without = replace(TORCH_BACKENDS, logits=widened_product) if is_small and dtype != torch.float32 else TORCH_BACKENDS
+    without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small))
     if wanted == "torch_native" or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
@@ -106,15 +106,19 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
-    ops = select_ops(device, dtype, OpShape.of(config))
-    return DeviceBackends(ops, attention, None, _exact_logits(config.hidden_size) if dtype == torch.bfloat16 else None)
+    return replace(without, ops=select_ops(device, dtype, OpShape.of(config)), attention=attention)
 
 
-def _exact_logits(hidden_size: int) -> LogitsProduct | None:
+def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsProduct | None:
+    """What keeps them from being rounded to the model's dtype, whoever computes attention."""
+    if is_small and dtype != torch.float32:
+        return widened_product
+    if dtype != torch.bfloat16:  # float32 is not rounded; float16 has 11 bits, and no kernel
+        return None
     try:
         from ..layers.numba_ops.logits import ExactLogits  # here: Numba is optional
 
-        return ExactLogits(hidden_size)
+        return ExactLogits(config.hidden_size)
     except Exception as error:  # compiled code may raise anything
         logger.warning("logits are rounded to bfloat16: %s: %s", type(error).__name__, str(error).splitlines()[0][:200])
         return None

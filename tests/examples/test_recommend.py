@@ -145,6 +145,16 @@ def test_continuation_changes_nothing_and_all_items_exist(temperature):
     assert report.metrics["position1_pass@1"] > 0.6
 
 
+@pytest.mark.equality
+def test_bfloat16_changes_little():
+    """Logits that are rounded to it lose one thought in ten (docs/design/model_and_attention.md)."""
+    done = run_module("examples.recommend.rounding", "--users", "40")
+    assert done.returncode == 0, done.stderr
+    shares = dict(re.findall(r"^(same .*?) +([\d.]+)%$", done.stdout, flags=re.MULTILINE))
+    assert float(shares["same thought"]) >= 95 and float(shares["same best item"]) >= 95, done.stdout
+    assert re.search(r"pass@1 +\d+\.\d% +\d+\.\d%", done.stdout), done.stdout
+
+
 # --- the example ------------------------------------------------------------------------------------------------------
 
 

@@ -2,114 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-import trained_tokenizers
+from logit_tables import (
+    BACKEND,
+    SERIALS,
+    VOCAB_SIZE,
+    Table,
+    assert_ranked,
+    greedy,
+    make_batch,
+    make_search,
+    make_step,
+    make_step_runner,
+    random_logits,
+)
 from sampling_requests import allow, make_info
 
-from baton.memory_pool.req_to_token import RowUpdates
 from baton.runtime.runner.model_runner import ForwardOutput
-from baton.runtime.runner.step_profile import StepProfiler
-from baton.runtime.sampling.beam_candidates import BeamRanker
-from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.sampling.sequences import SequenceState
-from baton.runtime.step_runner import StepRunner
-from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import (
-    BeamCandidates,
-    BeamStep,
-    ForwardMode,
-    ScheduleBatch,
-    SequenceInfo,
     StepResult,
     StopMatch,
 )
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.request_spec import LogprobOptions
-
-BACKEND = trained_tokenizers.byte_level()
-VOCAB_SIZE = BACKEND.get_vocab_size()
-EOS = (2,)
-
-
-class Table:
-    """A model runner whose row i says logits[i]."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
-        self.config = SimpleNamespace(vocab_size=logits.shape[1], eos_token_ids=EOS)
-        self.device = logits.device
-        self.sound: dict[int, int] = {}
-
-    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
-        return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
-
-    def sound_tokens(self, batch: ScheduleBatch, rows: list[int]) -> dict[int, int]:
-        return {row: self.sound.get(row, 0) for row in rows}
-
-
-def make_step_runner(logits: torch.Tensor) -> StepRunner:
-    sampler = Sampler(logits.shape[1], EOS, "cpu")
-    return StepRunner(cast(Any, Table(logits)), sampler, lambda: TokenBytes(BACKEND), StepProfiler(logits.device))
-
-
-def make_batch(
-    infos: list[SequenceInfo], samples: list[bool] | None = None, *, opens: bool = True, **options: Any
-) -> ScheduleBatch:
-    """A row for each of ``infos``, several for that of a search. opens: it is their first step."""
-    nothing = np.empty(0, dtype=np.int32)
-    ones = np.ones(len(infos), dtype=np.int32)
-    fields: dict[str, Any] = {
-        "step_id": 0,
-        "mode": ForwardMode.DECODE,
-        "opened": list({info.serial: info for info in infos}.values()) if opens else [],
-        "closed": [],
-        "serials": np.array([info.serial for info in infos], dtype=np.int64),
-        "input_ids": ones,
-        "out_cache_loc": ones,
-        "req_pool_indices": ones,
-        "prefix_lens": ones,
-        "extend_lens": ones,
-        "samples": np.array(samples or [True] * len(infos), dtype=bool),
-        "output_positions": 0 * ones,
-        "logprob_starts": ones,
-        "logprob_targets": [],
-        "row_updates": RowUpdates(nothing, nothing, nothing, nothing),
-    }
-    return ScheduleBatch(**(fields | options))
-
-
-SERIALS = itertools.count()
-
-
-def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
-    return 4 * torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
-
-
-def make_search(width: int, **options: Any) -> SequenceInfo:
-    return make_info(beam_width=width, serial=next(SERIALS), **options)
-
-
-def make_step(search: SequenceInfo, start: int, stop: int, count: int, sequences: np.ndarray | None = None) -> BeamStep:
-    scores = np.linspace(-1, -2, stop - start, dtype=np.float32)
-    return BeamStep(search.serial, start, stop, count, scores, sequences=sequences)
-
-
-def assert_ranked(found: BeamCandidates | None, logits: torch.Tensor, step: BeamStep, search: SequenceInfo) -> None:
-    ranker = BeamRanker(VOCAB_SIZE, EOS, "cpu")
-    (expected,) = ranker.rank(logits[step.start : step.stop].contiguous(), [step], [SequenceState(search)])
-    assert found is not None
-    assert np.array_equal(found.parents, expected.parents) and np.array_equal(found.tokens, expected.tokens)
-    assert np.array_equal(found.scores, expected.scores)
-
-
-def greedy(**options: Any) -> SequenceInfo:
-    return make_info(temperature=0.0, serial=next(SERIALS), **options)
 
 
 def test_beams_between_ordinary_rows():
@@ -293,119 +213,3 @@ def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples(broken):
     )
     step_runner._runner = cast(Any, runner)
     assert step_runner.run(batch).result.failed_rows == {2: 0}
-
-
-class TestGuesses:
-    """Rows whose last new tokens are guesses: (info, guesses, the logits' rows that say what follows)."""
-
-    @staticmethod
-    def step(
-        rows: list[tuple[SequenceInfo, list[int], torch.Tensor]], samples: list[bool] | None = None, **options: Any
-    ) -> tuple[StepRunner, ScheduleBatch]:
-        """Each row computes one known token, and then its guesses."""
-        samples = samples or [True] * len(rows)
-        logits = torch.cat([said for (_, _, said), sampled in zip(rows, samples) if sampled])
-        batch = make_batch([info for info, _, _ in rows], samples, **options)
-        batch.draft_lens = np.array([len(guesses) for _, guesses, _ in rows], dtype=np.int32)
-        batch.extend_lens = 1 + batch.draft_lens
-        batch.input_ids = np.array([i for _, guesses, _ in rows for i in (7, *guesses)], dtype=np.int32)
-        step_runner = make_step_runner(logits)
-        step_runner._runner.forward = lambda *_: ForwardOutput(logits, None)  # type: ignore[method-assign]
-        return step_runner, batch
-
-    def test_among_other_rows(self) -> None:
-        """One that does not sample, one without guesses, a search, a constraint; each gets what is its own."""
-        logits = random_logits(4)
-        best = logits.argmax(-1).tolist()
-        search = make_search(2)
-        wrong = (best[1] + 1) % VOCAB_SIZE
-        rows = [
-            (greedy(), [best[0], wrong], logits[:3]),
-            (greedy(), [], logits[:1]),
-            (greedy(), [], logits[3:]),
-            (greedy(), [], logits[2:3]),
-            (greedy(), best[:3], logits),
-            *((search, [], logits[i : i + 1]) for i in (0, 1)),
-        ]
-        step = make_step(search, 5, 7, 4)
-        options = {"beams": [step], "allowed": allow({3: [5, 9]})}
-        step_runner, batch = self.step(rows, [True, False, True, True, True, True, True], **options)
-        result = step_runner.run(batch).result
-        allowed = 5 if logits[2, 5] > logits[2, 9] else 9
-        assert result.rows() == [best[:2], [], [best[3]], [allowed], best, [], []]
-        assert result.counts.tolist() == [2, 0, 1, 1, 4, 0, 0]
-        beam_step = BeamStep(search.serial, 0, 2, 4, step.scores)
-        assert_ranked(result.beams[0], logits[:2], beam_step, search)
-
-    @pytest.mark.parametrize(
-        "options", [{"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.01}, {"logit_bias": {5: 3.0}}], ids=str
-    )
-    def test_each_place_is_sampled_with_its_own_noise(self, options: dict[str, Any]) -> None:
-        """A step for each token says the same."""
-        logits, said = random_logits(6), []
-        info = make_info(temperature=1.5, seed=3, serial=next(SERIALS), **options)
-        for position in range(6):
-            batch = make_batch([info], output_positions=np.array([9 + position], dtype=np.int32))
-            said += make_step_runner(logits[position : position + 1]).run(batch).result.rows()[0]
-        assert len(set(said)) > 3
-        step_runner, batch = self.step([(info, said[:5], logits)], output_positions=np.array([9], dtype=np.int32))
-        assert step_runner.run(batch).result.rows() == [said]
-
-    def test_min_new_tokens_hold_at_each_place(self) -> None:
-        logits = torch.full((4, VOCAB_SIZE), -5.0)
-        logits[:, EOS[0]], logits[:, 9] = 5.0, 4.0
-        info = greedy(min_new_tokens=2)
-        step_runner, batch = self.step([(info, [9, 9, 9], logits)])
-        assert step_runner.run(batch).result.rows() == [[9, 9, EOS[0]]]
-
-    def test_logprobs_of_what_is_taken(self) -> None:
-        logits = random_logits(5)
-        best = logits.argmax(-1).tolist()
-        wanted, named = LogprobOptions(top_k=2), LogprobOptions(top_k=1, token_ids=(4, 5, 6))
-        rows = [
-            (greedy(logprobs=wanted), [best[0], 3, 3, 3], logits),
-            (greedy(), [best[0]], logits[:2]),
-            (greedy(logprobs=named), [best[2], best[3]], logits[2:]),
-        ]
-        step_runner, batch = self.step(rows)
-        output = step_runner.run(batch)
-        assert output.result.rows() == [best[:2], best[:2], best[2:]]
-        expected = logits.log_softmax(-1)
-        assert list(output.output_logprobs) == [0, 2]
-        for row, places, k in ((0, [0, 1], 2), (2, [2, 3, 4], 1)):
-            found = output.output_logprobs[row]
-            assert found.ids.tolist() == [best[place] for place in places]
-            np.testing.assert_allclose(found.values, expected[places].max(-1).values, atol=1e-5)
-            assert np.array_equal(found.top_ids, expected[places].topk(k).indices)
-        found = output.output_logprobs[2].named_values
-        assert found is not None
-        np.testing.assert_allclose(found, expected[2:, 4:7], atol=1e-5)
-
-    def test_a_stop_string_that_a_right_guess_completes(self) -> None:
-        vocab = BACKEND.get_vocab()
-        the, he, space = vocab["the"], vocab["he"], vocab["Ġ"]
-        logits = torch.full((4, VOCAB_SIZE), -50.0)
-        for place, token in enumerate((space, the, he, he)):
-            logits[place, token] = 5.0
-        step_runner, batch = self.step([(greedy(stop=("he",)), [space, the, he], logits)])
-        result = step_runner.run(batch).result
-        assert result.rows() == [[space, the, he, he]]
-        assert result.stop_matches == {0: StopMatch(0, 1, "t", token=1)}
-
-    def test_logits_that_say_nothing_count_up_to_the_first_wrong_guess(self) -> None:
-        logits = random_logits(4)
-        best = logits.argmax(-1).tolist()
-        logits[3] = torch.nan
-        right, wrong = (greedy(), best[:3], logits), (greedy(), [best[0], 3, 3], logits)
-        step_runner, batch = self.step([wrong, right])
-        result = step_runner.run(batch).result
-        assert result.failed_rows == {1: 0} and result.rows()[0] == best[:2]
-
-    @pytest.mark.parametrize(("first_spoiled", "sound"), [(1, 1), (2, 0), (3, 0)])
-    def test_the_kv_of_a_wrong_guess_does_not_tell_which_token_is_to_blame(self, first_spoiled, sound) -> None:
-        """The row is one token and three guesses behind another one."""
-        logits = random_logits(4)
-        logits[0] = torch.nan
-        step_runner, batch = self.step([(greedy(), [3, 3, 3], logits)])
-        step_runner._runner.sound = {0: first_spoiled}  # type: ignore[attr-defined]
-        assert step_runner.run(batch).result.failed_rows == {0: sound}

@@ -72,7 +72,8 @@ def test_a_cpu_has_the_kernel_for_models_that_gain_by_it(caplog):
     assert backends.attention(pool(SPEC), [SPEC]).name == "numba" and backends.recorder is None
     assert backends.ops.rotate_and_store is not TORCH_OPS.rotate_and_store
     assert backends.ops.copy_kv is TORCH_OPS.copy_kv
-    assert choose(CPU, attention_backend="torch_native") is TORCH_BACKENDS
+    by_name = choose(CPU, attention_backend="torch_native")
+    assert (by_name.ops, by_name.attention) == (TORCH_OPS, TORCH_BACKENDS.attention)
     assert choose(CPU, [SMALL]).attention is TORCH_BACKENDS.attention
     assert choose(CPU, [SMALL], attention_backend="numba").attention(pool(SMALL), [SMALL]).name == "numba"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -83,12 +84,13 @@ def test_logits_of_half_precision_are_not_rounded(caplog, monkeypatch):
     from baton.runtime.layers.numba_ops import logits
 
     assert isinstance(choose(CPU).logits, logits.ExactLogits)
+    assert isinstance(choose(CPU, attention_backend="torch_native").logits, logits.ExactLogits)
     assert choose(CPU, [SMALL]).logits is widened_product
     in_float32 = choose_backends(ModelArgs(), CONFIG, [SPEC], page_size=1, dtype=torch.float32, device=CPU)
     assert in_float32.logits is None, "nothing rounds there"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     monkeypatch.setattr(logits.ExactLogits, "_check", lambda self: 1 / 0)
-    assert choose(CPU).logits is None
+    assert choose(CPU, attention_backend="torch_native").logits is None
     assert "logits are rounded to bfloat16: ZeroDivisionError" in caplog.text
 
 
@@ -97,17 +99,20 @@ def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):
     from baton.attention.numba_paged.backend import NumbaPagedBackend
 
     monkeypatch.setattr(NumbaPagedBackend, "run", lambda self, spec, q: torch.zeros_like(q))
-    assert choose(CPU) is TORCH_BACKENDS
+    backends = choose(CPU)
+    assert (backends.ops, backends.attention) == (TORCH_OPS, TORCH_BACKENDS.attention)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "torch's own kernels" in record.message and "decode" in record.message
     with pytest.raises(ModelLoadError, match="--attention-backend numba: AssertionError: decode"):
         choose(CPU, attention_backend="numba")
 
 
-def test_without_numba_one_warning_says_what_to_install(monkeypatch, caplog):
+def test_without_numba_warnings_say_what_is_lost_and_what_to_install(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "baton.attention.numba_paged.backend", None)
-    assert choose(CPU) is TORCH_BACKENDS
-    assert "pip install 'baton[cpu]'" in caplog.text
+    monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.logits", None)
+    backends = choose(CPU)
+    assert (backends.ops, backends.attention) == (TORCH_OPS, TORCH_BACKENDS.attention) and backends.logits is None
+    assert "pip install 'baton[cpu]'" in caplog.text and "logits are rounded to bfloat16" in caplog.text
 
 
 @pytest.mark.usefixtures("a_gpu")
