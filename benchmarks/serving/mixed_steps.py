@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,6 +28,7 @@ from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
+from benchmarks.common.clock import add_cpu_time, check_cpu_time, clock_of
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.models import SHAPES, write_dummy_model
 
@@ -69,7 +68,7 @@ class Engine:
         self._scheduler, self._step_runner, *_ = build_worker(WorkerConfig(model=model, scheduler=config))
         self._vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
         self._args = args
-        self._clock: Callable[[], float] = time.thread_time if args.cpu_time else time.perf_counter
+        self._clock = clock_of(args)
 
     def run(self, cell: Cell, seed: int) -> None:
         """Serve the streams and the prompts, and add the figures to the cell."""
@@ -143,15 +142,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", choices=SHAPES, default="llama-40m")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--cpu-time",
-        action="store_true",
-        help="count the thread's CPU time instead of wall time: for a machine that has other work; needs --threads 1",
-    )
+    add_cpu_time(parser)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args()
-    if args.cpu_time and args.threads != 1:
-        parser.error("--cpu-time sees one thread only; leave --threads at 1")
+    check_cpu_time(parser, args)
     if args.tokens <= args.every:
         parser.error(f"no prompt would arrive: --tokens is {args.tokens}, give more than --every ({args.every})")
     torch.set_num_threads(args.threads)

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 
 from baton.runtime.config import ModelArgs
+from benchmarks.common.clock import add_cpu_time, check_cpu_time, clock_of
 from benchmarks.common.gpu_run import add_gpu_arguments, check_device
 from benchmarks.common.measured import RESULTS
 from benchmarks.common.models import LLAMA_40M, write_dummy_model
@@ -70,7 +70,7 @@ def prefill_seconds(batch: StaticBatch, prompts: np.ndarray, repeats: int, clock
 
 
 def measure(cases: list[Case], batch: StaticBatch, args: argparse.Namespace, vocab_size: int) -> None:
-    clock = time.thread_time if args.cpu_time else time.perf_counter
+    clock = clock_of(args)
     rng = np.random.default_rng(args.seed)
     for _ in range(args.rounds):
         for case in cases:
@@ -101,11 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--cpu-time",
-        action="store_true",
-        help="count the thread's CPU time instead of wall time: for a machine that has other work; needs --threads 1",
-    )
+    add_cpu_time(parser)
     add_gpu_arguments(parser)
     parser.add_argument("--plot", action="store_true", help="with --gpu --profile: also a picture of it")
     args = parser.parse_args()
@@ -115,8 +111,8 @@ def parse_arguments() -> argparse.Namespace:
     args.rounds = args.rounds or (3 if args.gpu else 5)
     if args.gpu:
         check_device(args, parser)
-    elif args.cpu_time and args.threads != 1:
-        parser.error("--cpu-time sees one thread only; add --threads 1")
+    else:
+        check_cpu_time(parser, args)
     return args
 
 
