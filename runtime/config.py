@@ -26,7 +26,7 @@ class ModelArgs:
         "auto: FlashInfer on a GPU, Numba's kernels on a CPU; where they do not work, and with torch_native, torch's "
         "own. On a CPU it also says who computes norms, rotations and gates",
     )
-    linear_backend: Literal["auto", "torch", "transposed", "onednn"] = flag(
+    linear_backend: Literal["auto", "torch", "transposed", "onednn", "numba"] = flag(
         "auto", "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded"
     )
     disable_cuda_graph: bool = flag(False, "launch every kernel by itself; starts faster, decodes slower")

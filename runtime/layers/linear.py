@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from .products import PLAIN, ProductChoice
+from .products import PLAIN, BlockKernel, ProductChoice, Source
 
 
 class Linear:
@@ -32,16 +32,16 @@ class Linear:
         self.weight: torch.Tensor | None = weight
         """[out, in]; None where the product has a copy of its own."""
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
-        self._product = PLAIN.prepare(weight, self.bias)
+        self._product = PLAIN.prepare(Source(weight, self.bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in_features] -> [rows, sum of parts]"""
         return self._product(x)
 
-    def use(self, choice: ProductChoice) -> None:
+    def use(self, choice: ProductChoice, kernel: BlockKernel | None = None) -> None:
         """Compute in this form from now on. The weights must have been loaded; once, as they may be given up."""
         assert self.weight is not None
-        self._product = choice.prepare(self.weight, self.bias)
+        self._product = choice.prepare(Source(self.weight, self.bias, kernel))
         if not choice.keeps_weight:
             self.weight = None
 

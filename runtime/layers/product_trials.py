@@ -16,7 +16,23 @@ import torch
 from tqdm import tqdm
 
 from .linear import Linear
-from .products import FORMS, ONEDNN, PLAIN, ROW_COUNTS, TORCH, TRANSPOSED, TRANSPOSED_ROWS, Product, ProductChoice
+from .products import (
+    FORMS,
+    NUMBA,
+    ONEDNN,
+    PACKED,
+    PLAIN,
+    ROW_COUNTS,
+    TORCH,
+    TRANSPOSED,
+    TRANSPOSED_ROWS,
+    BlockKernel,
+    Product,
+    ProductChoice,
+    Source,
+    numba_product,
+    onednn_product,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +54,7 @@ LIMIT_S = 20.0
 WORTH_IT = 0.95
 """A form must take less than this share of the time of F.linear to replace it."""
 NO_LOSS = 1.05
-"""oneDNN, which is taken for all row counts or none, must not take more than this share at any of them."""
+"""Packed weights, which are taken for all row counts or none, must not take more than this share at any of them."""
 
 
 class UnusableFormError(RuntimeError):
@@ -48,30 +64,41 @@ class UnusableFormError(RuntimeError):
 Timer = Callable[[Callable[[], object]], float]
 
 
-def choose_products(layers: Sequence[Linear], form: str, kept: Collection[Linear] = ()) -> None:
+def choose_products(
+    layers: Sequence[Linear], form: str, kept: Collection[Linear] = (), kernel: BlockKernel | None = None
+) -> None:
     """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU.
 
-    kept: layers whose weight others read too, so that it cannot be repacked. Raises UnusableFormError.
+    kept: layers whose weight others read too, so that it cannot be repacked. Where NUMBA is asked for and has no kernel
+    for a shape, that is ONEDNN's. Raises UnusableFormError.
     """
     if form != "auto":
-        usable, trouble = usable_forms(_weight(layers[0]), [form])
+        usable, trouble = usable_forms(_weight(layers[0]), [form], kernel)
         if form not in usable:
             raise UnusableFormError(f"--linear-backend {form}: {trouble[0]}; use auto")
-        choices = {_shape(layer): ProductChoice.of(form) for layer in layers}
+        choices = {_shape(layer): _forced(layer, form, kernel) for layer in layers}
     else:
         size = sum(_weight(layer).nbytes for layer in layers)
         tries = _weight(layers[0]).device.type == "cpu" and size >= SMALL_MODEL_BYTES
-        choices = try_products(layers, kept) if tries else {}
+        choices = try_products(layers, kept, kernel) if tries else {}
     for layer in layers:
         choice = choices.get(_shape(layer), PLAIN)
-        layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN)
+        layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
+
+
+def _forced(layer: Linear, form: str, kernel: BlockKernel | None) -> ProductChoice:
+    is_missing = form == NUMBA and not _computes(layer, kernel)
+    return ProductChoice.of(ONEDNN if is_missing else form)
 
 
 def try_products(
-    layers: Sequence[Linear], kept: Collection[Linear] = (), timer: Timer | None = None
+    layers: Sequence[Linear],
+    kept: Collection[Linear] = (),
+    kernel: BlockKernel | None = None,
+    timer: Timer | None = None,
 ) -> dict[Shape, ProductChoice]:
     """The fastest choice for each shape of weight. Logs one line, and one warning if something could not be tried."""
-    usable, trouble = usable_forms(_weight(layers[0]))
+    usable, trouble = usable_forms(_weight(layers[0]), kernel=kernel)
     began = time.perf_counter()
     choices: dict[Shape, ProductChoice] = {}
     left_out = 0
@@ -81,8 +108,10 @@ def try_products(
         if time.perf_counter() - began > LIMIT_S:
             left_out += 1
             continue
-        forms = [form for form in usable if form != ONEDNN or not any(layer in kept for layer in group)]
-        times = {rows: time_forms(group, rows, forms, timer) for rows in ROW_COUNTS}
+        forms = [form for form in usable if form not in PACKED or not any(layer in kept for layer in group)]
+        if NUMBA in forms and not _computes(group[0], kernel):
+            forms.remove(NUMBA)
+        times = {rows: time_forms(group, rows, forms, timer, kernel) for rows in ROW_COUNTS}
         choices[_shape(group[0])] = best_choice(times)
     described = ", ".join(f"{out}×{into} {choice}" for (out, into), choice in choices.items())
     logger.info("matrix products, tried in %.1f s: %s", time.perf_counter() - began, described)
@@ -93,37 +122,61 @@ def try_products(
     return choices
 
 
-def usable_forms(like: torch.Tensor, tried: Collection[str] = tuple(FORMS)) -> tuple[list[str], list[str]]:
-    """F.linear, those of the tried forms that give the right numbers for weights of this dtype, and what is wrong with
-    the others."""
+def usable_forms(
+    like: torch.Tensor, tried: Collection[str] | None = None, kernel: BlockKernel | None = None
+) -> tuple[list[str], list[str]]:
+    """F.linear, those of the tried forms (None: all that can be) that give the right numbers for weights of this dtype,
+    and what is wrong with the others."""
+    if tried is None:
+        tried = [form for form in FORMS if form != NUMBA or kernel is not None]
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(*size, generator=generator).to(like.dtype) for size in ((5, 64), (48, 64)))
-    bias = torch.randn(48, generator=generator).to(like.dtype)
-    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    allowed = 64 * torch.finfo(like.dtype).eps
+    weight = torch.randn(128, 64, generator=generator).to(like.dtype)
+    source = Source(weight, torch.randn(128, generator=generator).to(like.dtype), kernel)
+    x = torch.randn(5, 64, generator=generator).to(like.dtype)
+    assert source.bias is not None
+    expected = torch.nn.functional.linear(x.double(), weight.double(), source.bias.double())
     usable, trouble = [TORCH], []
     for name in tried:
         if name == TORCH:
             continue
         try:
-            found = FORMS[name](weight, bias)(x)
+            found = FORMS[name](source)(x)
         except Exception as error:  # torch built without oneDNN, or a dtype that it does not know here
             trouble.append(f"{name} failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
             continue
-        if torch.allclose(found.double(), expected, atol=allowed, rtol=allowed):
+        if _are_close(found, expected):
             usable.append(name)
         else:
             trouble.append(f"{name} gives wrong numbers")
     return usable, trouble
 
 
+def _computes(layer: Linear, kernel: BlockKernel | None) -> bool:
+    """Is NUMBA right for this shape? oneDNN may lay out one shape in another way than the next."""
+    source = Source(_weight(layer), layer.bias, kernel)
+    x = torch.randn(5, source.weight.shape[1], generator=torch.Generator().manual_seed(0)).to(source.weight.dtype)
+    try:
+        return _are_close(numba_product(source)(x), onednn_product(source)(x))
+    except ValueError:
+        return False
+
+
+def _are_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    allowed = 64 * torch.finfo(found.dtype).eps
+    largest = max(1.0, float(expected.abs().max()))
+    return torch.allclose(found.double(), expected.double(), atol=allowed * largest, rtol=allowed)
+
+
 def best_choice(times: Mapping[int, Mapping[str, float]]) -> ProductChoice:
     """times: rows -> form -> seconds. All row counts weigh the same, whatever they take; none may lose."""
     plain = [_faster(of_rows) for of_rows in times.values()]
     if all(ONEDNN in of_rows for of_rows in times.values()):
-        gain = [of_rows[ONEDNN] / of_rows[form] for of_rows, form in zip(times.values(), plain)]
+        packed = [
+            min((form for form in of_rows if form in PACKED), key=of_rows.__getitem__) for of_rows in times.values()
+        ]
+        gain = [of_rows[best] / of_rows[form] for of_rows, best, form in zip(times.values(), packed, plain)]
         if sum(gain) < WORTH_IT * len(gain) and max(gain) <= NO_LOSS:
-            return ProductChoice.of(ONEDNN)
+            return ProductChoice(tuple(packed))
     return ProductChoice(tuple(plain))
 
 
@@ -131,13 +184,17 @@ def _faster(of_rows: Mapping[str, float]) -> str:
     """The better of the forms that read the weight as it is."""
     found = TORCH
     for form, seconds in of_rows.items():
-        if form != ONEDNN and seconds < WORTH_IT * of_rows[TORCH]:
+        if form not in PACKED and seconds < WORTH_IT * of_rows[TORCH]:
             found = form
     return found
 
 
 def time_forms(
-    layers: Sequence[Linear], rows: int, forms: Sequence[str], timer: Timer | None = None
+    layers: Sequence[Linear],
+    rows: int,
+    forms: Sequence[str],
+    timer: Timer | None = None,
+    kernel: BlockKernel | None = None,
 ) -> dict[str, float]:
     """Seconds by form: all these layers of one shape in turn, with so many rows."""
     timer = timer or _seconds
@@ -147,7 +204,8 @@ def time_forms(
     rows = max(1, min(rows, int(MAX_FLOPS / (2 * out * into))))
     count = 1 if rows > max(ROW_COUNTS[:-1]) else min(len(layers), -(-TRIED_BYTES // first.nbytes))
     x = torch.randn(rows, into, generator=torch.Generator().manual_seed(rows)).to(first.dtype)
-    products = {form: [FORMS[form](_weight(layer), layer.bias) for layer in layers[:count]] for form in forms}
+    sources = [Source(_weight(layer), layer.bias, kernel) for layer in layers[:count]]
+    products = {form: [FORMS[form](source) for source in sources] for form in forms}
     for form in forms:
         _run(products[form], x)  # the first call makes room, and chooses a kernel
     times = dict.fromkeys(forms, float("inf"))

@@ -1,8 +1,9 @@
-"""The matrix product of a linear layer, y = x Wᵀ + b, in the forms that torch offers.
+"""The matrix product of a linear layer, y = x Wᵀ + b, in several forms.
 
     torch        F.linear, the only one on a GPU (MKL on a CPU in float32)
     transposed   mm(W, xᵀ), copied back to rows: MKL streams the weight for batches of 8 to 48 rows
     onednn       the weight repacked into the blocks that oneDNN's kernels read
+    numba        the same blocks, read by a kernel of our own (numba_ops/blocks.py)
 
 Which is fastest depends on the processor, the shape, the dtype and the rows; `product_trials` finds out. All give the
 numbers of F.linear up to rounding.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -37,16 +39,48 @@ class Product(Protocol):
         ...
 
 
-def torch_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+class BlockKernel(Protocol):
+    """Makes products of weights in oneDNN's blocks: numba_ops.blocks.BlockProducts."""
+
+    def prepare(self, blocks: torch.Tensor, size: tuple[int, int], bias: torch.Tensor | None, /) -> Product:
+        """blocks: a weight [out, in], as `reorder` packs it; size: (out, in). Raises ValueError if it has no
+        kernel for this size."""
+        ...
+
+
+def reorder(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] -> the same in blocks, as oneDNN packs it."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)
+
+
+@dataclass
+class Source:
+    """What products are made of: weight [out, in] and bias [out], which must not change any more."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    kernel: BlockKernel | None = None
+    """None: there is no form "numba"."""
+
+    @cached_property
+    def blocks(self) -> torch.Tensor:
+        """The weight as oneDNN packs it. Takes as much memory."""
+        return reorder(self.weight)
+
+
+def torch_product(source: Source) -> Product:
+    weight, bias = source.weight, source.bias
+
     def multiply(x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight, bias)
 
     return multiply
 
 
-def transposed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def transposed_product(source: Source) -> Product:
     """Copied back to rows, because later operations (above all attention) are slow on transposed memory."""
-    column = bias.unsqueeze(1) if bias is not None else None
+    weight = source.weight
+    column = source.bias.unsqueeze(1) if source.bias is not None else None
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         y = torch.mm(weight, x.t()) if column is None else torch.addmm(column, weight, x.t())
@@ -55,10 +89,9 @@ def transposed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Produ
     return multiply
 
 
-def onednn_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """Takes as much memory as the weight, which it does not keep."""
-    linear = torch.ops.mkldnn._linear_pointwise
-    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)
+def onednn_product(source: Source) -> Product:
+    """Does not keep the weight."""
+    linear, blocks, bias = torch.ops.mkldnn._linear_pointwise, source.blocks, source.bias
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         return linear(x, blocks, bias, "none", [], "")
@@ -66,18 +99,29 @@ def onednn_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     return multiply
 
 
-TORCH, TRANSPOSED, ONEDNN = "torch", "transposed", "onednn"
-FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor | None], Product]] = {
+def numba_product(source: Source) -> Product:
+    """Does not keep the weight. Raises ValueError where there is no kernel for it."""
+    if source.kernel is None:
+        raise ValueError("Numba's kernels are not in use")
+    out, into = source.weight.shape
+    return source.kernel.prepare(source.blocks, (out, into), source.bias)
+
+
+TORCH, TRANSPOSED, ONEDNN, NUMBA = "torch", "transposed", "onednn", "numba"
+FORMS: dict[str, Callable[[Source], Product]] = {
     TORCH: torch_product,
     TRANSPOSED: transposed_product,
     ONEDNN: onednn_product,
+    NUMBA: numba_product,
 }
-"""By name; each makes a product of weight [out, in] and bias [out]."""
+PACKED = (ONEDNN, NUMBA)
+"""Forms that read a weight's blocks, and not the weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductChoice:
-    """A form for each of ROW_COUNTS. oneDNN is chosen for all or none: it would need a second copy of the weight."""
+    """A form for each of ROW_COUNTS. Packed ones are chosen for all or none: the others need a second copy of the
+    weight."""
 
     forms: tuple[str, ...]
 
@@ -88,11 +132,10 @@ class ProductChoice:
     @property
     def keeps_weight(self) -> bool:
         """False if the product has a copy of the weight, so that the weight can go."""
-        return ONEDNN not in self.forms
+        return not set(self.forms) & set(PACKED)
 
-    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """The product of weight [out, in] and bias [out], which must not change any more."""
-        made = {form: FORMS[form](weight, bias) for form in dict.fromkeys(self.forms)}
+    def prepare(self, source: Source) -> Product:
+        made = {form: FORMS[form](source) for form in dict.fromkeys(self.forms)}
         if len(made) == 1:
             return made[self.forms[0]]
         by_rows = [made[form] for form in self.forms]

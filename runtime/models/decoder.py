@@ -18,6 +18,7 @@ from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import choose_products
+from ..layers.products import BlockKernel
 from ..layers.rotary import RotaryEmbedding
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
@@ -206,20 +207,26 @@ class Decoder:
         return self.lm_head(hidden, self.norm)
 
     def choose_products(
-        self, form: str, embedding_rows: torch.Tensor | None, logits: LogitsProduct | None = None
+        self,
+        form: str,
+        embedding_rows: torch.Tensor | None,
+        logits: LogitsProduct | None = None,
+        kernel: BlockKernel | None = None,
     ) -> None:
         """Choose the form of all matrix products, see `product_trials`. The weights have been loaded.
 
         embedding_rows: where else the tokens of a tied model can be looked up, if the LM head repacks its weight; None:
-        nowhere, so it does not. logits: computes the head's product, so that it needs no form.
+        nowhere, so it does not. logits: computes the head's product, so that it needs no form. kernel: computes the
+        form "numba".
         """
         linears = [linear for layer in self.layers for linear in layer.linears]
         head = self.lm_head.linear
         if logits is not None:
             self.lm_head.product = logits
-            choose_products(linears, form)
+            choose_products(linears, form, kernel=kernel)
             return
-        choose_products([*linears, head], form, kept=[head] if self.lm_head.is_tied and embedding_rows is None else [])
+        kept = [head] if self.lm_head.is_tied and embedding_rows is None else []
+        choose_products([*linears, head], form, kept, kernel)
         if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
             self.embed_tokens.read_from(embedding_rows)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
+from ...attention.numba_paged.team import Team
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import MHAKVPool
 from ..checkpoint.model_files import ModelLoadError
@@ -23,6 +24,7 @@ from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_trials import OpShape
 from ..layers.ops import TORCH_OPS, Ops
 from ..layers.probe import select_ops
+from ..layers.products import NUMBA, BlockKernel
 from ..model_config import ModelConfig
 from .cuda_graph import CudaRecorder, Recorder
 
@@ -39,6 +41,8 @@ class DeviceBackends:
     """None: no graphs."""
     logits: LogitsProduct | None = None
     """None: the head's product is one of the others, and rounds to the model's dtype."""
+    products: BlockKernel | None = None
+    """None: no product has the form "numba"."""
 
 
 SMALL_WIDTH = 256
@@ -94,7 +98,8 @@ def _on_a_cpu(
 ) -> DeviceBackends:
     wanted = args.attention_backend
     is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
-    without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small))
+    products = _products(dtype) if args.linear_backend == NUMBA else None
+    without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small), products=products)
     if wanted == "torch_native" or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
@@ -106,7 +111,10 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
-    return replace(without, ops=select_ops(device, dtype, OpShape.of(config)), attention=attention)
+    ops = select_ops(device, dtype, OpShape.of(config))
+    if args.linear_backend == "auto":
+        products = _products(dtype)
+    return replace(without, ops=ops, attention=attention, products=products)
 
 
 def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsProduct | None:
@@ -121,6 +129,20 @@ def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsPr
         return ExactLogits(config.hidden_size)
     except Exception as error:  # compiled code may raise anything
         logger.warning("logits are rounded to bfloat16: %s: %s", type(error).__name__, str(error).splitlines()[0][:200])
+        return None
+
+
+def _products(dtype: torch.dtype) -> BlockKernel | None:
+    if dtype == torch.float16:
+        return None
+    try:
+        from ..layers.numba_ops.blocks import BlockProducts  # here: Numba is optional
+
+        return BlockProducts(Team(), dtype)
+    except Exception as error:  # compiled code may raise anything
+        logger.warning(
+            "matrix products are oneDNN's own: %s: %s", type(error).__name__, str(error).splitlines()[0][:200]
+        )
         return None
 
 

@@ -212,7 +212,7 @@ class ModelRunner:
                 load_weights(model.checkpoint_views(), folder)
             self._weight_bytes = sum(view.nbytes for view in model.checkpoint_views().values())
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
-            model.choose_products(args.linear_backend, rows, backends.logits)
+            model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
         except UnusableFormError as error:
             raise ModelLoadError(str(error)) from error
         except torch.OutOfMemoryError as error:

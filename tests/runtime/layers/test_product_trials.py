@@ -11,7 +11,19 @@ import torch
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
 from baton.runtime.layers.product_trials import UnusableFormError, best_choice, choose_products, try_products
-from baton.runtime.layers.products import FORMS, ONEDNN, PLAIN, ROW_COUNTS, TORCH, TRANSPOSED, ProductChoice
+from baton.runtime.layers.products import (
+    FORMS,
+    NUMBA,
+    ONEDNN,
+    PACKED,
+    PLAIN,
+    ROW_COUNTS,
+    TORCH,
+    TRANSPOSED,
+    ProductChoice,
+)
+
+from .test_products import kernel
 
 CPU = torch.device("cpu")
 
@@ -47,6 +59,14 @@ class TestBestChoice:
         by_rows = [times(1.0, 0.5, 0.6)] * len(ROW_COUNTS)
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
 
+    def test_packed_forms_change_with_the_rows(self) -> None:
+        by_rows = [times(1.0, 1.0, 0.8) | {NUMBA: seconds} for seconds in (0.7, 0.9, 0.79, 0.81)]
+        assert best_choice(dict(zip(ROW_COUNTS, by_rows))).forms == (NUMBA, ONEDNN, NUMBA, ONEDNN)
+
+    def test_the_better_packed_form_decides_whether_any_is_taken(self) -> None:
+        by_rows = [times(1.0, 1.0, 1.2) | {NUMBA: 0.8}] * len(ROW_COUNTS)
+        assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(NUMBA)
+
     def test_without_onednn_the_others_are_compared(self) -> None:
         by_rows = [times(1.0, 0.5, None)] * len(ROW_COUNTS)
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
@@ -61,8 +81,8 @@ class TestTrials:
             running: list[str] = []
             for name, prepare in list(FORMS.items()):
 
-                def noted(weight, bias, name=name, prepare=prepare):
-                    product = prepare(weight, bias)
+                def noted(source, name=name, prepare=prepare):
+                    product = prepare(source)
                     return lambda x: (running.append(name), product(x))[1]
 
                 monkeypatch.setitem(FORMS, name, noted)
@@ -78,15 +98,15 @@ class TestTrials:
 
     @pytest.mark.parametrize("winner", FORMS)
     def test_the_fastest_is_found_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
-        layers = [linear(64, 32), linear(48, 32), linear(64, 32)]
+        layers = [linear(64, 32), linear(128, 32), linear(64, 32)]
         with caplog.at_level(logging.INFO):
-            choices = try_products(layers, timer=fast(winner))
+            choices = try_products(layers, kernel=kernel(torch.float32), timer=fast(winner))
         choice = ProductChoice.of(winner)
         if winner == TRANSPOSED:
             choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH))
-        assert choices == dict.fromkeys([(48, 32), (64, 32)], choice)
+        assert choices == dict.fromkeys([(64, 32), (128, 32)], choice)
         (line,) = [record.message for record in caplog.records if "matrix products" in record.message]
-        assert f"48×32 {choice}" in line and f"64×32 {choice}" in line
+        assert f"128×32 {choice}" in line and f"64×32 {choice}" in line
 
     def test_a_busy_processor_does_not_hold_the_start_up(self, monkeypatch, caplog) -> None:
         monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
@@ -106,11 +126,11 @@ class TestTrials:
         assert choices == {(48, 32): ProductChoice.of(ONEDNN), (64, 32): PLAIN}
 
     def test_a_form_that_fails_or_lies_is_left_out_with_a_word(self, monkeypatch, caplog) -> None:
-        def fail(weight, bias):
+        def fail(source):
             raise RuntimeError("not built with oneDNN")
 
         monkeypatch.setitem(FORMS, ONEDNN, fail)
-        monkeypatch.setitem(FORMS, TRANSPOSED, lambda weight, bias: lambda x: x @ weight.t())  # no bias
+        monkeypatch.setitem(FORMS, TRANSPOSED, lambda source: lambda x: x @ source.weight.t())  # no bias
         choices = try_products([linear(64, 32)], timer=lambda call: 1.0)
         assert choices == {(64, 32): PLAIN}
         (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
@@ -123,14 +143,39 @@ class TestChoose:
     def test_a_form_asked_for_is_used_everywhere(self, form: str) -> None:
         layer, kept, x = linear(64, 32), linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
-        choose_products([layer, kept], form, kept=[kept])
-        assert (layer.weight is None) is (form == ONEDNN), "its own copy is enough"
+        choose_products([layer, kept], form, [kept], kernel(torch.float32) if form == NUMBA else None)
+        assert (layer.weight is None) is (form in PACKED), "its own copy is enough"
         assert kept.weight is not None
         for one in (layer, kept):
             torch.testing.assert_close(one(x), expected, atol=1e-5, rtol=1e-5)
 
+    def test_a_shape_without_a_kernel_is_onednns(self) -> None:
+        fits, odd, x = linear(64, 32), linear(80, 32), torch.randn(3, 32)
+        expected = odd(x)
+        choose_products([fits, odd], NUMBA, kernel=kernel(torch.float32))
+        assert fits.weight is None and odd.weight is None
+        torch.testing.assert_close(odd(x), expected, atol=1e-5, rtol=1e-5)
+
+    def test_a_kernel_that_is_wrong_for_a_shape_is_not_used_there(self) -> None:
+        """oneDNN may lay out one shape in another way than the next."""
+
+        class Wrong:
+            def prepare(self, blocks, size, bias):
+                right = kernel(torch.float32).prepare(blocks, size, bias)
+                return right if size == (128, 64) else lambda x: right(x) + 1
+
+        layer, x = linear(64, 32), torch.randn(3, 32)
+        expected = layer(x)
+        assert NUMBA not in try_products([layer], kernel=Wrong(), timer=lambda call: 1.0)[64, 32].forms
+        choose_products([layer], NUMBA, kernel=Wrong())
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
+
+    def test_without_numba_it_is_refused(self) -> None:
+        with pytest.raises(UnusableFormError, match=r"--linear-backend numba: .*kernels are not in use.*; use auto"):
+            choose_products([linear(64, 32)], NUMBA)
+
     def test_a_form_that_fails_here_is_refused_with_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(weight, bias):
+        def fail(source):
             raise RuntimeError("fp16 needs avx512_fp16")
 
         monkeypatch.setitem(FORMS, ONEDNN, fail)
@@ -138,14 +183,14 @@ class TestChoose:
             choose_products([linear(64, 32)], ONEDNN)
 
     def test_small_models_are_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(product_trials, "try_products", lambda layers, kept: pytest.fail("tried"))
+        monkeypatch.setattr(product_trials, "try_products", lambda *args: pytest.fail("tried"))
         layer = linear(64, 32)
         choose_products([layer], "auto")
         assert layer.weight is not None
 
     def test_large_ones_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 1000)
-        monkeypatch.setattr(product_trials, "try_products", lambda layers, kept: {(64, 32): ProductChoice.of(ONEDNN)})
+        monkeypatch.setattr(product_trials, "try_products", lambda *args: {(64, 32): ProductChoice.of(ONEDNN)})
         layer, x = linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
         choose_products([layer], "auto")

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.runtime.layers.products import FORMS, ONEDNN, ROW_COUNTS, TORCH, TRANSPOSED, ProductChoice
+from baton.runtime.layers.products import (
+    FORMS,
+    NUMBA,
+    ONEDNN,
+    PACKED,
+    ROW_COUNTS,
+    TORCH,
+    TRANSPOSED,
+    BlockKernel,
+    Product,
+    ProductChoice,
+    Source,
+)
 
 MIXED = ProductChoice((TORCH, TRANSPOSED, TORCH, TRANSPOSED))
-CHOICES = [*map(ProductChoice.of, FORMS), MIXED]
+PACKED_MIX = ProductChoice((NUMBA, ONEDNN, NUMBA, ONEDNN))
+CHOICES = [*map(ProductChoice.of, FORMS), MIXED, PACKED_MIX]
+
+
+def prepare(choice: ProductChoice, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    return choice.prepare(Source(weight, bias, kernel(weight.dtype) if NUMBA in choice.forms else None))
+
+
+@cache
+def kernel(dtype: torch.dtype) -> BlockKernel:
+    pytest.importorskip("numba")
+    from baton.attention.numba_paged.team import Team
+    from baton.runtime.layers.numba_ops.blocks import BlockProducts
+
+    return BlockProducts(Team(), dtype)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
@@ -17,9 +45,9 @@ CHOICES = [*map(ProductChoice.of, FORMS), MIXED]
 @pytest.mark.parametrize("rows", [1, 7, 8, 16, 17, 32, 48, 49])
 def test_every_form_equals_f_linear(choice: ProductChoice, rows: int, with_bias: bool) -> None:
     torch.manual_seed(rows)
-    x, weight = torch.randn(rows, 48), torch.randn(70, 48)
-    bias = torch.randn(70) if with_bias else None
-    found = choice.prepare(weight, bias)(x)
+    x, weight = torch.randn(rows, 48), torch.randn(128, 48)
+    bias = torch.randn(128) if with_bias else None
+    found = prepare(choice, weight, bias)(x)
     assert found.is_contiguous()
     torch.testing.assert_close(found, F.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
 
@@ -28,16 +56,16 @@ def test_every_form_equals_f_linear(choice: ProductChoice, rows: int, with_bias:
 @pytest.mark.parametrize("rows", [1, 16])
 def test_half_precision_keeps_its_dtype(choice: ProductChoice, rows: int) -> None:
     torch.manual_seed(rows)
-    x, weight = torch.randn(rows, 8).bfloat16(), torch.randn(6, 8).bfloat16()
-    found = choice.prepare(weight, None)(x)
+    x, weight = torch.randn(rows, 8).bfloat16(), torch.randn(64, 8).bfloat16()
+    found = prepare(choice, weight, None)(x)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), x.float() @ weight.float().t(), atol=0.05, rtol=0.02)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_only_a_form_that_reads_the_weight_keeps_it(choice: ProductChoice) -> None:
-    weight = torch.ones(4, 8)
-    product = choice.prepare(weight, None)
+    weight = torch.ones(64, 8)
+    product = prepare(choice, weight, None)
     weight.zero_()
     assert bool(product(torch.ones(1, 8)).any()) is not choice.keeps_weight
 
@@ -45,8 +73,8 @@ def test_only_a_form_that_reads_the_weight_keeps_it(choice: ProductChoice) -> No
 def test_the_form_depends_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for name in (TORCH, TRANSPOSED):
-        monkeypatch.setitem(FORMS, name, lambda weight, bias, name=name: lambda x: seen.append(name))
-    product = MIXED.prepare(torch.ones(4, 8), None)
+        monkeypatch.setitem(FORMS, name, lambda source, name=name: lambda x: seen.append(name))
+    product = prepare(MIXED, torch.ones(4, 8), None)
     for rows in (1, 7, 8, 16, 17, 48, 49, 5000):
         product(torch.ones(rows, 8))
     assert seen == [TORCH, TORCH, TRANSPOSED, TRANSPOSED, TORCH, TORCH, TRANSPOSED, TRANSPOSED]
@@ -55,3 +83,16 @@ def test_the_form_depends_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_choice_says_what_it_is() -> None:
     assert str(ProductChoice.of(ONEDNN)) == "onednn" and len(MIXED.forms) == len(ROW_COUNTS)
     assert str(MIXED) == "torch/transposed/torch/transposed"
+
+
+def test_packed_forms_share_one_copy_of_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[torch.Tensor] = []
+    for name in PACKED:
+        monkeypatch.setitem(FORMS, name, lambda source: packed.append(source.blocks))
+    prepare(PACKED_MIX, torch.ones(64, 8), None)
+    assert len(packed) == 2 and packed[0] is packed[1]
+
+
+def test_without_kernels_the_form_says_so() -> None:
+    with pytest.raises(ValueError, match="Numba's kernels are not in use"):
+        ProductChoice.of(NUMBA).prepare(Source(torch.ones(64, 8), None))

@@ -44,7 +44,7 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("page_size, products", [(1, "torch"), (16, "onednn"), (1, "transposed")])
+@pytest.mark.parametrize("page_size, products", [(1, "torch"), (16, "onednn"), (1, "transposed"), (64, "numba")])
 def test_logits_of_prefill_chunks_and_decode(model, page_size, products):
     """Rows with prefixes of all kinds share the steps; every token's logits are compared."""
     reference, folder = model

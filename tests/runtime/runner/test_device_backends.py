@@ -94,6 +94,22 @@ def test_logits_of_half_precision_are_not_rounded(caplog, monkeypatch):
     assert "logits are rounded to bfloat16: ZeroDivisionError" in caplog.text
 
 
+def test_products_of_packed_weights_have_a_kernel(caplog, monkeypatch):
+    pytest.importorskip("numba")
+    from baton.runtime.layers.numba_ops import blocks
+
+    assert isinstance(choose(CPU).products, blocks.BlockProducts)
+    assert choose(CPU, [SMALL]).products is None, "small models gain nothing"
+    assert choose(CPU, attention_backend="torch_native").products is None
+    assert choose(CPU, linear_backend="torch").products is None
+    by_name = choose(CPU, [SMALL], attention_backend="torch_native", linear_backend="numba")
+    assert isinstance(by_name.products, blocks.BlockProducts)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    monkeypatch.setattr(blocks, "width_of_blocks", lambda *_: 1 / 0)
+    assert choose(CPU).products is None
+    assert "matrix products are oneDNN's own: ZeroDivisionError" in caplog.text
+
+
 def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):
     pytest.importorskip("numba")
     from baton.attention.numba_paged.backend import NumbaPagedBackend

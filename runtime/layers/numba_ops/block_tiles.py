@@ -1,0 +1,147 @@
+"""A tile of a product with a weight in blocks, as a Numba intrinsic over addresses: all sums stay in registers.
+
+In float32 a block of a weight [out, in] holds, input by input, its numbers for WIDTH outputs. In bfloat16 it holds them
+pair by pair of inputs: for each output two numbers, which make a word of 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features, llvm_version_info
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+from ....attention.numba_paged.operations import KINDS, sized, without_result
+from ....attention.numba_paged.vectors import LANES, LINE, Vectors
+
+intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
+
+VOID, INT = types.void, types.int64
+
+Cell = tuple[int, int]
+"""A row and a vector of outputs."""
+
+AHEAD = 8192
+"""Bytes between what is multiplied and what is fetched: the processor by itself looks less far, and does not cross
+pages."""
+UNROLLED = 4
+"""Inputs, or pairs, of a turn of the loop."""
+SUMMED = 256
+"""Inputs, or pairs, that are summed before the sum is added to the others: the error grows with the longest sum."""
+
+HAS_PAIRS = bool(get_host_cpu_features().get("avx512bf16"))
+"""Does the processor multiply pairs of bfloat16?"""
+LLVM_HAS_BFLOAT = llvm_version_info[0] >= 16
+"""Before that its instructions took such numbers as integers."""
+HAS_512_BITS = bool(get_host_cpu_features().get("avx512f"))
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+def _add_pairs(v: Vectors, total: Any, pairs: Any, by: Any) -> Any:
+    """total + pairs · by, lane by lane; both words of two bfloat16."""
+    b, words = v.b, ir.VectorType(v.i32, LANES)
+    if HAS_PAIRS:
+        pair = ir.VectorType(_BFloat(), 2 * LANES) if LLVM_HAS_BFLOAT else words
+        kind = ir.FunctionType(total.type, [total.type, pair, pair])
+        multiply = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+        return b.call(multiply, [total, b.bitcast(pairs, pair), b.bitcast(by, pair)])
+    low, high = ir.Constant(words, [16] * LANES), ir.Constant(words, [-65536] * LANES)
+    for side in (lambda word: b.shl(word, low), lambda word: b.and_(word, high)):
+        total = v.fma(b.bitcast(side(pairs), total.type), b.bitcast(side(by), total.type), total)
+    return total
+
+
+def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[Cell, Any]], None]) -> dict[Cell, Any]:
+    """The sums of all steps. ``add`` adds those of one step to what lies in variables."""
+    b, at_once, unrolled = v.b, v.i64_of(SUMMED), v.i64_of(UNROLLED)
+    totals = {cell: v.variable(v.constant(0.0)) for cell in cells}
+    with v.loop(b.udiv(b.add(steps, v.i64_of(SUMMED - 1)), at_once)) as run:
+        begin = b.mul(run.index, at_once)
+        left = b.sub(steps, begin)
+        count = b.select(b.icmp_signed("<", left, at_once), left, at_once)
+        sums = {cell: v.variable(v.constant(0.0)) for cell in cells}
+        turns = b.udiv(count, unrolled)
+        with v.loop(turns) as loop:
+            first = b.add(begin, b.mul(loop.index, unrolled))
+            for number in range(UNROLLED):
+                add(b.add(first, v.i64_of(number)), sums)
+        done = b.mul(turns, unrolled)
+        with v.loop(b.sub(count, done)) as loop:
+            add(b.add(begin, b.add(done, loop.index)), sums)
+        for cell in cells:
+            b.store(b.fadd(b.load(totals[cell]), b.load(sums[cell])), totals[cell])
+    return {cell: b.load(total) for cell, total in totals.items()}
+
+
+@intrinsic(prefer_literal=True)
+def block_tile(
+    _context: Any,
+    rows: Any,
+    vectors: Any,
+    width: Any,
+    kind: Any,
+    _steps: Any,
+    _x: Any,
+    _x_step: Any,
+    _weight: Any,
+    _bias: Any,
+    _target: Any,
+    _target_step: Any,
+) -> Any:
+    """target[row, j] = x[row] · weight[:, j] + bias[j], for ``vectors`` × LANES outputs of a block of ``width``.
+
+    steps: inputs, or pairs of them. x and target in ``kind`` (an index into KINDS); their steps are bytes from row to
+    row. bias: 0 for none.
+    """
+    num_rows, num, wide, name = sized(rows), sized(vectors), sized(width), KINDS[sized(kind)]
+    item = 4 if name == "float32" else 2
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        steps, x, x_step, weight, bias, target, target_step = arguments[4:]
+        b, words = v.b, ir.VectorType(v.i32, LANES)
+        from_x = [b.add(x, b.mul(x_step, v.i64_of(row))) for row in range(num_rows)]
+        cells = [(row, part) for row in range(num_rows) for part in range(num)]
+
+        def add(step: Any, sums: dict[Cell, Any]) -> None:
+            """What one input gives, or a pair: a word of x for each row, a line of the weight for each vector."""
+            place, word = b.add(weight, b.mul(step, v.i64_of(4 * wide))), b.mul(step, v.i64_of(4))
+            v.prefetch(v.shifted(place, AHEAD), num * LINE)
+            lines = [v.load(v.shifted(place, LINE * part), LANES) for part in range(num)]
+            for row in range(num_rows):
+                by = v.splat(v.load_float(b.add(from_x[row], word)), LANES)
+                for part in range(num):
+                    total = b.load(sums[row, part])
+                    if name == "float32":
+                        total = v.fma(lines[part], by, total)
+                    else:
+                        total = _add_pairs(v, total, b.bitcast(lines[part], words), b.bitcast(by, words))
+                    b.store(total, sums[row, part])
+
+        totals = _summed(v, steps, cells, add)
+        places = [b.add(target, b.mul(target_step, v.i64_of(row))) for row in range(num_rows)]
+        with b.if_else(b.icmp_signed("!=", bias, v.i64_of(0))) as (then, otherwise):
+            with then:
+                for row, part in cells:
+                    more = v.load(v.shifted(bias, item * LANES * part), LANES, name)
+                    v.store(b.fadd(totals[row, part], more), v.shifted(places[row], item * LANES * part), name)
+            with otherwise:
+                for row, part in cells:
+                    v.store(totals[row, part], v.shifted(places[row], item * LANES * part), name)
+
+    return VOID(rows, vectors, width, kind, *[INT] * 7), without_result(generate)

@@ -1,0 +1,152 @@
+"""Products of few rows with a weight that oneDNN has packed, as fast as memory gives it.
+
+For few rows a product is a matter of reading the weight once. torch's call of oneDNN takes several microseconds beside
+that, and looks ahead only as far as the processor does by itself; this kernel reads the same blocks, so that no other
+copy of the weight is needed, and is called like all others here.
+
+How the blocks lie is oneDNN's own affair. So it is found out, not assumed: a weight whose numbers tell their places is
+packed and looked at. If they lie in another way, there is no such product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import addressof, c_int64
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....attention.numba_paged import operations, vectors
+from ....attention.numba_paged.compiling import checksum, compiled
+from ....attention.numba_paged.operations import KINDS, fetch_add, peek
+from ....attention.numba_paged.team import Team
+from ....attention.numba_paged.vectors import LANES, LINE
+from ..products import reorder
+from . import block_tiles
+from .block_tiles import HAS_512_BITS, block_tile
+
+NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP = range(11)
+"""Of the kernel's arguments, an array of int64. COUNT: of blocks; STEPS: inputs, or pairs of them."""
+ARGUMENTS = 11
+
+TILES = (12, 8, 4, 2, 1) if HAS_512_BITS else (6, 4, 2, 1, 1)
+"""Rows whose sums stay in registers: of the first two for half of a block's outputs, of the others for all."""
+
+WIDTHS = (64, 32)
+"""Outputs of a block that the kernel knows."""
+
+
+class UnknownBlocksError(ValueError):
+    """oneDNN lays weights out in a way that the kernel does not read."""
+
+
+@cache
+def block_kernel(width: int, kind: str) -> Any:
+    """A Numba cfunc; every thread of a team calls it."""
+    sources, number = checksum(operations, vectors, block_tiles), KINDS.index(kind)
+    item = 4 if kind == "float32" else 2
+    lines, half = width // LANES, width // LANES // 2
+    most, many, several, few, one = TILES
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        steps, x_step, out_step = peek(a + 8 * STEPS), peek(a + 8 * X_STEP), peek(a + 8 * OUT_STEP)
+        while True:
+            block = fetch_add(a + 8 * NEXT, 1)
+            if block >= peek(a + 8 * COUNT):
+                return
+            w = peek(a + 8 * WEIGHT) + block * peek(a + 8 * BLOCK_BYTES)
+            bias = peek(a + 8 * BIAS)
+            if bias != 0:
+                bias += block * width * item
+            x, out, left = peek(a + 8 * X), peek(a + 8 * OUT) + block * width * item, peek(a + 8 * ROWS)
+            while left > 0:
+                if left >= many:
+                    for part in range(2):
+                        at = part * half * LANES * item
+                        more = bias + at if bias != 0 else 0
+                        line = w + LINE * half * part
+                        if left >= most:
+                            block_tile(most, half, width, number, steps, x, x_step, line, more, out + at, out_step)
+                        else:
+                            block_tile(many, half, width, number, steps, x, x_step, line, more, out + at, out_step)
+                    done = most if left >= most else many
+                elif left >= several:
+                    block_tile(several, lines, width, number, steps, x, x_step, w, bias, out, out_step)
+                    done = several
+                elif left >= few:
+                    block_tile(few, lines, width, number, steps, x, x_step, w, bias, out, out_step)
+                    done = few
+                else:
+                    block_tile(one, lines, width, number, steps, x, x_step, w, bias, out, out_step)
+                    done = one
+                x, out, left = x + done * x_step, out + done * out_step, left - done
+
+    return compiled(kernel)
+
+
+class BlockProducts:
+    """Makes products of weights of one dtype. Whoever computes a model calls them from one thread."""
+
+    def __init__(self, team: Team, dtype: torch.dtype) -> None:
+        """Raises UnknownBlocksError, and whatever compiling raises."""
+        self._kind = str(dtype).removeprefix("torch.")
+        if self._kind not in ("float32", "bfloat16"):
+            raise UnknownBlocksError(f"there is no kernel for {self._kind}")
+        self._team = team
+        self._pairs = 1 if dtype == torch.float32 else 2
+        self._width = width_of_blocks(dtype, self._pairs)
+        self._kernel = block_kernel(self._width, self._kind)
+
+    def prepare(self, blocks: torch.Tensor, size: tuple[int, int], bias: torch.Tensor | None) -> BlockProduct:
+        """blocks: a weight [out, in] as `mkldnn._reorder_linear_weight` has made it; size: (out, in). Raises
+        UnknownBlocksError."""
+        out, into = size
+        if out % self._width or into % self._pairs:
+            raise UnknownBlocksError(f"{out} × {into} numbers do not fill blocks of {self._width} outputs")
+        product = BlockProduct(self._team, self._kernel, blocks, out, bias)
+        a = product.arguments
+        a[COUNT], a[STEPS] = out // self._width, into // self._pairs
+        a[BLOCK_BYTES] = torch.ops.mkldnn._nbytes(blocks) // a[COUNT]
+        return product
+
+
+class BlockProduct:
+    """See products.Product."""
+
+    def __init__(self, team: Team, kernel: Any, blocks: torch.Tensor, out: int, bias: torch.Tensor | None) -> None:
+        self.arguments = (c_int64 * ARGUMENTS)()
+        self._team, self._out, self._kept = team, out, (kernel, blocks, bias)
+        self._function, self._address = kernel.address, addressof(self.arguments)
+        self.arguments[WEIGHT] = torch.ops.mkldnn.data_ptr(blocks)
+        self.arguments[BIAS] = 0 if bias is None else bias.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out, a = x.new_empty(len(x), self._out), self.arguments
+        a[NEXT], a[ROWS] = 0, len(x)
+        a[X], a[X_STEP] = x.data_ptr(), x.stride(0) * x.element_size()
+        a[OUT], a[OUT_STEP] = out.data_ptr(), self._out * x.element_size()
+        self._team.run(self._function, self._address, torch.get_num_threads())
+        return out
+
+
+@cache
+def width_of_blocks(dtype: torch.dtype, pairs: int) -> int:
+    """Outputs of a block. Raises UnknownBlocksError."""
+    out, into = 256, 64
+    places = torch.arange(
+        out * into, dtype=torch.int16
+    )  # as bits of a number they are all different, and none is a NaN
+    weight = places.view(torch.bfloat16).view(out, into) if pairs == 2 else places.float().view(out, into)
+    packed = reorder(weight)
+    size = torch.ops.mkldnn._nbytes(packed)
+    raw = np.frombuffer((ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed)), dtype=np.uint8)
+    found = raw.view(np.int16 if pairs == 2 else np.float32).astype(np.int64)
+    for width in WIDTHS:
+        expected = places.numpy().reshape(out // width, width, into // pairs, pairs).transpose(0, 2, 1, 3).ravel()
+        if len(found) == len(expected) and (found == expected).all():
+            return width
+    raise UnknownBlocksError("oneDNN packs weights in another way on this processor")

@@ -1,0 +1,128 @@
+"""Products of weights in oneDNN's blocks against the product in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from baton.attention.numba_paged.team import Team
+from baton.runtime.layers.numba_ops import blocks
+from baton.runtime.layers.numba_ops.blocks import BlockProducts, UnknownBlocksError
+from baton.runtime.layers.products import BlockKernel, Product, Source, numba_product
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@cache
+def kernel(dtype: torch.dtype) -> BlockKernel:
+    return BlockProducts(Team(), dtype)
+
+
+def scene(rows: int, into: int, out: int, dtype: torch.dtype, *, has_bias: bool = False, seed: int = 0):
+    """x, the product, what it should give, and how far off that may be."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight, bias = (
+        torch.randn(*size, generator=generator).to(dtype) for size in ((rows, into), (out, into), (out,))
+    )
+    product = numba_product(Source(weight, bias if has_bias else None, kernel(dtype)))
+    expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
+    return x, product, expected
+
+
+def check(product: Product, x: torch.Tensor, expected: torch.Tensor) -> None:
+    found = product(x)
+    assert found.is_contiguous() and found.dtype == x.dtype and found.shape == expected.shape
+    allowed = 4e-6 if x.dtype == torch.float32 else 8e-3
+    torch.testing.assert_close(found.double(), expected, atol=allowed * x.shape[1] ** 0.5, rtol=allowed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    half=st.integers(1, 700),
+    blocks_of=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_sizes(rows: int, half: int, blocks_of: int, dtype: torch.dtype, has_bias: bool, seed: int) -> None:
+    x, product, expected = scene(rows, 2 * half, 64 * blocks_of, dtype, has_bias=has_bias, seed=seed)
+    check(product, x, expected)
+
+
+def test_an_odd_number_of_inputs() -> None:
+    x, product, expected = scene(3, 77, 64, torch.float32)
+    check(product, x, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_the_blocks(threads: int, dtype: torch.dtype) -> None:
+    x, product, expected = scene(9, 64, 64 * 7, dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(product, x, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_those_beside_it(dtype: torch.dtype) -> None:
+    """Or a request's tokens would depend on the batch it is in."""
+    x, product, _ = scene(31, 1408, 128, dtype, has_bias=True)
+    alone = torch.cat([product(row.unsqueeze(0)) for row in x])
+    for rows in range(2, len(x) + 1):
+        assert torch.equal(product(x[:rows]), alone[:rows])
+
+
+def test_rows_may_lie_apart() -> None:
+    x, product, expected = scene(6, 64, 64, torch.float32)
+    apart = torch.zeros(6, 100)[:, :64]
+    apart.copy_(x)
+    check(product, apart, expected)
+
+
+def test_many_numbers_are_summed_as_exactly_as_torch_does() -> None:
+    x, product, expected = scene(5, 8192, 64, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    torch.randn(5, 8192, generator=generator)
+    weight = torch.randn(64, 8192, generator=generator)
+    worst = float((torch.nn.functional.linear(x, weight).double() - expected).abs().max())
+    assert float((product(x).double() - expected).abs().max()) < 4 * worst
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
+    x, product, _ = scene(13, 64, 128, dtype)
+    x[7, 5] = float("nan")
+    found = product(x)
+    assert found[7].isnan().all() and not found[[row for row in range(13) if row != 7]].isnan().any()
+
+
+def test_what_does_not_fill_blocks_is_refused() -> None:
+    with pytest.raises(UnknownBlocksError, match="80 × 64 numbers do not fill blocks of"):
+        scene(1, 64, 80, torch.float32)
+    with pytest.raises(UnknownBlocksError, match="64 × 33 numbers"):
+        scene(1, 33, 64, torch.bfloat16)
+    with pytest.raises(UnknownBlocksError, match="float16"):
+        BlockProducts(Team(), torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_order_of_numbers_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another processor, or another oneDNN."""
+    packed = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(blocks, "reorder", lambda weight: packed(weight.flip(0).contiguous(), 32))
+    blocks.width_of_blocks.cache_clear()
+    try:
+        with pytest.raises(UnknownBlocksError, match="another way"):
+            BlockProducts(Team(), dtype)
+    finally:
+        blocks.width_of_blocks.cache_clear()
