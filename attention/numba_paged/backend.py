@@ -2,12 +2,16 @@
 
 Long extends may stay torch's (torch_native.py), where that is faster: there each key is used so often that gathering it
 costs nothing, and what counts is how fast a processor's own library multiplies matrices.
+
+Steps without such extends can be recorded (recording.py). Which tokens are of which sequence is not part of a
+recording: it has a number of tokens, and what they attend to is planned before each replay.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,11 +19,13 @@ import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
 from ..backend import AttentionBatch, AttentionSpec
+from ..graph_shape import GraphKind, GraphShape
 from ..torch_native import TorchNativeBackend
 from . import kernel as args
+from .copying import RowCopy
 from .kernel import ARGUMENTS, compile_kernel, scratch_bytes
 from .pieces import TOKENS_AT_ONCE, Work, cut
-from .team import Team
+from .team import Call, Team
 
 SHORT_EXTEND = 32
 """New tokens up to which the kernel is faster than tiles on any processor."""
@@ -33,57 +39,152 @@ ONE_THREAD = 1024
 """Work up to which one thread is faster than waking the others, in keys × tokens."""
 
 
+Kind = tuple[int | None, int, int, int]
+"""Window, KV heads, queries over one KV head, head size: what layers have in common that share a task."""
+
+OF_A_LAYER = [args.QUERIES, args.QUERY_STEP, args.KEYS, args.VALUES, args.OUT, args.OUT_STEP, args.SCALE, args.LEFT]
+OF_A_TASK = np.array([number for number in range(ARGUMENTS) if number not in OF_A_LAYER])
+"""Arguments that are the same for all layers of a kind, or not."""
+
+
 @dataclass(slots=True)
 class _Task:
-    """What layers of one kind share in a step; each fills in its tensors."""
+    """What layers of one kind share in a step."""
 
     work: Work
     arguments: np.ndarray
-    """int64 [ARGUMENTS], of the kernel."""
-    left: np.ndarray
-    """int64 [groups]: pieces of each that have not ended; counted down by the kernel."""
+    """int64 [ARGUMENTS], of the kernel; those of a layer are missing."""
     group_sizes: np.ndarray
+    """int64 [groups]: pieces of each."""
     threads: int
-    scratch: torch.Tensor
-    partial: torch.Tensor
-    """Memory whose addresses are among the arguments: kept for as long as they are."""
-    address: int = 0
-    """Of the arguments."""
-    scale: np.ndarray = field(init=False)
-    """float32 [1], among the arguments."""
+    kept: tuple[torch.Tensor, torch.Tensor]
+    """Memory whose addresses are among the arguments."""
 
-    def __post_init__(self) -> None:
-        self.address = self.arguments.ctypes.data
-        self.scale = self.arguments.view(np.float32)[2 * args.SCALE :][:1]
+
+class _Calls:
+    """Calls of one kind: of several layers that are recorded, or one that is run for all layers in turn."""
+
+    def __init__(self, call: Call, count: int) -> None:
+        self._arguments = np.zeros((count, ARGUMENTS), dtype=np.int64)
+        self._scales = self._arguments.view(np.float32)[:, 2 * args.SCALE]
+        self._left = np.empty(0, dtype=np.int64)
+        self.calls = [call.copied_to(row) for row in self._arguments]
+
+    def place(self, number: int, spec: AttentionSpec, pool: MHAKVPool, q: torch.Tensor, out: torch.Tensor) -> Call:
+        """Say where everything lies, and return the call. q and out: float32 [tokens, heads, head_dim]."""
+        call = self.calls[number]
+        a, k, v = call.arguments, pool.k[spec.layer_id], pool.v[spec.layer_id]
+        a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
+        a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
+        a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
+        self._scales[number] = spec.scale
+        return call
+
+    def take(self, task: _Task) -> None:
+        """Say what there is to do; nothing of it has been done."""
+        count = len(self._arguments)
+        self._arguments[:, OF_A_TASK] = task.arguments[OF_A_TASK]
+        if len(task.group_sizes):
+            self._left = np.tile(task.group_sizes, (count, 1))  # each counted down by a kernel
+            self._arguments[:, args.LEFT] = self._left.ctypes.data + self._left.strides[0] * np.arange(count)
+
+    def again(self, task: _Task) -> None:
+        """As `take`, for the same task."""
+        self._arguments[:, [args.NEXT, args.TICKET]] = 0
+        if len(task.group_sizes):
+            self._left[:] = task.group_sizes
+
+
+class _Planner:
+    """Makes tasks, in memory of its own. One step at a time."""
+
+    def __init__(self, pool: MHAKVPool) -> None:
+        self._pool = pool
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._partial = torch.empty(0)
+
+    def prepare(self, batch: AttentionBatch, members: np.ndarray, spec: AttentionSpec) -> _Task:
+        """members: bool [bs], the sequences that are attended."""
+        threads, group = torch.get_num_threads(), _group(spec)
+        shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
+        work = cut(batch, members, shared, spec.sliding_window, spec.num_kv_heads, threads)
+        scratch, floats = scratch_bytes(spec.head_dim, group, TOKENS_AT_ONCE), work.partial_tokens * group
+        if self._scratch.numel() < threads * scratch:
+            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
+        if self._partial.numel() < floats * (spec.head_dim + 2):
+            self._partial = torch.empty(floats * (spec.head_dim + 2))
+        sizes = work.groups[:, 1] - work.groups[:, 0]
+        k, table, partial = self._pool.k[spec.layer_id], batch.req_to_token, self._partial.data_ptr()
+        a = np.zeros(ARGUMENTS, dtype=np.int64)
+        a[args.COUNT], a[args.PIECES] = len(work.pieces), work.pieces.ctypes.data
+        a[args.ROWS], a[args.BEGINS], a[args.ENDS] = (x.ctypes.data for x in (work.rows, work.begins, work.ends))
+        a[args.GROUPS] = work.groups.ctypes.data
+        a[args.TABLE], a[args.TABLE_STEP] = table.data_ptr(), 4 * table.stride(0)
+        a[args.SLOT_STEP] = k.stride(0) * k.element_size()
+        a[args.LARGEST], a[args.TOTALS], a[args.SUMS] = partial, partial + 4 * floats, partial + 8 * floats
+        a[args.SCRATCH], a[args.SCRATCH_STEP] = self._scratch.data_ptr(), scratch
+        few = 1 if work.cost <= ONE_THREAD else threads
+        return _Task(work, a, sizes, few, (self._scratch, self._partial))
+
+
+class _Kernels:
+    """The kernels of a model, and what brings their queries and results from its type to float32 and back."""
+
+    def __init__(self, pool: MHAKVPool, specs: Sequence[AttentionSpec], team: Team) -> None:
+        self._team, self._dtype = team, pool.dtype
+        kind = str(pool.dtype).removeprefix("torch.")
+        self._kernels = {
+            shape: compile_kernel(*shape, kind) for shape in {(spec.head_dim, _group(spec)) for spec in specs}
+        }
+        sizes = {spec.num_heads * spec.head_dim for spec in specs} if pool.dtype != torch.float32 else ()
+        self._widen = {size: RowCopy(team, size, pool.dtype, torch.float32) for size in sizes}
+        self._narrow = {size: RowCopy(team, size, torch.float32, pool.dtype) for size in sizes}
+
+    def call(self, spec: AttentionSpec, *, lasts: bool = False) -> Call:
+        return Call(self._kernels[spec.head_dim, _group(spec)], ARGUMENTS, lasts=lasts)
+
+    def widened(self, q: torch.Tensor) -> torch.Tensor:
+        return q if q.dtype == torch.float32 else self._widen[q.shape[1] * q.shape[2]](q)
+
+    def narrowed(self, out: torch.Tensor) -> torch.Tensor:
+        return out if self._dtype == torch.float32 else self._narrow[out.shape[1] * out.shape[2]](out)
+
+
+def _group(spec: AttentionSpec) -> int:
+    return spec.num_heads // spec.num_kv_heads
+
+
+def _kind(spec: AttentionSpec) -> Kind:
+    return spec.sliding_window, spec.num_kv_heads, _group(spec), spec.head_dim
 
 
 class NumbaPagedBackend:
-    """AttentionBackend over an MHAKVPool on a CPU. One step at a time."""
+    """GraphBackend over an MHAKVPool on a CPU. One step at a time."""
 
     name: ClassVar[str] = "numba"
 
     def __init__(
-        self, kv_pool: MHAKVPool, specs: Sequence[AttentionSpec], *, longest_extend: int = SHORT_EXTEND
+        self,
+        kv_pool: MHAKVPool,
+        specs: Sequence[AttentionSpec],
+        *,
+        team: Team,
+        longest_extend: int = SHORT_EXTEND,
     ) -> None:
         """specs: of all layers; their kernels are compiled here. longest_extend: more new tokens of a sequence are
-        attended by torch. Raises NoTeamError."""
+        attended by torch."""
         self._longest_extend = longest_extend
-        self._pool = kv_pool
-        self._team = Team()
-        kind = str(kv_pool.dtype).removeprefix("torch.")
-        self._kernels = {
-            (spec.head_dim, group): compile_kernel(spec.head_dim, group, kind)
-            for spec in specs
-            for group in (spec.num_heads // spec.num_kv_heads,)
-        }
+        self._pool, self._team = kv_pool, team
+        self._kernels = _Kernels(kv_pool, specs, team)
+        self._planner = _Planner(kv_pool)
+        self._calls = {_kind(spec): _Calls(self._kernels.call(spec), 1) for spec in specs}
+        self._specs = list(specs)
         self._long = TorchNativeBackend(kv_pool)
         self._batch: AttentionBatch | None = None
         self._is_long = np.empty(0, dtype=bool)
         self._has_short = False
         self._long_tokens: slice | torch.Tensor | None = None
-        self._tasks: dict[tuple[int | None, int, int, int], _Task] = {}
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._partial = torch.empty(0)
+        self._tasks: dict[Kind, _Task] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
         """See AttentionBackend.plan. Pieces are cut when the first layer with a given window needs them."""
@@ -113,52 +214,66 @@ class NumbaPagedBackend:
         if self._long_tokens is not None:
             out[self._long_tokens] = self._long.run(spec, q[self._long_tokens]).float()
         if self._has_short:
-            self._attend(batch, spec, q.float(), out)
-        return out.to(q.dtype)
+            calls, task = self._calls[_kind(spec)], self._tasks.get(_kind(spec))
+            if task is None:
+                task = self._tasks[_kind(spec)] = self._planner.prepare(batch, ~self._is_long, spec)
+                calls.take(task)
+            else:
+                calls.again(task)
+            wide = self._kernels.widened(q)
+            self._team.run(calls.place(0, spec, self._pool, wide, out), task.threads)
+        return self._kernels.narrowed(out)
 
-    def _attend(self, batch: AttentionBatch, spec: AttentionSpec, q: torch.Tensor, out: torch.Tensor) -> None:
-        group = spec.num_heads // spec.num_kv_heads
-        kind = spec.sliding_window, spec.num_kv_heads, group, spec.head_dim
-        task = self._tasks.get(kind)
-        if task is None:
-            task = self._tasks[kind] = self._prepare(batch, spec, group)
-        k, v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
-        a = task.arguments
-        a[args.NEXT] = a[args.TICKET] = 0
-        if len(task.left):
-            np.copyto(task.left, task.group_sizes)
-        a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
-        a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
-        a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
-        task.scale[0] = spec.scale
-        self._team.run(self._kernels[spec.head_dim, group].address, task.address, task.threads)
+    # -- recorded steps ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, batch: AttentionBatch, spec: AttentionSpec, group: int) -> _Task:
-        """What layers of one kind share in a step."""
-        threads = torch.get_num_threads()
-        shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
-        work = cut(batch, ~self._is_long, shared, spec.sliding_window, spec.num_kv_heads, threads)
-        if work.cost <= ONE_THREAD:
-            threads = 1
-        scratch, floats = scratch_bytes(spec.head_dim, group, TOKENS_AT_ONCE), work.partial_tokens * group
-        if self._scratch.numel() < threads * scratch:
-            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
-        if self._partial.numel() < floats * (spec.head_dim + 2):
-            self._partial = torch.empty(floats * (spec.head_dim + 2))
-        sizes = work.groups[:, 1] - work.groups[:, 0]
-        k, table, partial = self._pool.k[spec.layer_id], batch.req_to_token, self._partial.data_ptr()
-        task = _Task(
-            work, np.zeros(ARGUMENTS, dtype=np.int64), sizes.copy(), sizes, threads, self._scratch, self._partial
-        )
-        a = task.arguments
-        a[args.COUNT], a[args.PIECES] = len(work.pieces), work.pieces.ctypes.data
-        a[args.ROWS], a[args.BEGINS], a[args.ENDS] = (x.ctypes.data for x in (work.rows, work.begins, work.ends))
-        a[args.GROUPS], a[args.LEFT] = work.groups.ctypes.data, task.left.ctypes.data
-        a[args.TABLE], a[args.TABLE_STEP] = table.data_ptr(), 4 * table.stride(0)
-        a[args.SLOT_STEP] = k.stride(0) * k.element_size()
-        a[args.LARGEST], a[args.TOTALS], a[args.SUMS] = partial, partial + 4 * floats, partial + 8 * floats
-        a[args.SCRATCH], a[args.SCRATCH_STEP] = self._scratch.data_ptr(), scratch
-        return task
+    def graph_kind(self, batch: AttentionBatch) -> GraphKind:
+        """See GraphBackend.graph_kind. A recording is of so many tokens, whatever they are of."""
+        return GraphKind.DECODE
+
+    def fits_graph(self, batch: AttentionBatch, shape: GraphShape) -> bool:
+        """See GraphBackend.fits_graph."""
+        return bool((batch.extend_lens <= self._longest_extend).all())
+
+    def open_graph(self, shape: GraphShape) -> RecordedAttention:
+        """See GraphBackend.open_graph."""
+        return RecordedAttention(self._pool, self._specs, self._kernels, self._planner, self._team)
+
+
+class RecordedAttention:
+    """GraphAttention of a recording, see recording.py."""
+
+    name: ClassVar[str] = NumbaPagedBackend.name
+
+    def __init__(
+        self, pool: MHAKVPool, specs: Sequence[AttentionSpec], kernels: _Kernels, planner: _Planner, team: Team
+    ) -> None:
+        self._pool, self._kernels, self._planner, self._team = pool, kernels, planner, team
+        self._of_kind: defaultdict[Kind, list[AttentionSpec]] = defaultdict(list)
+        for spec in specs:
+            self._of_kind[_kind(spec)].append(spec)
+        self._calls = {
+            kind: _Calls(kernels.call(alike[0], lasts=True), len(alike)) for kind, alike in self._of_kind.items()
+        }
+        self._tasks: list[_Task] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """See AttentionBackend.plan: tells every layer what there is to do."""
+        everyone = np.ones(len(batch.extend_lens), dtype=bool)
+        self._tasks = []  # kept while they are run
+        for kind, calls in self._calls.items():
+            task = self._planner.prepare(batch, everyone, self._of_kind[kind][0])
+            self._tasks.append(task)
+            calls.take(task)
+
+    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.run. Called once for each layer, while it is recorded."""
+        wide, out = self._kernels.widened(q), self._team.empty(q.shape, torch.float32)
+        number = self._of_kind[_kind(spec)].index(spec)
+        self._team.run(self._calls[_kind(spec)].place(number, spec, self._pool, wide, out), 1)
+        return self._kernels.narrowed(out)
+
+    def freeze(self) -> None:
+        """See GraphAttention.freeze: nothing moves."""
 
 
 def _tokens_of(batch: AttentionBatch, members: np.ndarray) -> slice | torch.Tensor:

@@ -13,6 +13,7 @@ from ...memory_pool.kv_pool import MHAKVPool
 from ..backend import AttentionBackend, AttentionSpec
 from ..probe import BEAMS, DECODE, EXTEND, LONG, ProbeScene, ProbeStep, probe_backend
 from ..torch_native import TorchNativeBackend
+from .team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class NumbaUnavailable(RuntimeError):
 
 
 def load_attention(
-    specs: Sequence[AttentionSpec], *, page_size: int, dtype: torch.dtype, device: torch.device
+    specs: Sequence[AttentionSpec], *, team: Team, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> MakeAttention:
     """A backend factory, once its kernels have passed the probe. Raises NumbaUnavailable."""
     began = time.monotonic()
@@ -37,15 +38,18 @@ def load_attention(
         from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
     except ImportError as error:  # not installed, or not for this numpy
         raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install 'baton[cpu]'") from error
+    where = {"page_size": page_size, "dtype": dtype, "device": device}
+    by_length = {
+        longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)
+    }
     try:
-        where = {"page_size": page_size, "dtype": dtype, "device": device}
-        probe_backend(NumbaPagedBackend, specs, (DECODE, EXTEND, BEAMS, LONG), **where)
-        probe_backend(partial(NumbaPagedBackend, longest_extend=ANY_EXTEND), specs, (LONG,), **where)
+        probe_backend(by_length[SHORT_EXTEND], specs, (DECODE, EXTEND, BEAMS, LONG), **where)
+        probe_backend(by_length[ANY_EXTEND], specs, (LONG,), **where)
     except Exception as error:
         raise NumbaUnavailable(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
     scene = ProbeScene(PREFILL, specs[0], **where)
     tiles = _seconds(TorchNativeBackend(scene.pool), scene)
-    kernel = _seconds(NumbaPagedBackend(scene.pool, specs[:1], longest_extend=ANY_EXTEND), scene)
+    kernel = _seconds(by_length[ANY_EXTEND](scene.pool, specs[:1]), scene)
     longest = ANY_EXTEND if kernel < tiles else SHORT_EXTEND
     logger.info(
         "attention kernels are ready after %.1f s; prompts by %s (%d tokens of a layer: kernel %.1f ms, torch %.1f ms)",
@@ -55,7 +59,7 @@ def load_attention(
         1e3 * kernel,
         1e3 * tiles,
     )
-    return partial(NumbaPagedBackend, longest_extend=longest)
+    return by_length[longest]
 
 
 def _seconds(backend: AttentionBackend, scene: ProbeScene) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
@@ -66,6 +67,49 @@ def fetch_add(_context: Any, _address: Any, _number: Any) -> Any:
         return b.atomic_rmw("add", b.inttoptr(arguments[0], Vectors(b).i64.as_pointer()), arguments[1], "seq_cst")
 
     return INT(INT, INT), lower
+
+
+@intrinsic
+def call_at(_context: Any, _address: Any) -> Any:
+    """Call a ``void f()``."""
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        v.b.call(v.b.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), []).as_pointer()), [])
+
+    return VOID(INT), without_result(generate)
+
+
+@intrinsic
+def call_with(_context: Any, _address: Any, _argument: Any) -> Any:
+    """Call a ``void f(int64)``."""
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [v.i64])
+        v.b.call(v.b.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
+
+    return VOID(INT, INT), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def copy_row(_context: Any, size: Any, source_kind: Any, target_kind: Any, _source: Any, _target: Any) -> Any:
+    """target = source, ``size`` numbers, rounded to the kind of the target."""
+    length, *names = sized(size), KINDS[sized(source_kind)], KINDS[sized(target_kind)]
+    from_item, to_item = (4 if name == "float32" else 2 for name in names)
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        source, target = arguments[3:]
+
+        def copied(at: Any, width: int) -> None:
+            numbers = v.load(v.element(source, at, from_item), width, names[0])
+            v.store(numbers, v.element(target, at, to_item), names[1])
+
+        with v.loop(v.i64_of(length // LANES)) as loop:
+            copied(v.b.mul(loop.index, v.i64_of(LANES)), LANES)
+        whole = length // LANES * LANES
+        for at, width in spans(length - whole):
+            copied(v.i64_of(whole + at), width)
+
+    return VOID(size, source_kind, target_kind, INT, INT), without_result(generate)
 
 
 @intrinsic

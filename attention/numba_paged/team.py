@@ -1,18 +1,22 @@
-"""Runs a compiled function on the threads that torch computes with.
+"""Runs compiled functions on the threads that torch computes with.
 
-A second set of threads beside torch's would be ruinous: both spin on the same cores while they wait for work. So the
+A second set of threads beside torch's would be ruinous: both spin on the same cores while they wait for work. So a
 function is handed to the OpenMP library that torch has loaded, by the call that compilers make of ``omp parallel``
 (GNU's libgomp; LLVM's library has the same one). How many threads there are, and for how long they spin, is then
 decided in one place for all (runtime/runner/cpu_threads.py).
+
+What a team is told to run can be recorded (recording.py) and then be run as a whole.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 
@@ -20,21 +24,69 @@ class NoTeamError(RuntimeError):
     """torch's OpenMP library cannot be found or called."""
 
 
+class Call:
+    """A compiled ``void f(address of its arguments)`` and its arguments, int64 all.
+
+    The first argument counts what the threads have taken. Whoever makes a call sets it to 0 before each run, and every
+    thread adds to it until nothing is left.
+    """
+
+    __slots__ = ("_compiled", "address", "arguments", "function", "lasts")
+
+    def __init__(self, compiled: Any, size: int, *, lasts: bool = False) -> None:
+        """compiled: a Numba cfunc; its code lives as long as this does. lasts: a recording takes this very object, as
+        somebody goes on to change its arguments; else a copy, as they are now."""
+        self._compiled, self.lasts = compiled, lasts
+        self.arguments = (ctypes.c_int64 * size)()
+        self.function, self.address = compiled.address, ctypes.addressof(self.arguments)
+
+    def copied_to(self, arguments: np.ndarray) -> Call:
+        """The same with arguments in other memory: int64, at least as many."""
+        other = Call.__new__(Call)
+        other._compiled, other.lasts, other.function = self._compiled, self.lasts, self.function
+        other.arguments = (ctypes.c_int64 * len(self.arguments)).from_buffer(arguments)
+        other.arguments[:] = self.arguments
+        other.address = ctypes.addressof(other.arguments)
+        return other
+
+
+class Recorder(Protocol):
+    """See recording.Recording."""
+
+    def add(self, call: Call) -> None: ...
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
+
+
 class Team:
-    """function, argument: addresses of a compiled ``void f(void *)`` and of what it is given."""
+    """torch's threads. For one thread of Python."""
+
+    recorder: Recorder | None = None
+    """Takes the calls, instead of their being run, and gives memory for what they compute."""
 
     def __init__(self) -> None:
         """Raises NoTeamError."""
-        self._parallel = ctypes.CDLL(_openmp_library()).GOMP_parallel
+        library = ctypes.CDLL(_openmp_library())
+        self._parallel = library.GOMP_parallel
         self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self._parallel.restype = None
+        self.barrier = ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value
+        """The address of a ``void f()`` from which no thread returns before all have called it."""
 
-    def run(self, function: int, argument: int, threads: int) -> None:
+    def run(self, call: Call, threads: int) -> None:
         """Every thread of the team calls it once; returns when all have. The GIL is free meanwhile."""
-        if threads > 1:
-            self._parallel(function, argument, threads, 0)
+        if self.recorder is not None:
+            self.recorder.add(call)
+        elif threads > 1:
+            self._parallel(call.function, call.address, threads, 0)
         else:
-            _called(function)(argument)
+            _called(call.function)(call.address)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory on the CPU for what a call computes."""
+        if self.recorder is not None:
+            return self.recorder.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype)
 
 
 @cache
@@ -54,6 +106,8 @@ def _openmp_library() -> str:
     candidates = near or found
     if len(candidates) != 1:
         raise NoTeamError(f"torch uses one of {sorted(candidates)}" if candidates else "torch uses no OpenMP library")
-    if not hasattr(ctypes.CDLL(candidates[0]), "GOMP_parallel"):
-        raise NoTeamError(f"{candidates[0]} has no GOMP_parallel")
+    library = ctypes.CDLL(candidates[0])
+    for name in ("GOMP_parallel", "GOMP_barrier"):
+        if not hasattr(library, name):
+            raise NoTeamError(f"{candidates[0]} has no {name}")
     return candidates[0]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from .linear import Linear
 from .norm import RMSNorm
+from .ops import Ops
 
 
 class LogitsProduct(Protocol):
@@ -28,13 +29,16 @@ def widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 class Embedding:
     """One row per token id."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, ops: Ops, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._ops = ops
         self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
         self.dtype = dtype
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] -> [tokens, hidden_size]"""
-        return F.embedding(input_ids, self.weight).to(self.dtype)
+        return self._ops.look_up(input_ids, self.weight, self.dtype)
 
     def read_from(self, rows: torch.Tensor) -> None:
         """Give the own matrix up and look tokens up in this one: the same numbers, in any float dtype."""

@@ -32,6 +32,7 @@ class Linear:
         self.weight: torch.Tensor | None = weight
         """[out, in]; None where the product has a copy of its own."""
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self._choice = PLAIN
         self._product = PLAIN.prepare(Source(weight, self.bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,9 +42,14 @@ class Linear:
     def use(self, choice: ProductChoice, kernel: BlockKernel | None = None) -> None:
         """Compute in this form from now on. The weights must have been loaded; once, as they may be given up."""
         assert self.weight is not None
+        self._choice = choice
         self._product = choice.prepare(Source(self.weight, self.bias, kernel))
         if not choice.keeps_weight:
             self.weight = None
+
+    def form(self, rows: int) -> str:
+        """The form of the product of so many rows."""
+        return self._choice.form(rows)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name -> the part of this layer's memory it fills."""

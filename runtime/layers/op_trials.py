@@ -77,6 +77,11 @@ class Trial:
         def weights(*size: int) -> torch.Tensor:
             return (0.5 + torch.rand(*size, generator=generator)).to(self.dtype).to(dtype).to(device)
 
+        if name == "look_up":
+            ids = torch.randint(POSITIONS, (tokens,), generator=generator).to(device)
+            return _host(op(ids, numbers(POSITIONS, shape.hidden_size), dtype))
+        if name == "add":
+            return _host(op(numbers(tokens, shape.hidden_size), numbers(tokens, shape.hidden_size)))
         if name == "rms_norm":
             return _host(op(numbers(tokens, shape.hidden_size), weights(shape.hidden_size), shape.eps))
         if name == "add_rms_norm":

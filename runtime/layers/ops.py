@@ -13,7 +13,19 @@ import torch
 
 from ...memory_pool.kv_pool import KVLayers, copy_kv
 from .rotary import rotate_and_store
-from .torch_ops import add_rms_norm, rms_norm, silu_and_mul
+from .torch_ops import add_rms_norm, look_up, rms_norm, silu_and_mul
+
+
+class LookUpOp(Protocol):
+    def __call__(self, ids: torch.Tensor, table: torch.Tensor, dtype: torch.dtype, /) -> torch.Tensor:
+        """ids: int64 [tokens]; table: [rows, size], of any float type -> its rows, [tokens, size], in ``dtype``."""
+        ...
+
+
+class AddOp(Protocol):
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, /) -> torch.Tensor:
+        """x, y [rows, size], contiguous -> x + y. Does not change either."""
+        ...
 
 
 class RMSNormOp(Protocol):
@@ -83,6 +95,8 @@ class Ops:
     """Within the device's memory, as fast as possible; for forks and partial pages."""
     transfer_kv: CopyKVOp
     """Between device memory and pinned host memory, on few multiprocessors, so that the others go on computing."""
+    look_up: LookUpOp
+    add: AddOp
 
 
 TORCH_OPS = Ops(
@@ -92,4 +106,6 @@ TORCH_OPS = Ops(
     rotate_and_store=rotate_and_store,
     copy_kv=copy_kv,
     transfer_kv=copy_kv,
+    look_up=look_up,
+    add=torch.add,
 )

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ...attention.numba_paged.team import Team
 from .op_trials import OP_NAMES, OpShape, Trial, tolerance
 from .ops import TORCH_OPS, Ops
 
@@ -34,6 +35,9 @@ PREFERENCE = {
     "copy_kv": (TRITON, SGL),
     # Must run on few multiprocessors; only sglang-kernel's does.
     "transfer_kv": (SGL,),
+    # One kernel each in torch, too; Numba's can be recorded.
+    "look_up": (NUMBA,),
+    "add": (NUMBA,),
 }
 
 
@@ -57,13 +61,13 @@ def load_triton(device: torch.device) -> Mapping[str, Callable[..., Any]]:
     return {name: getattr(triton_ops, name) for name in OP_NAMES if hasattr(triton_ops, name)}
 
 
-def numba_library(dtype: torch.dtype, shape: OpShape) -> Library:
+def numba_library(dtype: torch.dtype, shape: OpShape, team: Team) -> Library:
     """Its kernels are made for one model."""
 
     def load(device: torch.device) -> Mapping[str, Callable[..., Any]]:
         from .numba_ops import operations  # here: Numba is optional, and only for a CPU
 
-        return operations.load(shape, dtype)
+        return operations.load(shape, dtype, team)
 
     return Library(NUMBA, load)
 
@@ -71,9 +75,9 @@ def numba_library(dtype: torch.dtype, shape: OpShape) -> Library:
 LIBRARIES = (Library(SGL, load_sgl), Library(TRITON, load_triton))
 
 
-def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape) -> Ops:
-    """The fastest implementation of each operation that works on the device."""
-    return probe((numba_library(dtype, shape),) if device.type == "cpu" else LIBRARIES, shape, dtype, device)
+def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape, team: Team | None = None) -> Ops:
+    """The fastest implementation of each operation that works on the device. team: None on a GPU."""
+    return probe(LIBRARIES if team is None else (numba_library(dtype, shape, team),), shape, dtype, device)
 
 
 def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, device: torch.device) -> Ops:

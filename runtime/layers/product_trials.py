@@ -171,13 +171,18 @@ def best_choice(times: Mapping[int, Mapping[str, float]]) -> ProductChoice:
     """times: rows -> form -> seconds. All row counts weigh the same, whatever they take; none may lose."""
     plain = [_faster(of_rows) for of_rows in times.values()]
     if all(ONEDNN in of_rows for of_rows in times.values()):
-        packed = [
-            min((form for form in of_rows if form in PACKED), key=of_rows.__getitem__) for of_rows in times.values()
-        ]
+        packed = [_better_packed(of_rows) for of_rows in times.values()]
         gain = [of_rows[best] / of_rows[form] for of_rows, best, form in zip(times.values(), packed, plain)]
         if sum(gain) < WORTH_IT * len(gain) and max(gain) <= NO_LOSS:
             return ProductChoice(tuple(packed))
     return ProductChoice(tuple(plain))
+
+
+def _better_packed(of_rows: Mapping[str, float]) -> str:
+    """NUMBA unless it is slower by more than a little: its calls can be recorded."""
+    if NUMBA in of_rows and WORTH_IT * of_rows[NUMBA] <= of_rows[ONEDNN]:
+        return NUMBA
+    return ONEDNN
 
 
 def _faster(of_rows: Mapping[str, float]) -> str:

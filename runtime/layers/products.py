@@ -145,6 +145,10 @@ class ProductChoice:
 
         return multiply
 
+    def form(self, rows: int) -> str:
+        """What multiplies so many rows."""
+        return self.forms[bisect_left(_MOST_ROWS, rows)]
+
     def __str__(self) -> str:
         if len(set(self.forms)) == 1:
             return self.forms[0]

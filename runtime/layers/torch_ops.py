@@ -6,6 +6,11 @@ import torch
 import torch.nn.functional as F
 
 
+def look_up(ids: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """See ops.LookUpOp."""
+    return F.embedding(ids, table).to(dtype)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See ops.RMSNormOp."""
     return F.rms_norm(x, weight.shape, weight, eps)

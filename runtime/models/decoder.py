@@ -18,7 +18,7 @@ from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import choose_products
-from ..layers.products import BlockKernel
+from ..layers.products import NUMBA, BlockKernel
 from ..layers.rotary import RotaryEmbedding
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
@@ -178,7 +178,8 @@ class Decoder:
     """The whole model. Weights are uninitialised until `weights.load_weights` or `weights.fill_dummy` has run."""
 
     def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ops, dtype=dtype, device=device)
+        self._ops = ops
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.context_length, dtype=dtype, device=device)
         self.layers = [
             DecoderLayer(config, i, ops, self.rotary, dtype=dtype, device=device) for i in range(config.num_layers)
@@ -200,7 +201,7 @@ class Decoder:
         x, residual = self.embed_tokens(inputs.input_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, inputs, kv_pool, attention)
-        return x if residual is None else x + residual
+        return x if residual is None else self._ops.add(x, residual)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]."""
@@ -229,6 +230,10 @@ class Decoder:
         choose_products([*linears, head], form, kept, kernel)
         if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
             self.embed_tokens.read_from(embedding_rows)
+
+    def is_recordable(self, tokens: int) -> bool:
+        """Are all products of the layers, for a step of so many tokens, calls that attention's team can record?"""
+        return all(linear.form(tokens) == NUMBA for layer in self.layers for linear in layer.linears)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name -> memory to fill: every tensor the model needs, and no other."""

@@ -1,5 +1,7 @@
 """Captures forwards of fixed shapes once and replays them: one launch in place of several hundred.
 
+On a GPU they are CUDA graphs; on a CPU, recorded calls of Numba's kernels (attention/numba_paged/recording.py).
+
     step ─▶ find a shape ─▶ pad the step to it (forward_batch) ─▶ plan attention, copy the inputs ─▶ replay ─▶ hidden
 
 A graph covers the layers, from token ids to hidden states. Everything around them differs from step to step and stays
@@ -14,7 +16,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from tqdm import tqdm
@@ -34,6 +36,11 @@ Forward = Callable[[StepInputs, AttentionBackend], torch.Tensor]
 class Recorder(Protocol):
     """Captures a computation on tensors that stay where they are."""
 
+    @property
+    def name(self) -> str:
+        """What it makes."""
+        ...
+
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """-> (the output, a function that recomputes it from the current contents of the inputs)."""
         ...
@@ -42,6 +49,8 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Records with torch.cuda.CUDAGraph. All graphs share one memory pool, as no two run at the same time. All are
     captured on one stream, as torch keeps a cuBLAS workspace for every stream it has seen (32 MiB on Hopper)."""
+
+    name: ClassVar[str] = "CUDA graphs"
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -84,7 +93,7 @@ class GraphRunner:
         self._attention = attention
         self._shapes = shapes
         self._graphs: dict[GraphShape, _Graph] = {}
-        progress = tqdm(shapes.largest_first, desc="Capturing CUDA graphs", unit="graph", disable=None)
+        progress = tqdm(shapes.largest_first, desc=f"Capturing {recorder.name}", unit="graph", disable=None)
         # No garbage collection during a capture: it might free another graph.
         gc.collect()
         gc.disable()
@@ -116,6 +125,19 @@ class GraphRunner:
         graph = self._graphs[shape]
         graph.replay()
         return graph.hidden
+
+    def check(self, forward: Forward, attention: AttentionBackend, req_to_token: torch.Tensor) -> None:
+        """Compare the smallest and the largest with ``forward``, on padding. Raises RuntimeError where they differ."""
+        shapes = self._shapes.largest_first
+        for shape in (shapes[-1], shapes[0]):
+            graph, batch = self._graphs[shape], padding_only(req_to_token, shape)
+            graph.attention.plan(batch)
+            attention.plan(batch)
+            expected = forward(graph.inputs, attention)
+            found, largest = self.replay(shape), max(1.0, float(expected.abs().max()))
+            allowed = 16 * torch.finfo(expected.dtype).eps
+            if not torch.allclose(found, expected, atol=allowed * largest, rtol=allowed):
+                raise RuntimeError(f"a step of {shape.tokens} tokens computes other numbers than without it")
 
     def _capture(self, forward: Forward, shape: GraphShape, recorder: Recorder, req_to_token: torch.Tensor) -> _Graph:
         attention = self._attention.open_graph(shape)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
-from ...attention.numba_paged.team import Team
+from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import MHAKVPool
 from ..checkpoint.model_files import ModelLoadError
@@ -39,6 +40,8 @@ class DeviceBackends:
     attention: Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
     recorder: Callable[[], Recorder] | None
     """None: no graphs."""
+    any_tokens: bool = False
+    """A graph is of so many tokens, whatever they are of, and takes little time and memory to make."""
     logits: LogitsProduct | None = None
     """None: the head's product is one of the others, and rounds to the model's dtype."""
     products: BlockKernel | None = None
@@ -98,23 +101,29 @@ def _on_a_cpu(
 ) -> DeviceBackends:
     wanted = args.attention_backend
     is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
-    products = _products(dtype) if args.linear_backend == NUMBA else None
-    without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small), products=products)
+    without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small))
+    if args.linear_backend == NUMBA:
+        without = replace(without, products=_products(dtype))
     if wanted == "torch_native" or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
 
     try:
-        attention = load_attention(specs, page_size=page_size, dtype=dtype, device=device)
-    except NumbaUnavailable as error:
+        team = Team()
+        attention = load_attention(specs, team=team, page_size=page_size, dtype=dtype, device=device)
+    except (NumbaUnavailable, NoTeamError) as error:
         if wanted == "numba":
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
-    ops = select_ops(device, dtype, OpShape.of(config))
-    if args.linear_backend == "auto":
-        products = _products(dtype)
-    return replace(without, ops=ops, attention=attention, products=products)
+    ops = select_ops(device, dtype, OpShape.of(config), team)
+    products = _products(dtype, team) if args.linear_backend in ("auto", NUMBA) else None
+    recorder = None
+    if args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
+        from ...attention.numba_paged.recording import TeamRecorder
+
+        recorder = partial(TeamRecorder, team)
+    return replace(without, ops=ops, attention=attention, products=products, recorder=recorder, any_tokens=True)
 
 
 def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsProduct | None:
@@ -132,13 +141,13 @@ def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsPr
         return None
 
 
-def _products(dtype: torch.dtype) -> BlockKernel | None:
+def _products(dtype: torch.dtype, team: Team | None = None) -> BlockKernel | None:
     if dtype == torch.float16:
         return None
     try:
         from ..layers.numba_ops.blocks import BlockProducts  # here: Numba is optional
 
-        return BlockProducts(Team(), dtype)
+        return BlockProducts(team or Team(), dtype)
     except Exception as error:  # compiled code may raise anything
         logger.warning(
             "matrix products are oneDNN's own: %s: %s", type(error).__name__, str(error).splitlines()[0][:200]

@@ -51,8 +51,8 @@ def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> Attenti
 def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
     """Pad the batch to the shape with sequences over the padding row. In a decode each has one new token. In an extend
     the last has all missing tokens, and the others have no token but one position to read."""
-    missing = shape.sequences - len(batch.host_rows)
     tokens = shape.tokens - int(batch.extend_lens.sum())
+    missing = tokens if shape.kind is GraphKind.DECODE else shape.sequences - len(batch.host_rows)
     if missing == 0:
         return batch
     extend_lens = np.ones(missing, dtype=np.int32)

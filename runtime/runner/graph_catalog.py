@@ -6,6 +6,8 @@ graphs is worth more than the padding costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...attention.graph_shape import GraphKind, GraphShape
 
 QUERY_TILE = 64
@@ -50,6 +52,13 @@ class GraphCatalog:
             for size in extend_sizes(max_tokens if max_sequences else 0)
         ]
         self._of_kind = {GraphKind.DECODE: decode, GraphKind.EXTEND: extend, GraphKind.SHARED: shared}
+
+    @classmethod
+    def of_tokens(cls, sizes: Sequence[int]) -> GraphCatalog:
+        """Steps of just these numbers of tokens, whatever they are of: for backends that plan that in each replay."""
+        catalog = cls(max_sequences=0, max_tokens=0, group=1)
+        catalog._of_kind[GraphKind.DECODE] = [GraphShape(GraphKind.DECODE, size, size) for size in sorted(sizes)]
+        return catalog
 
     @property
     def largest_first(self) -> list[GraphShape]:

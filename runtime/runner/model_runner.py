@@ -29,7 +29,7 @@ from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..tiers.transfer import Transfers
-from .cuda_graph import GraphRunner, Recorder
+from .cuda_graph import GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
 from .graph_catalog import GraphCatalog
@@ -46,6 +46,9 @@ from .memory_sizing import (
 from .step_profile import StepProfiler
 
 logger = logging.getLogger(__name__)
+
+MAX_RECORDED = 48
+"""Tokens of the largest step that is recorded on a CPU: in larger ones the products take nearly all the time."""
 
 
 @dataclass(slots=True)
@@ -110,10 +113,10 @@ class ModelRunner:
                 args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
             )
             self._model = self._load(args, folder, backends)
-            shapes = self._graph_catalog(args, max_running)
+            shapes = self._graph_catalog(args, max_running, backends)
             # The last row is padding: all its entries are slot 0.
             self._mirror = untouched_zeros((num_rows + 1, self.config.context_length), torch.int32, self.device)
-            plan = self._plan_memory(backends, shapes if backends.recorder is not None else None, available)
+            plan = self._plan_memory(backends, None if backends.any_tokens else shapes, available)
             self.max_total_tokens = plan.kv_tokens
             self.transfer_kv = backends.ops.transfer_kv
             try:
@@ -121,7 +124,7 @@ class ModelRunner:
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
-            self._graphs = self._capture(backends.recorder(), shapes) if backends.recorder is not None else None
+            self._graphs = self._capture(backends, shapes) if shapes is not None else None
         named = self.config.architecture, self.device, str(self.dtype).removeprefix("torch."), self.attention_name
         logger.info("%s on %s, %s, attention %s; %s", *named, plan.describe())
 
@@ -195,7 +198,12 @@ class ModelRunner:
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def _graph_catalog(self, args: ModelArgs, max_running: int) -> GraphCatalog:
+    def _graph_catalog(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> GraphCatalog | None:
+        if backends.recorder is None:
+            return None
+        if backends.any_tokens:
+            sizes = range(1, min(args.cuda_graph_max_bs, MAX_RECORDED) + 1)
+            return GraphCatalog.of_tokens([size for size in sizes if self._model.is_recordable(size)])
         return GraphCatalog(
             max_sequences=min(args.cuda_graph_max_bs, max_running),
             # All padding of an extend may be one sequence, which must not be longer than the context.
@@ -272,19 +280,22 @@ class ModelRunner:
             **self._kv_shape,
         )
 
-    def _capture(self, recorder: Recorder, shapes: GraphCatalog) -> GraphRunner | None:
+    def _capture(self, backends: DeviceBackends, shapes: GraphCatalog) -> GraphRunner | None:
+        assert backends.recorder is not None
         if not isinstance(self.attention, GraphBackend) or not shapes.largest_first:
             return None
-        before = available_memory(self.device)
+        before, recorder = available_memory(self.device), backends.recorder()
         try:
             graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
+            if backends.any_tokens:
+                graphs.check(self._layers, self.attention, self._mirror)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "capture", self._settings) from error
         except Exception as error:  # kernels that work one by one may fail in a graph on some cards
-            logger.warning("no CUDA graphs, every kernel is launched by itself: %s", error, exc_info=error)
+            logger.warning("no %s, every kernel is launched by itself: %s", recorder.name, error, exc_info=error)
             return None
         taken = (before - available_memory(self.device)) / 2**30
-        logger.info("captured %d CUDA graphs in %.2f GiB", len(shapes.largest_first), taken)
+        logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
         return graphs
 
 

@@ -21,6 +21,8 @@ from baton.runtime.runner.model_runner import ModelRunner
 class Rerun:
     """A Recorder, the slow twin of CUDA's: computes again what a graph would replay."""
 
+    name = "CUDA graphs"
+
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """See Recorder.record."""
         output = run().clone()

@@ -11,7 +11,6 @@ packed and looked at. If they lie in another way, there is no such product.
 from __future__ import annotations
 
 import ctypes
-from ctypes import addressof, c_int64
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from ....attention.numba_paged import operations, vectors
 from ....attention.numba_paged.compiling import checksum, compiled
 from ....attention.numba_paged.operations import KINDS, fetch_add, peek
-from ....attention.numba_paged.team import Team
+from ....attention.numba_paged.team import Call, Team
 from ....attention.numba_paged.vectors import LANES, LINE
 from ..products import reorder
 from . import block_tiles
@@ -118,18 +117,18 @@ class BlockProduct:
     """See products.Product."""
 
     def __init__(self, team: Team, kernel: Any, blocks: torch.Tensor, out: int, bias: torch.Tensor | None) -> None:
-        self.arguments = (c_int64 * ARGUMENTS)()
-        self._team, self._out, self._kept = team, out, (kernel, blocks, bias)
-        self._function, self._address = kernel.address, addressof(self.arguments)
+        self._team, self._out, self._kept = team, out, (blocks, bias)
+        self._call = Call(kernel, ARGUMENTS)
+        self.arguments = self._call.arguments
         self.arguments[WEIGHT] = torch.ops.mkldnn.data_ptr(blocks)
         self.arguments[BIAS] = 0 if bias is None else bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out, a = x.new_empty(len(x), self._out), self.arguments
+        out, a = self._team.empty((len(x), self._out), x.dtype), self.arguments
         a[NEXT], a[ROWS] = 0, len(x)
         a[X], a[X_STEP] = x.data_ptr(), x.stride(0) * x.element_size()
         a[OUT], a[OUT_STEP] = out.data_ptr(), self._out * x.element_size()
-        self._team.run(self._function, self._address, torch.get_num_threads())
+        self._team.run(self._call, torch.get_num_threads())
         return out
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ....attention.numba_paged import operations, vectors
 from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, fetch_add, peek, peek_float
+from ....attention.numba_paged.operations import KINDS, copy_row, fetch_add, peek, peek_float
 from . import rows
-from .rows import copy_row, gate_row, norm_row, turn_head
+from .rows import gate_row, norm_row, sum_row, turn_head
 
 NEXT, COUNT, EPS, X, OUT, RESIDUAL, WEIGHT, POSITIONS, ANGLES, SLOTS, KEYS, VALUES = range(12)
 ARGUMENTS = 12
@@ -94,6 +94,26 @@ def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms:
                 for i in range(heads, heads + kv_heads):
                     k = target + (i - heads) * head
                     turn_head(head_dim, number, normed, at + i * head, angles, weight + i * head, eps, k)
-                copy_row(values, number, at + (heads + kv_heads) * head, peek(a + 8 * VALUES) + slot)
+                copy_row(values, number, number, at + (heads + kv_heads) * head, peek(a + 8 * VALUES) + slot)
+
+    return compiled(kernel)
+
+
+@cache
+def sum_kernel(size: int, kind: str) -> Any:
+    """OUT = X + RESIDUAL."""
+    sources, number, step = _sources(), KINDS.index(kind), size * _bytes(kind)
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        x, out, residual = peek(a + 8 * X), peek(a + 8 * OUT), peek(a + 8 * RESIDUAL)
+        while True:
+            first = fetch_add(a + 8 * NEXT, AT_ONCE)
+            if first >= peek(a + 8 * COUNT):
+                return
+            for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
+                at = row * step
+                sum_row(size, number, x + at, residual + at, out + at)
 
     return compiled(kernel)

@@ -7,7 +7,6 @@ last layer. It costs little: a step of few rows waits for the weight to be read,
 
 from __future__ import annotations
 
-from ctypes import addressof, c_int64
 from functools import cache
 from typing import Any
 
@@ -17,12 +16,13 @@ import torch.nn.functional as F
 from ....attention.numba_paged import operations, vectors
 from ....attention.numba_paged.compiling import checksum, compiled
 from ....attention.numba_paged.operations import fetch_add, peek
-from ....attention.numba_paged.team import Team
+from ....attention.numba_paged.team import Call, Team
 from . import tiles
 from .tiles import dot_tile
 
 NEXT, OUTS, ROWS, X, X_STEP, WEIGHT, TARGET, TARGET_STEP = range(8)
-"""Of the kernel's arguments, an array of int64. The steps are bytes from one row to the next."""
+"""Of the kernel's arguments. The steps are bytes from one row to the next."""
+ARGUMENTS = 8
 
 TILE = 4
 """Rows, and outputs, whose sums stay in registers."""
@@ -79,20 +79,18 @@ class ExactLogits:
         """size: numbers of a row, even. Raises NoTeamError, WrongNumbers, and whatever compiling raises."""
         self._size = size
         self._team = Team()
-        self._kernel = logits_kernel(size)
-        self._arguments = (c_int64 * 8)()
-        self._address = addressof(self._arguments)
+        self._call = Call(logits_kernel(size), ARGUMENTS)
         self._check()
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x: float32 [rows, size]; weight: bfloat16 [outs, size], contiguous -> float32 [rows, outs]."""
         rows = x.view(len(x), self._size // 2, 2).transpose(1, 2).contiguous()
         found = torch.empty(len(x), len(weight))
-        a = self._arguments
+        a = self._call.arguments
         a[NEXT], a[OUTS], a[ROWS] = 0, len(weight), len(x)
         a[X], a[X_STEP], a[WEIGHT] = rows.data_ptr(), 4 * self._size, weight.data_ptr()
         a[TARGET], a[TARGET_STEP] = found.data_ptr(), 4 * len(weight)
-        self._team.run(self._kernel.address, self._address, torch.get_num_threads())
+        self._team.run(self._call, torch.get_num_threads())
         return found
 
     def _check(self) -> None:

@@ -5,13 +5,14 @@ For a step of a few tokens it is calls that cost time, not arithmetic: torch tak
 
 from __future__ import annotations
 
-from ctypes import addressof, c_float, c_int64
+from ctypes import c_float
 from typing import Any
 
 import torch
 
+from ....attention.numba_paged.copying import RowCopy
 from ....attention.numba_paged.operations import KINDS
-from ....attention.numba_paged.team import Team
+from ....attention.numba_paged.team import Call, Team
 from ..op_trials import OpShape
 from .kernels import (
     ANGLES,
@@ -30,20 +31,22 @@ from .kernels import (
     gate_kernel,
     norm_kernel,
     rotate_kernel,
+    sum_kernel,
 )
 
 ONE_THREAD = 1 << 16
 """Numbers that one thread works through before another is awake."""
 
 
-def load(shape: OpShape, dtype: torch.dtype) -> dict[str, Any]:
+def load(shape: OpShape, dtype: torch.dtype, team: Team) -> dict[str, Any]:
     """Name in ops.Ops -> operation, for a model of this shape and dtype. Whoever gets them calls them from one thread
-    at a time. Raises whatever compiling raises, and NoTeamError."""
+    at a time. Raises whatever compiling raises."""
     kind = str(dtype).removeprefix("torch.")
     if kind not in KINDS:
         raise TypeError(f"there are no kernels for {kind}")
-    team = Team()
     return {
+        "look_up": LookUp(team, shape.hidden_size, dtype),
+        "add": Add(team, shape.hidden_size, kind),
         "rms_norm": RMSNorm(team, shape.hidden_size, kind),
         "add_rms_norm": AddRMSNorm(team, shape.hidden_size, kind),
         "silu_and_mul": SiluAndMul(team, shape.intermediate_size, kind),
@@ -52,31 +55,57 @@ def load(shape: OpShape, dtype: torch.dtype) -> dict[str, Any]:
 
 
 class _Kernel:
-    """A compiled kernel and its arguments."""
+    """A call over rows."""
 
-    def __init__(self, team: Team, function: Any) -> None:
-        self.arguments = (c_int64 * ARGUMENTS)()
-        self._team = team
-        self._function, self._address = function.address, addressof(self.arguments)
-        self._compiled = function  # its code lives as long as this does
+    def __init__(self, team: Team, compiled: Any) -> None:
+        self._team, self._call = team, Call(compiled, ARGUMENTS)
+        self.arguments = self._call.arguments
         self._eps = c_float.from_buffer(self.arguments, 8 * EPS)
 
     def run(self, rows: int, numbers: int, eps: float = 0.0) -> None:
         """numbers: in all rows, to find out how many threads it takes."""
         self._eps.value = eps
         self.arguments[NEXT], self.arguments[COUNT] = 0, rows
-        self._team.run(self._function, self._address, 1 if numbers <= ONE_THREAD else torch.get_num_threads())
+        self._team.run(self._call, 1 if numbers <= ONE_THREAD else torch.get_num_threads())
+
+
+class LookUp:
+    """See ops.LookUpOp."""
+
+    def __init__(self, team: Team, size: int, dtype: torch.dtype) -> None:
+        self._team, self._size = team, size
+        self._copies = {dtype: RowCopy(team, size, dtype, dtype, by_id=True)}
+
+    def __call__(self, ids: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if table.dtype not in self._copies:  # a tied model's rows are those of its file
+            self._copies[table.dtype] = RowCopy(self._team, self._size, table.dtype, dtype, by_id=True)
+        return self._copies[table.dtype](table, ids)
+
+
+class Add:
+    """See ops.AddOp."""
+
+    def __init__(self, team: Team, size: int, kind: str) -> None:
+        self._team = team
+        self._kernel = _Kernel(team, sum_kernel(size, kind))
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out, a = self._team.empty(x.shape, x.dtype), self._kernel.arguments
+        a[X], a[RESIDUAL], a[OUT] = x.data_ptr(), y.data_ptr(), out.data_ptr()
+        self._kernel.run(len(x), x.numel())
+        return out
 
 
 class RMSNorm:
     """See ops.RMSNormOp."""
 
     def __init__(self, team: Team, size: int, kind: str) -> None:
+        self._team = team
         self._kernel = _Kernel(team, norm_kernel(size, kind, adds=False))
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
-        out, a = torch.empty_like(x), self._kernel.arguments
+        out, a = self._team.empty(x.shape, x.dtype), self._kernel.arguments
         a[X], a[OUT], a[WEIGHT] = x.data_ptr(), out.data_ptr(), weight.data_ptr()
         self._kernel.run(len(x), x.numel(), eps)
         return out
@@ -102,11 +131,11 @@ class SiluAndMul:
     """See ops.SiluAndMulOp."""
 
     def __init__(self, team: Team, size: int, kind: str) -> None:
-        self._size = size
+        self._team, self._size = team, size
         self._kernel = _Kernel(team, gate_kernel(size, kind))
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        out, a = gate_up.new_empty(len(gate_up), self._size), self._kernel.arguments
+        out, a = self._team.empty((len(gate_up), self._size), gate_up.dtype), self._kernel.arguments
         a[X], a[OUT] = gate_up.data_ptr(), out.data_ptr()
         self._kernel.run(len(out), gate_up.numel())
         return out

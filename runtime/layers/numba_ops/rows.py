@@ -138,16 +138,17 @@ def turn_head(
 
 
 @intrinsic(prefer_literal=True)
-def copy_row(_context: Any, size: Any, kind: Any, _source: Any, _target: Any) -> Any:
-    """target = source"""
+def sum_row(_context: Any, size: Any, kind: Any, _x: Any, _y: Any, _target: Any) -> Any:
+    """target = x + y"""
     length, name = sized(size), KINDS[sized(kind)]
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        source, target = arguments[2:]
+        x, y, target = arguments[2:]
 
-        def copied(offset: Any, width: int) -> None:
-            v.store(v.load(v.b.add(source, offset), width, name), v.b.add(target, offset), name)
+        def added(offset: Any, width: int) -> None:
+            one, other = (v.load(v.b.add(address, offset), width, name) for address in (x, y))
+            v.store(v.b.fadd(one, other), v.b.add(target, offset), name)
 
-        _parts(v, length, _item(name), copied)
+        _parts(v, length, _item(name), added)
 
-    return VOID(size, kind, INT, INT), without_result(generate)
+    return VOID(size, kind, INT, INT, INT), without_result(generate)

@@ -13,6 +13,7 @@ pytest.importorskip("numba")
 
 from baton.attention.numba_paged import backend, pieces
 from baton.attention.numba_paged.backend import NumbaPagedBackend
+from baton.attention.numba_paged.team import Team
 
 SHAPES = {
     "decode, equal lengths": [(20, 1)] * 5,
@@ -55,7 +56,7 @@ def test_what_is_no_number_stays_visible() -> None:
     scene = Scene([(90, 1), (30, 1), (40, 3)])
     row = scene.rows[0]
     scene.pool.k[0][int(scene.req_to_token[row, 70])] = float("nan")
-    found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec]))
+    found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec], team=Team()))
     assert found[0].isnan().all() and not found[1:].isnan().any()
 
 
@@ -68,7 +69,7 @@ def test_large_scores_do_not_overflow() -> None:
 def test_steps_follow_each_other() -> None:
     """Memory is kept from step to step, and nothing of what was in it."""
     scene = Scene([(600, 1)] * 3)
-    one = NumbaPagedBackend(scene.pool, [scene.spec])
+    one = NumbaPagedBackend(scene.pool, [scene.spec], team=Team())
     first = scene.run(one)
     other = scene.batch()
     one.plan(AttentionBatch(other.req_to_token, other.host_rows[:1], other.prefix_lens[:1], other.extend_lens[:1], 4))
@@ -79,11 +80,11 @@ def test_steps_follow_each_other() -> None:
 def test_run_before_plan() -> None:
     scene = Scene([(3, 1)])
     with pytest.raises(RuntimeError, match="call plan"):
-        NumbaPagedBackend(scene.pool, [scene.spec]).run(scene.spec, scene.q)
+        NumbaPagedBackend(scene.pool, [scene.spec], team=Team()).run(scene.spec, scene.q)
 
 
 def check(scene: Scene) -> None:
-    found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec]))
+    found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec], team=Team()))
     expected = scene.expected()
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5, msg=lambda m: f"{m}\nseed {scene.seed}")
 

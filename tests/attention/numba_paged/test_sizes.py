@@ -11,6 +11,7 @@ from baton.attention.probe import BEAMS, DECODE, EXTEND, TOLERANCE, ProbeScene
 pytest.importorskip("numba")
 
 from baton.attention.numba_paged.backend import NumbaPagedBackend
+from baton.attention.numba_paged.team import Team
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 
@@ -23,7 +24,7 @@ def test_sizes_and_types(heads: int, kv_heads: int, head_dim: int, dtype: torch.
     spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5)
     for step in (DECODE, EXTEND, BEAMS):
         scene = ProbeScene(step, spec, page_size=16, dtype=dtype, device=torch.device("cpu"))
-        own = NumbaPagedBackend(scene.pool, [spec])
+        own = NumbaPagedBackend(scene.pool, [spec], team=Team())
         own.plan(scene.batch)
         found = own.run(spec, scene.q)
         assert found.dtype == dtype and found.is_contiguous()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from baton.attention.numba_paged import team
-from baton.attention.numba_paged.team import NoTeamError, Team
+from baton.attention.numba_paged.team import Call, NoTeamError, Team
 
 numba = pytest.importorskip("numba")
 
@@ -23,10 +22,10 @@ def test_every_thread_calls_it_once(threads: int) -> None:
     def count(address):  # type: ignore[no-untyped-def]
         fetch_add(address, 1)
 
-    counted = np.zeros(1, dtype=np.int64)
+    call = Call(count, 1)
     for _ in range(20):
-        Team().run(count.address, counted.ctypes.data, threads)
-    assert counted[0] == 20 * threads
+        Team().run(call, threads)
+    assert call.arguments[0] == 20 * threads
 
 
 def test_the_threads_are_those_that_torch_has() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from block_kernel import kernel
 
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
@@ -22,8 +23,6 @@ from baton.runtime.layers.products import (
     TRANSPOSED,
     ProductChoice,
 )
-
-from .test_products import kernel
 
 CPU = torch.device("cpu")
 
@@ -60,8 +59,9 @@ class TestBestChoice:
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
 
     def test_packed_forms_change_with_the_rows(self) -> None:
-        by_rows = [times(1.0, 1.0, 0.8) | {NUMBA: seconds} for seconds in (0.7, 0.9, 0.79, 0.81)]
-        assert best_choice(dict(zip(ROW_COUNTS, by_rows))).forms == (NUMBA, ONEDNN, NUMBA, ONEDNN)
+        by_rows = [times(1.0, 1.0, 0.8) | {NUMBA: seconds} for seconds in (0.7, 0.9, 0.82, 0.85)]
+        forms = best_choice(dict(zip(ROW_COUNTS, by_rows))).forms
+        assert forms == (NUMBA, ONEDNN, NUMBA, ONEDNN), "what can be recorded may take 5 % longer"
 
     def test_the_better_packed_form_decides_whether_any_is_taken(self) -> None:
         by_rows = [times(1.0, 1.0, 1.2) | {NUMBA: 0.8}] * len(ROW_COUNTS)

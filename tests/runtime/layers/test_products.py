@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 import torch.nn.functional as F
+from block_kernel import kernel
 
 from baton.runtime.layers.products import (
     FORMS,
@@ -16,7 +15,6 @@ from baton.runtime.layers.products import (
     ROW_COUNTS,
     TORCH,
     TRANSPOSED,
-    BlockKernel,
     Product,
     ProductChoice,
     Source,
@@ -29,15 +27,6 @@ CHOICES = [*map(ProductChoice.of, FORMS), MIXED, PACKED_MIX]
 
 def prepare(choice: ProductChoice, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     return choice.prepare(Source(weight, bias, kernel(weight.dtype) if NUMBA in choice.forms else None))
-
-
-@cache
-def kernel(dtype: torch.dtype) -> BlockKernel:
-    pytest.importorskip("numba")
-    from baton.attention.numba_paged.team import Team
-    from baton.runtime.layers.numba_ops.blocks import BlockProducts
-
-    return BlockProducts(Team(), dtype)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

@@ -69,7 +69,10 @@ def pool(spec: AttentionSpec) -> MHAKVPool:
 def test_a_cpu_has_the_kernel_for_models_that_gain_by_it(caplog):
     pytest.importorskip("numba")
     backends = choose(CPU)
-    assert backends.attention(pool(SPEC), [SPEC]).name == "numba" and backends.recorder is None
+    assert backends.attention(pool(SPEC), [SPEC]).name == "numba"
+    assert backends.recorder is not None and backends.recorder().name == "recorded steps" and backends.any_tokens
+    assert choose(CPU, disable_cuda_graph=True).recorder is None
+    assert choose(CPU, linear_backend="onednn").recorder is None, "torch's products cannot be recorded"
     assert backends.ops.rotate_and_store is not TORCH_OPS.rotate_and_store
     assert backends.ops.copy_kv is TORCH_OPS.copy_kv
     by_name = choose(CPU, attention_backend="torch_native")

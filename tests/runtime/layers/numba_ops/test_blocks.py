@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
+from block_kernel import kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,14 +13,9 @@ pytest.importorskip("numba")
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops import blocks
 from baton.runtime.layers.numba_ops.blocks import BlockProducts, UnknownBlocksError
-from baton.runtime.layers.products import BlockKernel, Product, Source, numba_product
+from baton.runtime.layers.products import Product, Source, numba_product
 
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@cache
-def kernel(dtype: torch.dtype) -> BlockKernel:
-    return BlockProducts(Team(), dtype)
 
 
 def scene(rows: int, into: int, out: int, dtype: torch.dtype, *, has_bias: bool = False, seed: int = 0):

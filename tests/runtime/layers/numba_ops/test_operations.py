@@ -12,6 +12,7 @@ from baton.runtime.layers.ops import TORCH_OPS
 
 pytest.importorskip("numba")
 
+from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops.operations import ONE_THREAD, load
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ SEVERAL_THREADS = ONE_THREAD // USUAL.hidden_size + 7
 )
 def test_numbers_are_those_of_torch(shape: OpShape, tokens: int, dtype: torch.dtype) -> None:
     trial, allowed = Trial(shape, tokens, dtype), tolerance(dtype)
-    for name, op in load(shape, dtype).items():
+    for name, op in load(shape, dtype, Team()).items():
         for found, expected in zip(trial.found(name, op, CPU), trial.expected(name), strict=True):
             assert torch.allclose(found, expected, atol=allowed, rtol=allowed), name
 
@@ -46,7 +47,7 @@ def test_numbers_are_those_of_torch(shape: OpShape, tokens: int, dtype: torch.dt
 def test_any_sizes(hidden: int, half: int, heads: int, group: int, norms: bool, tokens: int, seed: int) -> None:
     shape = OpShape(hidden, hidden + 5, heads * group, heads, 2 * half, norms, 1e-5)
     trial, allowed = Trial(shape, tokens, FLOAT, seed), tolerance(FLOAT)
-    for name, op in load(shape, FLOAT).items():
+    for name, op in load(shape, FLOAT, Team()).items():
         for found, expected in zip(trial.found(name, op, CPU), trial.expected(name), strict=True):
             assert torch.allclose(found, expected, atol=allowed, rtol=allowed), name
 
@@ -56,7 +57,7 @@ def test_large_and_missing_numbers_pass_through_a_gate(dtype: torch.dtype) -> No
     gates = torch.tensor([-1e30, -200.0, -90.0, -20.0, -0.0, 0.0, 20.0, 90.0, 1e30, float("nan"), float("inf")])
     gate_up = torch.cat((gates, torch.ones_like(gates))).to(dtype).unsqueeze(0)
     shape = OpShape(16, len(gates), 1, 1, 2, False, 1e-5)
-    found = load(shape, dtype)["silu_and_mul"](gate_up)
+    found = load(shape, dtype, Team())["silu_and_mul"](gate_up)
     expected = TORCH_OPS.silu_and_mul(gate_up.clone())
     assert found[0].isnan().tolist() == expected[0].isnan().tolist() and found[0].isnan().sum() == 1
     torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-30, rtol=tolerance(dtype))
@@ -67,12 +68,13 @@ def test_bfloat16_is_rounded_to_even_and_no_number_stays_none() -> None:
     residual = torch.randn(64, 32, generator=torch.Generator().manual_seed(2)).to(BRAIN)
     residual[3, 5], residual[4, 6] = float("nan"), float("inf")
     shape = OpShape(32, 16, 1, 1, 2, False, 1e-5)
-    _, total = load(shape, BRAIN)["add_rms_norm"](x.clone(), residual.clone(), torch.ones(32, dtype=BRAIN), 1e-5)
+    norm = load(shape, BRAIN, Team())["add_rms_norm"]
+    _, total = norm(x.clone(), residual.clone(), torch.ones(32, dtype=BRAIN), 1e-5)
     assert torch.equal(total.nan_to_num(7.0), (x + residual).nan_to_num(7.0)) and bool(total[3, 5].isnan())
 
 
 def test_no_tokens_are_no_work() -> None:
-    for name, op in load(USUAL, FLOAT).items():
+    for name, op in load(USUAL, FLOAT, Team()).items():
         if name == "rms_norm":
             assert op(torch.empty(0, 512), torch.ones(512), 1e-5).shape == (0, 512)
         if name == "silu_and_mul":
@@ -81,4 +83,4 @@ def test_no_tokens_are_no_work() -> None:
 
 def test_a_type_without_kernels_is_refused() -> None:
     with pytest.raises(TypeError, match="float64"):
-        load(USUAL, torch.float64)
+        load(USUAL, torch.float64, Team())

@@ -1,0 +1,99 @@
+"""Calls that are recorded and run as one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from baton.attention.numba_paged.copying import RowCopy
+from baton.attention.numba_paged.recording import Arena, NotRecordable, TeamRecorder
+from baton.attention.numba_paged.team import Team
+
+FLOAT, BRAIN = torch.float32, torch.bfloat16
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def chain(team: Team, size: int, length: int):
+    """x -> x, rounded, through ``length`` copies, each of what the one before it wrote."""
+    there, back = RowCopy(team, size, FLOAT, BRAIN), RowCopy(team, size, BRAIN, FLOAT)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(length):
+            x = back(there(x))
+        return x
+
+    return run
+
+
+@pytest.mark.usefixtures("threads")
+def test_every_run_computes_all_anew_in_order() -> None:
+    team = Team()
+    run, x = chain(team, 33, 20), torch.zeros(50, 33)
+    output, replay = TeamRecorder(team).record(lambda: run(x))
+    for seed in range(50):
+        x.normal_(generator=torch.Generator().manual_seed(seed))
+        replay()
+        assert torch.equal(output, x.to(BRAIN).float())
+
+
+def test_nothing_is_computed_while_it_is_recorded() -> None:
+    team, x = Team(), torch.ones(4, 8)
+    copy = RowCopy(team, 8, FLOAT, FLOAT)
+    output, replay = TeamRecorder(team).record(lambda: copy(x))
+    output.zero_()
+    assert not output.any()
+    replay()
+    assert output.all()
+    assert torch.equal(copy(x), x), "calls are run again once nothing is recorded any more"
+
+
+def test_what_it_needs_stays_though_nobody_else_has_it() -> None:
+    team, x = Team(), torch.ones(64, 64)
+    output, replay = TeamRecorder(team).record(lambda: chain(team, 64, 4)(x))
+    gc.collect()
+    others = [torch.full((64, 64), 7.0) for _ in range(64)]
+    replay()
+    assert torch.equal(output, x) and all((other == 7).all() for other in others)
+
+
+def test_memory_is_used_again_within_a_recording_and_by_the_next() -> None:
+    team, x = Team(), torch.ones(10, 16)
+    recorder = TeamRecorder(team)
+    run = chain(team, 16, 30)
+    outputs = [recorder.record(lambda rows=rows: run(x[:rows])) for rows in (10, 7, 3)]
+    needed = 10 * 16 * (2 * 4 + 2)  # what is read and what is written, in turns
+    assert recorder._arena.nbytes <= needed + 3 * 10 * 16 * 4, "and what the recordings return"
+    for _, replay in outputs:
+        replay()
+    assert all(output.shape[0] == rows and output.all() for (output, _), rows in zip(outputs, (10, 7, 3)))
+
+
+def test_an_arena_waits_for_the_last_view() -> None:
+    arena = Arena()
+    first = arena.empty((4, 8), FLOAT)
+    view = first[1:].unflatten(1, (2, 4))
+    place = first.data_ptr()
+    del first
+    second = arena.empty((4, 8), FLOAT)
+    assert second.data_ptr() != place
+    del view
+    assert arena.empty((2, 8), BRAIN).data_ptr() == place
+    assert place % 64 == 0 and arena.empty((0, 8), FLOAT).shape == (0, 8)
+
+
+def test_what_torch_would_compute_once_is_refused() -> None:
+    team, x = Team(), torch.ones(4, 8)
+    with pytest.raises(NotRecordable, match=r"aten\.add\.Tensor is torch's"):
+        TeamRecorder(team).record(lambda: x + 1)
+    assert team.recorder is None, "calls are run again"

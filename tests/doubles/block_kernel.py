@@ -1,0 +1,20 @@
+"""The kernel of products with packed weights, compiled once for all tests of a process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from baton.attention.numba_paged.team import Team
+from baton.runtime.layers.products import BlockKernel
+
+
+@cache
+def kernel(dtype: torch.dtype) -> BlockKernel:
+    """Skips the test without Numba."""
+    pytest.importorskip("numba")
+    from baton.runtime.layers.numba_ops.blocks import BlockProducts
+
+    return BlockProducts(Team(), dtype)

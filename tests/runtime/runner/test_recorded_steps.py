@@ -1,0 +1,116 @@
+"""Steps that are recorded on a CPU against the same steps, called kernel by kernel: they are the same numbers, bit by
+bit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpu_graphs import count_replays
+from model_driver import ModelDriver
+from step_comparison import CONFIG, compare
+
+pytest.importorskip("numba")
+
+from baton.attention.numba_paged.recording import Program
+from baton.runtime.config import ModelArgs
+from baton.runtime.runner import model_runner
+from baton.runtime.runner.model_runner import ModelRunner
+
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 4, "num_key_value_heads": 4}
+WINDOWS = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 20}
+MODELS: dict[str, dict[str, Any]] = {
+    "q and k are normed": {},
+    "products have biases": QWEN2,
+    "a window in one layer": WINDOWS | {"max_window_layers": 1, "num_hidden_layers": 3, "layer_types": None},
+    "a tied head": {"tie_word_embeddings": True},
+}
+
+
+def make_runner(folder: Path, page_size: int = 1, **changes: Any) -> ModelRunner:
+    args: dict[str, Any] = {"model_path": str(folder), "load_format": "dummy", "device": "cpu", "dtype": "float32"}
+    args |= {"linear_backend": "numba"} | changes
+    return ModelRunner(
+        ModelArgs(**args),
+        context_length=0,
+        num_rows=24,
+        page_size=page_size,
+        max_total_tokens=24 * 512,
+        max_running_requests=16,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def both(folder: Path, page_size: int, **changes: Any) -> tuple[ModelRunner, ModelRunner]:
+    plain = make_runner(folder, page_size, disable_cuda_graph=True, **changes)
+    recorded = make_runner(folder, page_size, **changes)
+    assert recorded.has_graphs and not plain.has_graphs
+    return plain, recorded
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_random_steps(folder: Path, page_size: int, dtype: str) -> None:
+    """Decodes and extends, short and long, in one step or apart."""
+    replays = compare(*both(folder, page_size, dtype=dtype), page_size, atol=0.0)
+    assert len(replays) > 10 and max(shape.tokens for shape in replays) <= model_runner.MAX_RECORDED
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_that_models_have(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | MODELS[name]))
+    assert compare(*both(tmp_path, 1), 1, steps=25, atol=0.0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_another_number_of_threads(folder: Path, threads: int) -> None:
+    """Which may change from step to step."""
+    plain, recorded = both(folder, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert compare(plain, recorded, 1, steps=25, atol=0.0)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_flags_say_what_is_recorded(folder: Path) -> None:
+    few = make_runner(folder, cuda_graph_max_bs=2)
+    replays = count_replays(few)
+    driver = ModelDriver(few)
+    driver.generate([driver.open([1]), driver.open([2]), driver.open([3])], 3)
+    assert not replays, "three tokens are too many"
+    driver.generate([driver.open([1, 2])], 3)
+    assert Counter({shape.tokens: count for shape, count in replays.items()}) == {2: 1, 1: 2}, "the prompt is one, too"
+
+
+def test_products_that_cannot_be_recorded_are_launched_one_by_one(tmp_path: Path) -> None:
+    """33 × 3 outputs fill no blocks."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 264}))
+    runner = make_runner(tmp_path)
+    assert not runner.has_graphs
+    driver = ModelDriver(runner)
+    driver.generate([driver.open([1, 2])], 3)
+
+
+def test_a_recording_that_computes_wrong_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Program.run
+
+    def skips_the_last(self: Program) -> None:
+        self._whole.arguments[1] = len(self._calls) - 1
+        run(self)
+
+    monkeypatch.setattr(Program, "run", skips_the_last)
+    assert not make_runner(folder).has_graphs
+    assert "no recorded steps, every kernel is launched by itself: a step of 1 tokens computes other" in caplog.text
