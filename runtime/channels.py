@@ -54,6 +54,10 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         name = uuid4().hex
         return cls(**{channel: f"inproc://baton-{name}-{channel}" for channel in cls.__struct_fields__})
 
+    @property
+    def are_of_threads(self) -> bool:
+        return self.to_worker.startswith("inproc:")
+
     @classmethod
     def for_processes(cls, run_dir: Path) -> Endpoints:
         """Unix sockets in ``run_dir``; loopback TCP on free ports where Unix sockets cannot be bound there."""
@@ -94,10 +98,15 @@ def make_run_dir(candidates: list[Path]) -> Path:
 class Sender:
     """The sending end of a channel. Not shared between threads."""
 
+    holds = False
+    """Keep what is sent until `flush`, for a receiver that is a thread of this process: woken, it takes the
+    interpreter's lock from the sender, who chooses when."""
+
     def __init__(self, address: str) -> None:
         self._socket = _zmq_socket(zmq.PUSH)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
+        self._held: list[bytes] = []
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; never blocks. It is dropped if the receiver has closed: its owner has ended, and the
@@ -117,12 +126,25 @@ class Sender:
         """End the receiver's poll now, with no message."""
         self._send(_WAKE)
 
+    def flush(self) -> None:
+        """Deliver what is held."""
+        held, self._held = self._held, []
+        for frame in held:
+            self._deliver(frame)
+
     def _send(self, frame: bytes) -> None:
+        if self.holds:
+            self._held.append(frame)
+        else:
+            self._deliver(frame)
+
+    def _deliver(self, frame: bytes) -> None:
         # Queues are unbounded, so "try again" can only mean that nobody is there (within a process).
         with contextlib.suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
+        self.flush()
         self._socket.close(linger=_LINGER_MS)
 
 

@@ -143,6 +143,7 @@ class EventLoop:
         if batch is not None:
             self._watch_threads(now)
             self.launch(batch)
+        self._outbox.flush()
         self._profiler.end_turn(batch)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -155,11 +156,14 @@ class EventLoop:
         return None
 
     def launch(self, batch: ScheduleBatch) -> None:
-        """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes."""
+        """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes.
+
+        What the sender still holds is delivered when all is prepared: while kernels run, other threads have the
+        interpreter to themselves."""
         previous = self._in_flight[-1].step if self._in_flight else None
         assert not isinstance(previous, Exception), "a failed step ends before another is launched"
         try:
-            step = self._step_runner.launch(batch, previous)
+            step = self._step_runner.launch(batch, previous, self._outbox.flush)
         except Exception as error:
             step = error
         self._in_flight.append(_Launched(batch, step))

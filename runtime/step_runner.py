@@ -91,12 +91,14 @@ class StepRunner:
         return self.finish(self.launch(batch, None))
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduleBatch, previous: StepInFlight | None) -> StepInFlight:
+    def launch(
+        self, batch: ScheduleBatch, previous: StepInFlight | None, prepared: Callable[[], None] = lambda: None
+    ) -> StepInFlight:
         """Launch a step. ``previous`` is the step still in flight, if any; where the host does not know its tokens yet,
-        the device fills them in."""
+        the device fills them in. prepared: called when there is nothing left to do but to compute."""
         self._open_and_close(batch)
         previous_ids = None if previous is None else previous.next_ids
-        forward = self._runner.forward(batch, previous_ids)
+        forward = self._runner.forward(batch, previous_ids, prepared)
         counts = batch.sampled_counts
         for step in batch.beams:
             counts[step.start : step.stop] = 0

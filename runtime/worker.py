@@ -233,6 +233,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         gc.freeze()  # what is alive now stays alive: later collections can skip it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
+        outbox.holds = endpoints.are_of_threads and info["device"] == "cpu"
         loop = EventLoop(
             scheduler=scheduler,
             step_runner=step_runner,

@@ -44,7 +44,7 @@ class Call:
         """The same with arguments in other memory: int64, at least as many."""
         other = Call.__new__(Call)
         other._compiled, other.lasts, other.function = self._compiled, self.lasts, self.function
-        other.arguments = (ctypes.c_int64 * len(self.arguments)).from_buffer(arguments)
+        other.arguments = (ctypes.c_int64 * len(self.arguments)).from_buffer(arguments.data)
         other.arguments[:] = self.arguments
         other.address = ctypes.addressof(other.arguments)
         return other

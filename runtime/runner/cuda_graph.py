@@ -36,10 +36,8 @@ Forward = Callable[[StepInputs, AttentionBackend], torch.Tensor]
 class Recorder(Protocol):
     """Captures a computation on tensors that stay where they are."""
 
-    @property
-    def name(self) -> str:
-        """What it makes."""
-        ...
+    name: ClassVar[str]
+    """What it makes, for the log."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """-> (the output, a function that recomputes it from the current contents of the inputs)."""

@@ -103,6 +103,8 @@ def _on_a_cpu(
     is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
     without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small))
     if args.linear_backend == NUMBA:
+        if dtype == torch.float16:
+            raise ModelLoadError("--linear-backend numba: there is no kernel for float16; use auto")
         without = replace(without, products=_products(dtype))
     if wanted == "torch_native" or (wanted == "auto" and is_small):
         return without

@@ -9,7 +9,7 @@ Knows nothing of requests, sampling or text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -144,14 +144,19 @@ class ModelRunner:
         return self._graphs is not None
 
     @torch.inference_mode()
-    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+    def forward(
+        self,
+        batch: ScheduleBatch,
+        previous_ids: torch.Tensor | None = None,
+        prepared: Callable[[], None] = lambda: None,
+    ) -> ForwardOutput:
         """Compute one step: write the K and V of the new tokens to the pool and return logits.
 
         previous_ids: device int64 [rows of the previous step], the tokens it sampled, for input ids that stand for
-        them. Raises torch.OutOfMemoryError, naming the flag to change.
+        them. prepared: called before the layers are computed. Raises torch.OutOfMemoryError, naming the flag to change.
         """
         try:
-            return self._forward(batch, previous_ids)
+            return self._forward(batch, previous_ids, prepared)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "step", self._settings) from error
 
@@ -168,7 +173,9 @@ class ModelRunner:
         found = {row: self.kv_pool.first_not_finite(of_row) for row, of_row in slots.items()}
         return {row: position or 0 for row, position in found.items()}
 
-    def _forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None) -> ForwardOutput:
+    def _forward(
+        self, batch: ScheduleBatch, previous_ids: torch.Tensor | None, prepared: Callable[[], None]
+    ) -> ForwardOutput:
         arrivals = self.transfers if self.transfers is not None and self.transfers.loading else None
         attention = attention_batch(batch, self._mirror)
         shape = self._graphs.find(attention) if self._graphs is not None and arrivals is None else None
@@ -182,10 +189,12 @@ class ModelRunner:
         if self._graphs is not None and shape is not None:
             self._graphs.plan(shape, step)
             self.profiler.lap("plan")
+            prepared()
             hidden = self._graphs.replay(shape)
         else:
             self.attention.plan(step.attention)
             self.profiler.lap("plan")
+            prepared()
             hidden = self._layers(step.inputs, self.attention)
         wanted = step.logprob_indices
         return ForwardOutput(

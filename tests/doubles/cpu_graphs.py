@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
+from block_kernel import kernel
 from fake_flashinfer import FakeFlashInfer
+from forced_options import FORCED
 
 from baton.attention.flashinfer.backend import FlashInferBackend
 from baton.attention.flashinfer.kv_indices import build_kv_indices
@@ -21,7 +24,7 @@ from baton.runtime.runner.model_runner import ModelRunner
 class Rerun:
     """A Recorder, the slow twin of CUDA's: computes again what a graph would replay."""
 
-    name = "CUDA graphs"
+    name: ClassVar[str] = "CUDA graphs"
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """See Recorder.record."""
@@ -40,6 +43,7 @@ def graph_backends(*, graphs: bool = True) -> DeviceBackends:
         ops=TORCH_OPS,
         attention=lambda pool, specs: FlashInferBackend(pool, specs, library, build_kv_indices),
         recorder=Rerun if graphs else None,
+        products=kernel(torch.float32) if FORCED["linear_backend"] == "numba" else None,
     )
 
 

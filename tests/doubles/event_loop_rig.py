@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,12 @@ class EchoRunner:
         self.launches = self.waits = 0
         self.most_in_flight = 0
 
-    def launch(self, batch: ScheduleBatch, previous: Launched | None) -> Launched:
+    def launch(self, batch: ScheduleBatch, previous: Launched | None, prepared: Callable[[], None]) -> Launched:
         self.launches += 1
         if self.launches in self.failing_launches:
             raise RuntimeError("the device is on fire")
         self.most_in_flight = max(self.most_in_flight, 1 + (previous is not None))
+        prepared()
         return Launched(batch, self.model.forward(batch))
 
     def finish(self, step: Launched) -> StepOutput:
@@ -89,7 +91,8 @@ class SlowCopies:
 
 
 class Rig:
-    """An inbox that hands out what was put there, an outbox that keeps it; `run` ends when nothing is left to do."""
+    """An inbox that hands out what was put there, an outbox that holds what is sent and keeps what is delivered; `run`
+    ends when nothing is left to do."""
 
     def __init__(self, *, overlap: bool, host_tokens: int = 0, **limits: Any) -> None:
         """host_tokens: of a host tier; 0 for none. limits: other fields of SchedulerConfig."""
@@ -112,6 +115,7 @@ class Rig:
         self.timeouts: list[float] = []
         """Of every look into the inbox while copies between tiers were under way."""
         self.inbox: deque[list[Any]] = deque()
+        self.held: list[Any] = []
         self.sent: list[Any] = []
         self.stop = threading.Event()
         inbox: Any = self
@@ -150,7 +154,11 @@ class Rig:
         return []
 
     def send(self, message: Any) -> None:
-        self.sent.append(message)
+        self.held.append(message)
+
+    def flush(self) -> None:
+        self.sent += self.held
+        self.held.clear()
 
     def run(self) -> None:
         self.stop.clear()

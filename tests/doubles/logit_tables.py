@@ -41,7 +41,7 @@ class Table:
         self.device = logits.device
         self.sound: dict[int, int] = {}
 
-    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None, *_: Any) -> ForwardOutput:
         return ForwardOutput(self.logits[torch.from_numpy(batch.samples)], None)
 
     def sound_tokens(self, batch: ScheduleBatch, rows: list[int]) -> dict[int, int]:

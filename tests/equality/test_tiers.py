@@ -79,7 +79,7 @@ def test_a_new_server_says_the_same_from_disk(page_size: int, tmp_path: Path) ->
     first, nothing = serve(tiers, page_size=page_size)
     second, found = serve(tiers, page_size=page_size)
     assert first == second and found == [FoundTokens(disk=count) for count in (640, 256, 128)]
-    _, other = serve(tiers, page_size=page_size, model_options={"dtype": "float16"})
+    _, other = serve(tiers, page_size=page_size, model_options={"dtype": "bfloat16"})
     assert nothing == other == [FoundTokens()] * 3
 
 

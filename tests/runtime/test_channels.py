@@ -78,6 +78,22 @@ def test_messages_arrive_in_order(address: str) -> None:
     receiver.close()
 
 
+def test_a_sender_may_hold_what_it_is_given(address: str) -> None:
+    receiver: Receiver[Number] = Receiver(address, Number)
+    sender = Sender(address)
+    sender.send(Number(0))
+    sender.holds = True
+    sender.send(Number(1))
+    sender.send(Number(2))
+    assert collect(receiver, 1) == [Number(0)] and receiver.poll(0.05) == []
+    sender.flush()
+    sender.send(Number(3))
+    assert collect(receiver, 2) == [Number(1), Number(2)]
+    sender.close()
+    assert collect(receiver, 1) == [Number(3)], "nothing is lost at the end"
+    receiver.close()
+
+
 def test_a_sleeping_receiver_wakes_for_a_message_and_for_a_wake_up(address: str) -> None:
     receiver: Receiver[Number] = Receiver(address, Number)
     sender = Sender(address)

@@ -21,6 +21,7 @@ from baton.runtime.messages import (
     RequestError,
     WorkerStats,
 )
+from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.scheduler import Scheduler
 
@@ -262,6 +263,29 @@ def test_the_processor_is_looked_at_before_each_step_and_never_while_idle(overla
     rig.run()
     assert [steps for _, steps in rig.watched] == list(range(rig.step_runner.launches))
     assert rig.watched[0][0] == 3.0, "the time of the turn"
+
+
+@LOOPS
+def test_what_is_sent_is_delivered_before_a_step_is_computed_and_at_the_end_of_a_turn(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(overlap=overlap)
+    forward, turn, held = rig.step_runner.model.forward, rig.loop.turn, []
+
+    def computes(batch: ScheduleBatch) -> Any:
+        held.append(len(rig.held))
+        return forward(batch)
+
+    def turns() -> None:
+        turn()
+        held.append(len(rig.held))
+
+    monkeypatch.setattr(rig.step_runner.model, "forward", computes)
+    monkeypatch.setattr(rig.loop, "turn", turns)
+    rig.step_runner.failing_launches.add(2)
+    rig.inbox.extend([[ask("a", [1, 2, 3], 5)], [], [AbortRequest(rid="a")], [], [ask("b", [1], 5)]])
+    rig.run()
+    assert rig.finishes("b") == ["length"] and not any(held) and len(held) > rig.step_runner.launches
 
 
 @LOOPS

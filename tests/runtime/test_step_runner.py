@@ -207,7 +207,7 @@ def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples(broken):
     step_runner = make_step_runner(random_logits(3))
     output = ForwardOutput(torch.empty(0, VOCAB_SIZE), hidden)
     runner = SimpleNamespace(
-        forward=lambda batch, previous: output,
+        forward=lambda *_: output,
         compute_logits=compute_logits,
         sound_tokens=lambda batch, rows: dict.fromkeys(rows, 0),
     )

@@ -62,7 +62,7 @@ class Device:
         self.config = SimpleNamespace(vocab_size=vocab_size, eos_token_ids=EOS)
         self.device = device
 
-    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None, *_: Any) -> ForwardOutput:
         wants = (batch.logprob_starts < batch.extend_lens).any()
         return self.output if wants else ForwardOutput(self.output.logits, None)
 
