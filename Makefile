@@ -53,6 +53,8 @@ test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on
 test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products, and on torch's attention
 	BATON_TEST_ATTENTION=torch_native $(BIN)/python -m pytest -n 2 \
 	    -m "equality and not gpu and not slow and not real" $(call marked,equality)
+	BATON_TEST_ATTENTION=numba BATON_TEST_PRODUCTS=numba $(BIN)/python -m pytest -n 2 \
+	    -m "equality and not gpu and not slow and not real" $(call marked,equality)
 	for form in torch transposed onednn; do \
 	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" \
 	    $(call marked,equality) || exit 1; done
