@@ -349,13 +349,13 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     _check_pins(scheduler)
     page, total, seed = scheduler.page_size, scheduler.max_total_tokens, scheduler.random_seed
     _need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
-    for name in ("context_length", "max_total_tokens"):
+    for name in ("context_length", "max_total_tokens", "chunked_prefill_size"):
         value = getattr(scheduler, name)
         _need(value >= 0, f"{_flag_name(name)} is {value}; use a positive number, or 0 for automatic")
     for name in ("max_leased_ratio", "max_client_leased_ratio"):
         value = getattr(scheduler, name)
         _need(0.0 <= value <= 1.0, f"{_flag_name(name)} is {value}; use a share between 0 and 1")
-    sizes = ("max_running_requests", "chunked_prefill_size", "speculative_num_draft_tokens")
+    sizes = ("max_running_requests", "speculative_num_draft_tokens")
     _at_least(scheduler, 1, (*sizes, "decode_interval", "max_jobs"))
     counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
     records = ("max_finished_requests", "max_finished_tokens")

@@ -122,7 +122,12 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         backends=backends,
     )
     resolved = dataclasses.replace(
-        asked, context_length=runner.config.context_length, max_total_tokens=runner.max_total_tokens
+        asked,
+        context_length=runner.config.context_length,
+        max_total_tokens=runner.max_total_tokens,
+        chunked_prefill_size=runner.chunked_prefill_size,
+        # Small steps come often: whoever has begun to answer should not wait for all of them.
+        enable_mixed_chunk=asked.enable_mixed_chunk or runner.chunked_prefill_size < asked.step_tokens,
     )
     eos_token_ids = runner.config.eos_token_ids
     host_pool = make_host_pool(config.tiers, runner.kv_pool, runner.transfer_kv)

@@ -19,6 +19,10 @@ def flag(default, help: str, choices: Collection[str] = ()):
     return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
 
+DEFAULT_CHUNK = 2048
+"""New prompt tokens per step, unless said or found otherwise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """Limits and policy of one scheduler. Lengths are in tokens."""
@@ -27,7 +31,10 @@ class SchedulerConfig:
     max_total_tokens: int = flag(0, "tokens in the KV pool; 0 sizes it from --mem-fraction-static")
     max_running_requests: int = flag(64, "requests that are computed at the same time")
     max_beam_width: int = flag(128, "widest beam search; each beam counts as a running request")
-    chunked_prefill_size: int = flag(2048, "new prompt tokens per step; longer prompts are computed in chunks")
+    chunked_prefill_size: int = flag(
+        0,
+        "new prompt tokens per step; longer prompts are computed in chunks; 0: 2048, on a CPU fewer if that is as fast",
+    )
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
     schedule_policy: str = flag(
         "fcfs",
@@ -49,7 +56,9 @@ class SchedulerConfig:
         "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"
     )
     enable_mixed_chunk: bool = flag(
-        False, "steps that compute prompts also compute a token for each running request; beam searches excepted"
+        False,
+        "steps that compute prompts also compute a token for each running request; beam searches excepted; also on "
+        "where a CPU has found --chunked-prefill-size by itself",
     )
     speculative_algorithm: Literal["off", "NGRAM"] = flag(
         "off",
@@ -89,4 +98,9 @@ class SchedulerConfig:
     def max_sampled_tokens(self) -> int:
         """Tokens that are sampled in one step, at most: one for each row, and those that verify a draft."""
         at_least = MIN_VERIFIED if self.speculative_algorithm != "off" else 0
-        return max(self.max_running_requests, min(at_least, self.chunked_prefill_size))
+        return max(self.max_running_requests, min(at_least, self.step_tokens))
+
+    @property
+    def step_tokens(self) -> int:
+        """New prompt tokens of the largest step."""
+        return self.chunked_prefill_size or DEFAULT_CHUNK

@@ -83,7 +83,7 @@ class PrefillScheduler:
         self._memory = memory
         self._policy = policy
         self._reserve = reserve
-        self._chunk_size = config.chunked_prefill_size
+        self._chunk_size = config.step_tokens
         self._max_running = config.max_running_requests
         self._mixes = config.enable_mixed_chunk
         """Running requests get a token in the same step, if they leave half of it to the prompts."""

@@ -1,4 +1,4 @@
-"""Runs a model's largest step once on a GPU, to see how much memory it takes besides weights and KV."""
+"""Runs a model's largest step: on a GPU to see how much memory it takes besides weights and KV, on a CPU to time it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -19,16 +19,18 @@ import torch
 from ...attention.backend import AttentionBackend, GraphBackend
 from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
+from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
 from ..layers.dtype_trial import cpu_dtype
-from ..layers.product_trials import UnusableFormError
+from ..layers.product_trials import SMALL_MODEL_BYTES, UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..tiers.transfer import Transfers
+from .chunk_trial import choose_chunk
 from .cuda_graph import GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
@@ -86,8 +88,8 @@ class ModelRunner:
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
         from memory. max_running_requests: sequences of the largest step; 0 means num_rows. chunked_prefill_size: its
-        new tokens. max_sampled_tokens: those that it samples, if they are more than sequences. backends: None chooses
-        those that fit the device.
+        new tokens; 0: `DEFAULT_CHUNK`, or as many as are found best. max_sampled_tokens: those that it samples, if they
+        are more than sequences. backends: None chooses those that fit the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -113,6 +115,8 @@ class ModelRunner:
                 args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
             )
             self._model = self._load(args, folder, backends)
+            self.chunked_prefill_size = chunked_prefill_size or self._choose_chunk(backends)
+            self._settings = replace(self._settings, chunked_prefill_size=self.chunked_prefill_size)
             shapes = self._graph_catalog(args, max_running, backends)
             # The last row is padding: all its entries are slot 0.
             self._mirror = untouched_zeros((num_rows + 1, self.config.context_length), torch.int32, self.device)
@@ -235,6 +239,20 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "load", self._settings) from error
         return model
+
+    def _choose_chunk(self, backends: DeviceBackends) -> int:
+        """Prompt tokens of a step, where nobody has said how many."""
+        largest = min(DEFAULT_CHUNK, self.config.context_length)
+        if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES:
+            return DEFAULT_CHUNK
+        page = self._settings.page_size
+        pool = self._make_pool(backends, -(-largest // page) * page)
+        size, tried = choose_chunk(
+            lambda tokens: run_largest_step(self._model, backends, pool, tokens=tokens, rows=1, shapes=()), largest
+        )
+        rates = ", ".join(f"{tokens}: {tokens / seconds:.0f}" for tokens, seconds in tried.items())
+        logger.info("steps compute %d prompt tokens at most; tokens/s by size: %s", size, rates)
+        return size
 
     def _plan_memory(self, backends: DeviceBackends, shapes: GraphCatalog | None, available: int) -> MemoryPlan:
         """shapes: the graphs that will be captured; None for none."""

@@ -15,6 +15,7 @@ from model_driver import ModelDriver
 
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
+from baton.runtime.runner import model_runner
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
 
@@ -40,7 +41,14 @@ def folder(tmp_path) -> Path:
 
 
 def make_runner(
-    folder: Path, *, context_length=0, num_rows=4, page_size=1, max_total_tokens=512, **changes: Any
+    folder: Path,
+    *,
+    context_length=0,
+    num_rows=4,
+    page_size=1,
+    max_total_tokens=512,
+    chunked_prefill_size=2048,
+    **changes: Any,
 ) -> ModelRunner:
     args: dict[str, Any] = {"model_path": str(folder), "load_format": "dummy", "device": "cpu"}
     return ModelRunner(
@@ -49,6 +57,7 @@ def make_runner(
         num_rows=num_rows,
         page_size=page_size,
         max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
     )
 
 
@@ -73,6 +82,15 @@ def test_logits_of_half_precision_are_those_of_float32_sums(tmp_path, attention,
     normed = hidden.double() / (hidden.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
     expected = (normed * views["model.norm.weight"].double()) @ weight.t()
     torch.testing.assert_close(runner.compute_logits(hidden), expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_has_as_many_prompt_tokens_as_are_found_best(folder, monkeypatch, caplog):
+    assert make_runner(folder, chunked_prefill_size=0).chunked_prefill_size == 2048, "small models are not tried"
+    monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
+    assert make_runner(folder, chunked_prefill_size=33).chunked_prefill_size == 33, "who asks for a number gets it"
+    with caplog.at_level(logging.INFO):
+        assert make_runner(folder, chunked_prefill_size=0, page_size=16).chunked_prefill_size == 128, "the context"
+    assert "steps compute 128 prompt tokens at most; tokens/s by size: 128: " in caplog.text
 
 
 def test_the_pool_size_is_logged(folder, caplog):
