@@ -31,12 +31,12 @@ def test_mixed_steps_change_no_answer(options: dict[str, Any]) -> None:
     kinds: set[tuple[bool, bool, bool]] = set()
     launch = mixed.step_runner.launch
 
-    def watch(batch, previous):
+    def watch(batch, previous, prepared=lambda: None):
         step = mixed.scheduler._in_flight[-1]
         if batch.is_extend and step.num_prompts < len(batch):
             assert (batch.extend_lens[step.num_prompts :] == 1).all()
             kinds.add((bool((batch.input_ids < 0).any()), batch.allowed is not None, bool(batch.logprob_targets)))
-        return launch(batch, previous)
+        return launch(batch, previous, prepared)
 
     mixed.step_runner.launch = watch
     for worker in (plain, mixed):

@@ -45,10 +45,10 @@ def test_nothing_is_computed_in_vain_where_nothing_stops_early() -> None:
     scheduled = 0
     launch = worker.step_runner.launch
 
-    def count(batch, previous):
+    def count(batch, previous, prepared=lambda: None):
         nonlocal scheduled
         scheduled += int(batch.extend_lens.sum())
-        return launch(batch, previous)
+        return launch(batch, previous, prepared)
 
     worker.step_runner.launch = count
     lengths = [(3, 1), (20, 2), (70, 30), (41, 17)]
