@@ -321,7 +321,7 @@ class ModelRunner:
         except Exception as error:  # kernels that work one by one may fail in a graph on some cards
             logger.warning("no %s, every kernel is launched by itself: %s", recorder.name, error, exc_info=error)
             return None
-        taken = (before - available_memory(self.device)) / 2**30
+        taken = max(0, before - available_memory(self.device)) / 2**30  # a host's others may have given some back
         logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
         return graphs
 

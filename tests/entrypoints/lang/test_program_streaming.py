@@ -25,9 +25,11 @@ def test_stream() -> None:
         pieces.append(piece)
         ticks.release()
     assert pieces == list("well yes"), "each piece is read before the next one is there"
+    state.sync()  # what it leased is given back after its last piece
     backend.ticks = None
     state = two_stages.run("why?", backend=backend, stream=True)
     assert "".join(state.text_iter()) == "why?hm so well yes"
+    state.sync()
     state = two_stages.run("why?", backend=backend, stream=True)
     assert "".join(state.text_iter("answer")) == "well yes"
     assert state["thought"] == "hm" and state.text() == "why?hm so well yes"
