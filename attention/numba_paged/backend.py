@@ -38,6 +38,8 @@ LEAST_SHARED_KEYS = 128
 ONE_THREAD = 1024
 """Work up to which one thread is faster than waking the others, in keys × tokens."""
 
+LOG2_E = 1.4426950408889634
+"""The kernel takes powers of two: 2^(x · log₂ e) is exp(x)."""
 
 Kind = tuple[int | None, int, int, int]
 """Window, KV heads, queries over one KV head, head size: what layers have in common that share a task."""
@@ -77,7 +79,7 @@ class _Calls:
         a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
         a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
         a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
-        self._scales[number] = spec.scale
+        self._scales[number] = spec.scale * LOG2_E
         return call
 
     def take(self, task: _Task) -> None:

@@ -4,6 +4,7 @@
         for each token                scores = q · K     the next keys and these values are fetched meanwhile
                                       weights = exp(scores − the largest so far); what was summed before is rescaled
                                       sum += weights · V
+                                      several tokens at once, where all of them see the whole block
 
 It is the online softmax of FlashAttention (Dao et al. 2022) over the pages of vLLM (Kwon et al. 2023). What there is to
 do is cut into pieces (pieces.py). Threads take the next one until none is left; whoever ends the last of several pieces
@@ -20,7 +21,7 @@ from typing import Any
 
 from numba import njit
 
-from . import operations, vectors
+from . import operations, vectors, whole_blocks
 from .compiling import checksum, compiled
 from .operations import (
     BLOCK,
@@ -34,11 +35,10 @@ from .operations import (
     peek,
     peek_float,
     score,
-    score_block,
-    turn,
     weigh,
 )
 from .vectors import LANES
+from .whole_blocks import add_block, gather, score_block, turn, weigh_block
 
 # Arguments: an array of int64, by index. Addresses, but for NEXT (the piece that is taken next), TICKET (threads that
 # have begun), COUNT (of pieces), the steps, which are bytes from one row to the next, and SCALE, a float32.
@@ -59,7 +59,7 @@ def tile_tokens(group: int) -> int:
 
 def scratch_bytes(head_dim: int, group: int, tokens: int) -> int:
     """What a thread needs of its own: sums, largest scores and totals of so many tokens, and scores of a block."""
-    floats = tokens * group * (head_dim + 2) + tile_tokens(group) * group * (BLOCK + 1) + head_dim * BLOCK
+    floats = tokens * group * (head_dim + 2) + tile_tokens(group) * group * (BLOCK + 1) + 2 * head_dim * BLOCK
     return -(-floats * 4 // 64) * 64 + 64
 
 
@@ -76,6 +76,8 @@ def _attend_tokens(
     scale, step = peek_float(a + 8 * SCALE), peek(a + 8 * SLOT_STEP)
     scores, factors = scratch, scratch + 4 * tile_rows * BLOCK
     turned = factors + 4 * tile_rows
+    gathered = turned + 4 * head_dim * BLOCK
+    in_tiles = head_dim % LANES == 0 and last - first > tile
     fill(largest, rows * (last - first), -float("inf"))
     fill(totals, rows * (last - first), 0.0)
     fill(sums, rows * (last - first) * head_dim, 0.0)
@@ -91,18 +93,15 @@ def _attend_tokens(
             q, row = queries + query_step * token, (token - first) * rows
             at, place = slots + 4 * start, sums + 4 * row * head_dim
             if (
-                head_dim % LANES == 0
-                and first < token
-                and count == BLOCK
-                and token + tile <= last
-                and peek(begins + 8 * (token + tile - 1)) <= begin
+                in_tiles and count == BLOCK and token + tile <= last and peek(begins + 8 * (token + tile - 1)) <= begin
             ):  # all keys of the block, for all tokens of a tile
                 if not is_turned:
                     turn(head_dim, kind, keys, at, step, turned)
+                    gather(head_dim, kind, keys, values, at, slots + 4 * ahead, step, gathered)
                     is_turned = True
                 score_block(head_dim, rows, tile, q, query_step, turned, scores)
-                weigh(tile_rows, scores, count, scale, largest + 4 * row, totals + 4 * row, factors)
-                add_values(head_dim, tile_rows, kind, place, factors, scores, values, at, count, step)
+                weigh_block(tile_rows, scores, scale, largest + 4 * row, totals + 4 * row, factors)
+                add_block(head_dim, tile_rows, place, factors, scores, gathered)
                 token += tile
                 continue
             if count > 0:
@@ -124,7 +123,7 @@ def _attend_piece(head_dim, rows, tile, tile_rows, kind, a, piece, scratch):  # 
     target = peek(a + 8 * OUT) + 4 * head * rows * head_dim
     at_once = 1 if own else last - first
     for token in range(first, last, at_once):
-        largest = scratch + 4 * (tile_rows * (BLOCK + 1) + head_dim * BLOCK)
+        largest = scratch + 4 * (tile_rows * (BLOCK + 1) + 2 * head_dim * BLOCK)
         totals = largest + 4 * rows * at_once
         sums = totals + 4 * rows * at_once
         if partial >= 0:
@@ -168,7 +167,7 @@ def _join_pieces(head_dim, rows, a, group, scratch):  # type: ignore
 def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
     """A Numba cfunc ``void(address of the arguments)`` that needs no GIL; every thread of a team calls it. The first
     time takes two seconds; where Numba finds a folder to write to, later processes take a tenth."""
-    sources, number, tile = checksum(operations, vectors), KINDS.index(kind), tile_tokens(group)
+    sources, number, tile = checksum(operations, vectors, whole_blocks), KINDS.index(kind), tile_tokens(group)
     tile_rows = tile * group
 
     def kernel(a: Any) -> None:

@@ -171,61 +171,10 @@ def score(
 
 
 @intrinsic(prefer_literal=True)
-def turn(_context: Any, head_dim: Any, kind: Any, _keys: Any, _slots: Any, _step: Any, _target: Any) -> Any:
-    """target[d, j] = keys[slots[j]][d], for a whole block of keys: float32 [head_dim, BLOCK]. head_dim is a multiple of
-    LANES."""
-    size, name = sized(head_dim), KINDS[sized(kind)]
-    item = 4 if name == "float32" else 2
-
-    def generate(v: Vectors, arguments: list[Any]) -> None:
-        keys, slots, step, target = arguments[2:]
-        with v.loop(v.i64_of(BLOCK // LANES)) as loop:
-            first = v.element(slots, loop.index, 4 * LANES)
-            column = v.element(target, loop.index, 4 * LANES)
-            places = [v.b.add(keys, v.b.mul(v.load_int(v.shifted(first, 4 * key)), step)) for key in range(LANES)]
-            for at in range(0, size, LANES):
-                rows = [v.load(v.shifted(place, item * at), LANES, name) for place in places]
-                for row, turned in enumerate(v.transposed(rows)):
-                    v.store(turned, v.shifted(column, 4 * BLOCK * (at + row)))
-
-    return VOID(head_dim, kind, INT, INT, INT, INT), without_result(generate)
-
-
-@intrinsic(prefer_literal=True)
-def score_block(
-    _context: Any, head_dim: Any, rows: Any, tokens: Any, _queries: Any, _query_step: Any, _turned: Any, _scores: Any
-) -> Any:
-    """scores[row, j] = queries[row] · key j, for a whole block of keys as `turn` leaves them: a product of matrices
-    whose sums stay in registers. Rows are those of so many tokens, ``query_step`` bytes apart."""
-    size, number, count = sized(head_dim), sized(rows), sized(tokens)
-
-    def generate(v: Vectors, arguments: list[Any]) -> None:
-        queries, query_step, turned, scores = arguments[3:]
-        begins = [v.b.add(queries, v.b.mul(query_step, v.i64_of(token))) for token in range(count)]
-        places = [v.shifted(begin, 4 * size * row) for begin in begins for row in range(number)]
-        columns = range(0, BLOCK, LANES)
-        for first in range(0, len(places), ROWS_AT_ONCE):
-            some = range(first, min(len(places), first + ROWS_AT_ONCE))
-            sums = {(row, at): v.variable(v.constant(0.0)) for row in some for at in columns}
-            with v.loop(v.i64_of(size)) as loop:
-                keys = {
-                    at: v.load(v.shifted(v.element(turned, loop.index, 4 * BLOCK), 4 * at), LANES) for at in columns
-                }
-                for row in some:
-                    query = v.splat(v.load_float(v.element(places[row], loop.index, 4)), LANES)
-                    for at in columns:
-                        v.b.store(v.fma(query, keys[at], v.b.load(sums[row, at])), sums[row, at])
-            for (row, at), place in sums.items():
-                v.store(v.b.load(place), v.shifted(scores, 4 * (BLOCK * row + at)))
-
-    return VOID(head_dim, rows, tokens, INT, INT, INT, INT), without_result(generate)
-
-
-@intrinsic(prefer_literal=True)
 def weigh(
     _context: Any, rows: Any, _scores: Any, _count: Any, _scale: Any, _largest: Any, _totals: Any, _factors: Any
 ) -> Any:
-    """scores[row] becomes exp(scale × score − the largest so far); that, and the sum of all, are brought up to date.
+    """scores[row] becomes 2^(scale × score − the largest so far); that, and the sum of all, are brought up to date.
     factors[row]: by what to multiply what was summed with the largest one before."""
     number = sized(rows)
 
@@ -246,16 +195,38 @@ def weigh(
             tops, total = v.splat(found, LANES), v.variable(v.constant(0.0))
             with v.loop(vectors) as loop:
                 place = v.element(first, loop.index, 4 * LANES)
-                weights = v.exp(v.b.fsub(v.load(place, LANES), tops))
+                weights = v.exp2(v.b.fsub(v.load(place, LANES), tops))
                 v.store(weights, place)
                 v.b.store(v.b.fadd(v.b.load(total), weights), total)
-            factor = v.first(v.exp(v.splat(v.b.fsub(before, found), LANES)))
+            factor = v.first(v.exp2(v.splat(v.b.fsub(before, found), LANES)))
             v.store_float(found, v.shifted(largest, 4 * row))
             v.store_float(factor, v.shifted(factors, 4 * row))
             old = v.load_float(v.shifted(totals, 4 * row))
             v.store_float(v.b.fadd(v.b.fmul(old, factor), v.sum_of(v.b.load(total))), v.shifted(totals, 4 * row))
 
     return VOID(rows, INT, INT, FLOAT, INT, INT, INT), without_result(generate)
+
+
+def add_rows(v: Vectors, size: int, number: int, kind: str, addresses: list[Any], count: Any, value_at: Any) -> None:
+    """sums[row] = sums[row] × factors[row] + Σ weights[row, j] × value j. addresses: of sums, factors and weights.
+    value_at: the address of value j."""
+    sums, factors, weights = addresses
+    item = 4 if kind == "float32" else 2
+    for begin in range(0, number, ROWS_AT_ONCE):
+        held = {}
+        for row in range(begin, min(number, begin + ROWS_AT_ONCE)):
+            factor = v.load_float(v.shifted(factors, 4 * row))
+            for at, width in spans(size):
+                place = v.shifted(sums, 4 * (row * size + at))
+                held[row, at, width] = v.variable(v.b.fmul(v.load(place, width), v.splat(factor, width)))
+        with v.loop(count) as loop:
+            value = value_at(loop.index)
+            parts = {at: v.load(v.shifted(value, item * at), width, kind) for at, width in spans(size)}
+            for (row, at, width), place in held.items():
+                weight = v.load_float(v.element(v.shifted(weights, 4 * BLOCK * row), loop.index, 4))
+                v.b.store(v.fma(v.splat(weight, width), parts[at], v.b.load(place)), place)
+        for (row, at, _), place in held.items():
+            v.store(v.b.load(place), v.shifted(sums, 4 * (row * size + at)))
 
 
 @intrinsic(prefer_literal=True)
@@ -273,26 +244,15 @@ def add_values(
     _step: Any,
 ) -> Any:
     """sums[row] = sums[row] × factors[row] + Σ weights[row, j] × values[slots[j]]"""
-    size, number, name = sized(head_dim), sized(rows), KINDS[sized(kind)]
-    item = 4 if name == "float32" else 2
+    name = KINDS[sized(kind)]
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        sums, factors, weights, values, slots, count, step = arguments[3:]
-        for begin in range(0, number, ROWS_AT_ONCE):
-            held = {}
-            for row in range(begin, min(number, begin + ROWS_AT_ONCE)):
-                factor = v.load_float(v.shifted(factors, 4 * row))
-                for at, width in spans(size):
-                    place = v.shifted(sums, 4 * (row * size + at))
-                    held[row, at, width] = v.variable(v.b.fmul(v.load(place, width), v.splat(factor, width)))
-            with v.loop(count) as loop:
-                value = v.b.add(values, v.b.mul(v.load_int(v.element(slots, loop.index, 4)), step))
-                parts = {at: v.load(v.shifted(value, item * at), width, name) for at, width in spans(size)}
-                for (row, at, width), place in held.items():
-                    weight = v.load_float(v.element(v.shifted(weights, 4 * BLOCK * row), loop.index, 4))
-                    v.b.store(v.fma(v.splat(weight, width), parts[at], v.b.load(place)), place)
-            for (row, at, _), place in held.items():
-                v.store(v.b.load(place), v.shifted(sums, 4 * (row * size + at)))
+        values, slots, count, step = arguments[6:]
+
+        def value_at(index: Any) -> Any:
+            return v.b.add(values, v.b.mul(v.load_int(v.element(slots, index, 4)), step))
+
+        add_rows(v, sized(head_dim), sized(rows), name, arguments[3:6], count, value_at)
 
     return VOID(head_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
 
@@ -317,7 +277,7 @@ def join(
         for row in range(number):
             mine, theirs = (v.load_float(v.shifted(each, 4 * row)) for each in (largest, other_largest))
             top = v.b.select(v.b.fcmp_ordered(">", mine, theirs), mine, theirs)
-            here, there = (v.first(v.exp(v.splat(v.b.fsub(each, top), LANES))) for each in (mine, theirs))
+            here, there = (v.first(v.exp2(v.splat(v.b.fsub(each, top), LANES))) for each in (mine, theirs))
             old, new = (v.load_float(v.shifted(each, 4 * row)) for each in (totals, other_totals))
             v.store_float(v.b.fadd(v.b.fmul(old, here), v.b.fmul(new, there)), v.shifted(totals, 4 * row))
             v.store_float(top, v.shifted(largest, 4 * row))

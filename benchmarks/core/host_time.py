@@ -73,8 +73,14 @@ class FreeRunner:
         self._logits = torch.randn(max_rows, VOCAB, generator=torch.Generator().manual_seed(0))
 
     @torch.inference_mode()
-    def forward(self, batch: ScheduleBatch, previous_ids: torch.Tensor | None = None) -> ForwardOutput:
+    def forward(
+        self,
+        batch: ScheduleBatch,
+        previous_ids: torch.Tensor | None = None,
+        prepared: Callable[[], None] = lambda: None,
+    ) -> ForwardOutput:
         build_forward_batch(batch, attention_batch(batch, self._mirror), previous_ids)
+        prepared()
         self.profiler.lap("plan")
         return ForwardOutput(self._logits[: int(batch.samples.sum())], None)
 

@@ -34,7 +34,7 @@ from .banned_tokens import BanPlan, ban_tokens
 from .noise import draw_keys
 from .ops import TORCH_OPS, SamplingOps
 from .penalties import PendingTokens, SeenTokens, apply_penalties
-from .ranking import SLICE_ELEMENTS
+from .ranking import SLICE_ELEMENTS, best_tokens
 from .sequences import SequenceState
 from .token_masks import allow_only
 from .torch_ops import Filters
@@ -129,21 +129,21 @@ class Sampler:
         plan = self._plan_for(sequences)
         adjusted = self._adjust(logits, plan, positions, allowed, pending)
         if plan.greedy_rows is None and adjusted is logits:
-            peaks, ids = logits.max(dim=-1)  # of equals the first, as argmax; a NaN counts as higher
+            peaks, ids = best_tokens(logits)
             return Sampled(ids, peaks)
         return Sampled(self._choose(adjusted, plan, positions), logits.amax(dim=-1))
 
     def _choose(self, logits: torch.Tensor, plan: _Plan, positions: np.ndarray) -> torch.Tensor:
         """Token ids int64 [n] from adjusted logits."""
         if plan.greedy_rows is None:
-            return logits.argmax(dim=-1)
+            return best_tokens(logits)[1]
         draw_key = draw_keys(plan.seeds, positions)
         keys = upload([draw_key.view(np.int64)], self._device)[0].view(torch.int32)
         if len(plan.groups) == 1 and not len(plan.greedy_rows):
             return self._draw(logits, plan.groups[0], keys)
         next_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if len(plan.greedy_rows):
-            next_ids[plan.greedy_rows] = logits[plan.greedy_rows].argmax(dim=-1)
+            next_ids[plan.greedy_rows] = best_tokens(logits[plan.greedy_rows])[1]
         for group in plan.groups:
             next_ids[group.rows] = self._draw(logits[group.rows], group, keys[group.rows])
         return next_ids

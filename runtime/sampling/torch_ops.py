@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from .noise import exponential_noise
-from .ranking import top_tokens
+from .ranking import best_tokens, top_tokens
 
 NUCLEUS_WIDTH = 256
 """Tokens ranked at first for a row with top_p and no top_k; real models' nuclei are nearly always smaller."""
@@ -116,4 +116,4 @@ def _scaled(logits: torch.Tensor, best: torch.Tensor, filters: Filters) -> torch
 
 def _race(log_weights: torch.Tensor, kept: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Column of the winner, int64 [m]: kept column v with probability proportional to exp(log_weights[v])."""
-    return log_weights.exp().div_(noise).mul_(kept).argmax(dim=-1)
+    return best_tokens(log_weights.exp().div_(noise).mul_(kept))[1]

@@ -72,6 +72,6 @@ def test_steps_are_measured(server: ServerUnderTest) -> None:
             return await meter.prompt(40, 0), await meter.prompt(40, 400), await meter.decode(3, 100)
 
     new, going_on, decoding = asyncio.run(measure())
-    assert new.context - new.prompt_tokens < 30 and new.context > 40  # what all prompts begin with
+    assert new.context - new.prompt_tokens < 30 and new.context > 30  # what all prompts begin with
     assert going_on.context > 400 and going_on.prompt_tokens < 100
     assert decoding.rows == 3 and 3 * 100 < decoding.context < 3 * 250 and decoding.seconds > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.sampling.ranking import MIN_CHUNKED, top_tokens
+from baton.runtime.sampling.ranking import BEST_CHUNK, MIN_CHUNKED, best_tokens, top_tokens
 
 
 @pytest.mark.parametrize("k", [1, 5, 50, 200])
@@ -48,6 +48,23 @@ def test_rows_of_nan_name_tokens_all_the_same(sign):
     logits = torch.full((2, 16_401), math.copysign(math.nan, sign))
     ids = top_tokens(logits, 40)[1]
     assert ids.min() >= 0 and ids.max() < 16_401
+
+
+@pytest.mark.parametrize("vocab_size", [200, MIN_CHUNKED, MIN_CHUNKED + 1, MIN_CHUNKED + BEST_CHUNK - 1, 50_257])
+def test_the_best_token_is_the_first_of_the_highest(vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(9, vocab_size, generator=generator).bfloat16().float()
+    logits[1] = -float("inf")
+    logits[2, ::2], logits[2, 1::2] = -0.0, 0.0
+    logits[3, -1] = 99.0
+    logits[4, [3, vocab_size // 2, -1]] = float("inf")
+    logits[5, [vocab_size // 3, -2]] = math.nan
+    logits[6, 0] = 99.0
+    logits[7, -BEST_CHUNK:] = 99.0
+    best, ids = best_tokens(logits)
+    expected = logits.max(dim=-1)
+    assert torch.equal(ids, expected.indices) and torch.equal(best.nan_to_num(7), expected.values.nan_to_num(7))
+    assert ids.dtype == torch.int64 and ids[2] == 0
 
 
 def test_k_beyond_the_vocabulary_ranks_all():
