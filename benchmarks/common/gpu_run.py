@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,27 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--profile", action="store_true", help="also where the time of the steps goes")
 
 
-def check_device(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+OF_A_GPU = ("shape", "device", "attention_backend", "disable_cuda_graph", "profile")
+
+
+def check_gpu_arguments(
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    only_with: Iterable[str] = (),
+    never_with: Iterable[str] = (),
+) -> None:
+    """Refuse flags that would be ignored, and --gpu without one. only_with, never_with: further flags that need --gpu,
+    or do not go with it."""
+
+    def given(names: Iterable[str]) -> str | None:
+        return next((name.replace("_", "-") for name in names if getattr(args, name) != parser.get_default(name)), None)
+
+    if args.gpu and (other := given(never_with)):
+        parser.error(f"--{other} is not for a GPU; leave it out, or --gpu")
+    if not args.gpu:
+        if other := given((*OF_A_GPU, *only_with)):
+            parser.error(f"--{other} is for a GPU; say --gpu, too")
+        return
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--gpu: this torch sees no CUDA device; --device cpu --shape llama-tiny does the same in small")
 

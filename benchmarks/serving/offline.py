@@ -28,7 +28,7 @@ import torch
 
 from baton.runtime.config import ModelArgs
 from benchmarks.common.clock import add_cpu_time, check_cpu_time, clock_of
-from benchmarks.common.gpu_run import add_gpu_arguments, check_device
+from benchmarks.common.gpu_run import add_gpu_arguments, check_gpu_arguments
 from benchmarks.common.measured import RESULTS
 from benchmarks.common.models import LLAMA_40M, write_dummy_model
 from benchmarks.serving.gpu_offline import run_gpu_offline
@@ -109,10 +109,8 @@ def parse_arguments() -> argparse.Namespace:
     args.prompt_lens = args.prompt_lens or ([1024] if args.gpu else [128, 1024])
     args.steps = args.steps or (64 if args.gpu else 32)
     args.rounds = args.rounds or (3 if args.gpu else 5)
-    if args.gpu:
-        check_device(args, parser)
-    else:
-        check_cpu_time(parser, args)
+    check_gpu_arguments(args, parser, only_with=["plot"], never_with=["model", "prefill_lens", "threads", "cpu_time"])
+    check_cpu_time(parser, args)
     return args
 
 

@@ -44,7 +44,7 @@ from tqdm import tqdm
 
 from benchmarks.beams.stage import run_beam_stage
 from benchmarks.common.clients import SAMPLED, Call, Client, EngineClient, NativeClient, OpenAIClient, Reply
-from benchmarks.common.gpu_run import add_gpu_arguments, check_device
+from benchmarks.common.gpu_run import add_gpu_arguments, check_gpu_arguments
 from benchmarks.common.measured import RESULTS
 from benchmarks.common.models import LLAMA_40M, write_dummy_model
 from benchmarks.serving.gpu_two_stage import run_gpu_two_stage
@@ -289,6 +289,10 @@ def plot(cells: list[Cell], out: Path) -> None:
     figure.savefig(out / "two_stage.png", dpi=150)
 
 
+OF_A_CPU = ("modes", "pressed", "pressure_tokens", "model", "openai_url", "transformers", "handoff_check", "page_sizes")
+"""Flags that a run on a GPU has no use for."""
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-lens", "--prompt-len", type=int, nargs="+", default=[500])
@@ -322,9 +326,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--http", action="store_true", help="with --gpu: a second time, over HTTP to a server")
     args = parser.parse_args()
+    check_gpu_arguments(args, parser, only_with=["rounds", "beam_concurrency", "http"], never_with=OF_A_CPU)
     args.modes = args.modes or ["replay", "radix", "continuation"]
-    if args.gpu:
-        check_device(args, parser)
     if args.beam_width and args.openai_url:
         parser.error("--beam-width needs the native API: use --url, or neither")
     return args

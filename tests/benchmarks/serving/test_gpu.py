@@ -58,3 +58,14 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     for name in ("serving.offline", "serving.two_stage"):
         done = run_benchmark(name, "--gpu", out=tmp_path)
         assert done.returncode == 2 and "no CUDA device; --device cpu --shape llama-tiny" in done.stderr
+
+
+def test_flags_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    for name, flags, said in (
+        ("serving.offline", ("--gpu", "--cpu-time"), "--cpu-time is not for a GPU"),
+        ("serving.offline", ("--profile",), "--profile is for a GPU; say --gpu, too"),
+        ("serving.two_stage", ("--gpu", "--modes", "radix"), "--modes is not for a GPU"),
+        ("serving.two_stage", ("--http",), "--http is for a GPU; say --gpu, too"),
+    ):
+        done = run_benchmark(name, *flags, out=tmp_path)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
