@@ -38,7 +38,7 @@ from .operations import (
     weigh,
 )
 from .vectors import LANES
-from .whole_blocks import add_block, gather, score_block, turn, weigh_block
+from .whole_blocks import add_block, gather, in_pairs, pack, score_block, turn, weigh_block
 
 # Arguments: an array of int64, by index. Addresses, but for NEXT (the piece that is taken next), TICKET (threads that
 # have begun), COUNT (of pieces), the steps, which are bytes from one row to the next, and SCALE, a float32.
@@ -58,14 +58,34 @@ def tile_tokens(group: int) -> int:
 
 
 def scratch_bytes(head_dim: int, group: int, tokens: int) -> int:
-    """What a thread needs of its own: sums, largest scores and totals of so many tokens, and scores of a block."""
-    floats = tokens * group * (head_dim + 2) + tile_tokens(group) * group * (BLOCK + 1) + 2 * head_dim * BLOCK
+    """What a thread needs of its own: scores, keys and values of a block; sums, largest scores, totals and packed
+    queries of so many tokens."""
+    of_block = tile_tokens(group) * group * (BLOCK + 1) + 2 * head_dim * BLOCK
+    floats = of_block + tokens * group * (head_dim + 2 + head_dim // 2)
     return -(-floats * 4 // 64) * 64 + 64
 
 
 @njit(inline="always")
+def _places(head_dim, tile_rows, scratch):  # type: ignore
+    """Of a block: scores, factors, keys, values; then comes what is kept of tokens."""
+    factors = scratch + 4 * tile_rows * BLOCK
+    keys = factors + 4 * tile_rows
+    values = keys + 4 * head_dim * BLOCK
+    return scratch, factors, keys, values, values + 4 * head_dim * BLOCK
+
+
+@njit(inline="always")
+def _attend_tile(head_dim, rows, tile, tile_rows, pairs, queries, query_step, scale, scratch, largest, totals, sums):  # type: ignore
+    """A tile of tokens over a block that lies in the scratch memory, and that all of them see."""
+    scores, factors, keys, values, _ = _places(head_dim, tile_rows, scratch)
+    score_block(head_dim, rows, tile, pairs, queries, query_step, keys, scores)
+    weigh_block(tile_rows, pairs, scores, scale, largest, totals, factors)
+    add_block(head_dim, tile_rows, pairs, sums, factors, scores, values)
+
+
+@njit(inline="always")
 def _attend_tokens(
-    head_dim, rows, tile, tile_rows, kind, a, first, last, low, high, head, scratch, largest, totals, sums
+    head_dim, rows, tile, tile_rows, kind, pairs, a, first, last, low, high, head, scratch, largest, totals, sums
 ):  # type: ignore
     """Tokens first to last − 1 over keys low to high − 1 of the first one's row, as far as each sees them."""
     item = 4 if kind == 0 else 2
@@ -74,56 +94,57 @@ def _attend_tokens(
     queries, query_step = peek(a + 8 * QUERIES) + 4 * head * rows * head_dim, peek(a + 8 * QUERY_STEP)
     begins, ends = peek(a + 8 * BEGINS), peek(a + 8 * ENDS)
     scale, step = peek_float(a + 8 * SCALE), peek(a + 8 * SLOT_STEP)
-    scores, factors = scratch, scratch + 4 * tile_rows * BLOCK
-    turned = factors + 4 * tile_rows
-    gathered = turned + 4 * head_dim * BLOCK
+    scores, factors, turned, gathered, behind = _places(head_dim, tile_rows, scratch)
     in_tiles = head_dim % LANES == 0 and last - first > tile
+    of_tiles, tile_step = queries + query_step * first, query_step
+    if pairs and in_tiles:
+        of_tiles, tile_step = behind + 4 * rows * (last - first) * (head_dim + 2), 2 * rows * head_dim
+        for token in range(first, last):
+            pack(head_dim, rows, pairs, queries + query_step * token, of_tiles + tile_step * (token - first))
     fill(largest, rows * (last - first), -float("inf"))
     fill(totals, rows * (last - first), 0.0)
     fill(sums, rows * (last - first) * head_dim, 0.0)
     begin, end = max(low, peek(begins + 8 * first)), min(high, peek(ends + 8 * (last - 1)))
     while begin < end:
         stop = min(begin + BLOCK, end)
-        ahead = stop if stop + BLOCK <= end else begin
-        is_turned = False
+        ahead = slots + 4 * (stop if stop + BLOCK <= end else begin)
+        is_there = False
         token = first
         while token < last:
             start = max(begin, peek(begins + 8 * token))
             count = min(stop, peek(ends + 8 * token)) - start
-            q, row = queries + query_step * token, (token - first) * rows
-            at, place = slots + 4 * start, sums + 4 * row * head_dim
-            if (
-                in_tiles and count == BLOCK and token + tile <= last and peek(begins + 8 * (token + tile - 1)) <= begin
-            ):  # all keys of the block, for all tokens of a tile
-                if not is_turned:
-                    turn(head_dim, kind, keys, at, step, turned)
-                    gather(head_dim, kind, keys, values, at, slots + 4 * ahead, step, gathered)
-                    is_turned = True
-                score_block(head_dim, rows, tile, q, query_step, turned, scores)
-                weigh_block(tile_rows, scores, scale, largest + 4 * row, totals + 4 * row, factors)
-                add_block(head_dim, tile_rows, place, factors, scores, gathered)
+            at, row = slots + 4 * start, (token - first) * rows
+            top, total, place = largest + 4 * row, totals + 4 * row, sums + 4 * row * head_dim
+            if in_tiles and count == BLOCK and token + tile <= last and peek(begins + 8 * (token + tile - 1)) <= begin:
+                if not is_there:
+                    turn(head_dim, kind, pairs, keys, at, step, turned)
+                    gather(head_dim, kind, pairs, keys, values, at, ahead, step, gathered)
+                    is_there = True
+                q = of_tiles + tile_step * (token - first)
+                _attend_tile(head_dim, rows, tile, tile_rows, pairs, q, tile_step, scale, scratch, top, total, place)
                 token += tile
                 continue
             if count > 0:
+                q = queries + query_step * token
                 if token == first:
-                    score(head_dim, rows, kind, 1, q, keys, values, at, slots + 4 * ahead, count, step, scores)
+                    score(head_dim, rows, kind, 1, q, keys, values, at, ahead, count, step, scores)
                 else:
                     score(head_dim, rows, kind, 0, q, keys, values, at, at, count, step, scores)
-                weigh(rows, scores, count, scale, largest + 4 * row, totals + 4 * row, factors)
+                weigh(rows, scores, count, scale, top, total, factors)
                 add_values(head_dim, rows, kind, place, factors, scores, values, at, count, step)
             token += 1
         begin = stop
 
 
 @njit(inline="always")
-def _attend_piece(head_dim, rows, tile, tile_rows, kind, a, piece, scratch):  # type: ignore
+def _attend_piece(head_dim, rows, tile, tile_rows, kind, pairs, a, piece, scratch):  # type: ignore
     """All tokens of a piece; what is found goes to the output, or to the memory for partial sums."""
     first, last, low, high = peek(piece), peek(piece + 8), peek(piece + 16), peek(piece + 24)
     head, own, partial = peek(piece + 32), peek(piece + 40), peek(piece + 48)
     target = peek(a + 8 * OUT) + 4 * head * rows * head_dim
     at_once = 1 if own else last - first
     for token in range(first, last, at_once):
-        largest = scratch + 4 * (tile_rows * (BLOCK + 1) + 2 * head_dim * BLOCK)
+        largest = _places(head_dim, tile_rows, scratch)[4]
         totals = largest + 4 * rows * at_once
         sums = totals + 4 * rows * at_once
         if partial >= 0:
@@ -132,7 +153,22 @@ def _attend_piece(head_dim, rows, tile, tile_rows, kind, a, piece, scratch):  # 
             sums = peek(a + 8 * SUMS) + 4 * place * head_dim
         stop = token + at_once
         _attend_tokens(
-            head_dim, rows, tile, tile_rows, kind, a, token, stop, low, high, head, scratch, largest, totals, sums
+            head_dim,
+            rows,
+            tile,
+            tile_rows,
+            kind,
+            pairs,
+            a,
+            token,
+            stop,
+            low,
+            high,
+            head,
+            scratch,
+            largest,
+            totals,
+            sums,
         )
         if partial < 0:
             for each in range(token, stop):
@@ -168,7 +204,7 @@ def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
     """A Numba cfunc ``void(address of the arguments)`` that needs no GIL; every thread of a team calls it. The first
     time takes two seconds; where Numba finds a folder to write to, later processes take a tenth."""
     sources, number, tile = checksum(operations, vectors, whole_blocks), KINDS.index(kind), tile_tokens(group)
-    tile_rows = tile * group
+    tile_rows, pairs = tile * group, int(in_pairs(kind, head_dim))
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -179,7 +215,7 @@ def compile_kernel(head_dim: int, group: int, kind: str) -> Any:
             if mine >= peek(a + 8 * COUNT):
                 return
             piece = peek(a + 8 * PIECES) + 8 * PIECE_FIELDS * mine
-            _attend_piece(head_dim, group, tile, tile_rows, number, a, piece, scratch)
+            _attend_piece(head_dim, group, tile, tile_rows, number, pairs, a, piece, scratch)
             together = peek(piece + 56)
             if together >= 0 and fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) == 1:
                 _join_pieces(head_dim, group, a, together, scratch)

@@ -207,9 +207,11 @@ def weigh(
     return VOID(rows, INT, INT, FLOAT, INT, INT, INT), without_result(generate)
 
 
-def add_rows(v: Vectors, size: int, number: int, kind: str, addresses: list[Any], count: Any, value_at: Any) -> None:
+def add_rows(
+    v: Vectors, size: int, number: int, kind: str, addresses: list[Any], count: Any, value_at: Any, fma: Any
+) -> None:
     """sums[row] = sums[row] × factors[row] + Σ weights[row, j] × value j. addresses: of sums, factors and weights.
-    value_at: the address of value j."""
+    value_at: the address of value j. fma: multiplies a vector of it by a weight and adds that."""
     sums, factors, weights = addresses
     item = 4 if kind == "float32" else 2
     for begin in range(0, number, ROWS_AT_ONCE):
@@ -224,7 +226,7 @@ def add_rows(v: Vectors, size: int, number: int, kind: str, addresses: list[Any]
             parts = {at: v.load(v.shifted(value, item * at), width, kind) for at, width in spans(size)}
             for (row, at, width), place in held.items():
                 weight = v.load_float(v.element(v.shifted(weights, 4 * BLOCK * row), loop.index, 4))
-                v.b.store(v.fma(v.splat(weight, width), parts[at], v.b.load(place)), place)
+                v.b.store(fma(v.splat(weight, width), parts[at], v.b.load(place)), place)
         for (row, at, _), place in held.items():
             v.store(v.b.load(place), v.shifted(sums, 4 * (row * size + at)))
 
@@ -252,7 +254,7 @@ def add_values(
         def value_at(index: Any) -> Any:
             return v.b.add(values, v.b.mul(v.load_int(v.element(slots, index, 4)), step))
 
-        add_rows(v, sized(head_dim), sized(rows), name, arguments[3:6], count, value_at)
+        add_rows(v, sized(head_dim), sized(rows), name, arguments[3:6], count, value_at, v.fma)
 
     return VOID(head_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
 

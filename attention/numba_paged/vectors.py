@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features, llvm_version_info
 from numba.core import cgutils
 
 LANES = 16
@@ -17,6 +18,12 @@ LANES = 16
 
 LINE = 64
 """Bytes that a prefetch brings."""
+
+HAS_PAIRS = bool(get_host_cpu_features().get("avx512bf16"))
+"""Does the processor multiply pairs of bfloat16?"""
+
+LLVM_HAS_BFLOAT = llvm_version_info[0] >= 16
+"""Before that its instructions took such numbers as integers."""
 
 EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 """Of exp(x) on [−ln 2 / 2, ln 2 / 2]: the polynomial of Cephes' expf (Moshier 1989), right to 2e-7."""
@@ -44,6 +51,19 @@ def spans(length: int) -> list[tuple[int, int]]:
         found.append((at, width))
         at += width
     return found
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
 
 
 class Vectors:
@@ -136,6 +156,34 @@ class Vectors:
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """x · y + z"""
         return self._intrinsic("fma", x, y, z)
+
+    def fma_of_pairs(self, x: Any, y: Any, z: Any) -> Any:
+        """x₀ · y₀ + x₁ · y₁ + z, lane by lane: the lanes of x and y are words of two bfloat16, the lower one first."""
+        b, words = self.b, ir.VectorType(self.i32, LANES)
+        if HAS_PAIRS:
+            pair = ir.VectorType(_BFloat(), 2 * LANES) if LLVM_HAS_BFLOAT else words
+            kind = ir.FunctionType(z.type, [z.type, pair, pair])
+            multiply = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+            return b.call(multiply, [z, b.bitcast(x, pair), b.bitcast(y, pair)])
+        low, high = ir.Constant(words, [16] * LANES), ir.Constant(words, [-65536] * LANES)
+        for side in (lambda word: b.shl(word, low), lambda word: b.and_(word, high)):
+            z = self.fma(b.bitcast(side(b.bitcast(x, words)), z.type), b.bitcast(side(b.bitcast(y, words)), z.type), z)
+        return z
+
+    def paired(self, low: Any, high: Any) -> Any:
+        """Words of two bfloat16, as `fma_of_pairs` takes them, of vectors whose numbers are such."""
+        b, words = self.b, ir.VectorType(self.i32, low.type.count)
+        shift = ir.Constant(words, [16] * words.count)
+        return b.bitcast(b.or_(b.lshr(b.bitcast(low, words), shift), b.bitcast(high, words)), low.type)
+
+    def store_pairs(self, low: Any, high: Any, address: Any) -> None:
+        """Two vectors of LANES numbers as bfloat16, one behind the other. Needs HAS_PAIRS."""
+        b = self.b
+        kind = ir.VectorType(_BFloat() if LLVM_HAS_BFLOAT else ir.IntType(16), 2 * LANES)
+        function = ir.FunctionType(kind, [low.type, low.type])
+        convert = cgutils.get_or_insert_function(b.module, function, "llvm.x86.avx512bf16.cvtne2ps2bf16.512")
+        words = b.bitcast(b.call(convert, [high, low]), ir.VectorType(self.i32, LANES))
+        b.store(words, b.inttoptr(address, words.type.as_pointer()), align=2)
 
     def larger(self, x: Any, y: Any) -> Any:
         """Of each lane; y where one of them is no number."""

@@ -31,11 +31,13 @@ class Scene:
         seed=0,
         layout="scattered",
         shared: tuple[SharedPrefix, ...] = (),
+        head_dim=HEAD_DIM,
+        dtype=torch.float32,
     ):
         """lengths: (prefix, new tokens) of each sequence. layout of its slots: scattered, ascending or descending."""
         rng = np.random.default_rng(seed)
         self.seed = seed
-        self.spec = AttentionSpec(0, heads, kv_heads, HEAD_DIM, HEAD_DIM**-0.5, window)
+        self.spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5, window)
         self.prefix_lens = np.array([prefix for prefix, _ in lengths], dtype=np.int32)
         self.extend_lens = np.array([new for _, new in lengths], dtype=np.int32)
         totals = self.prefix_lens + self.extend_lens
@@ -45,8 +47,8 @@ class Scene:
             page_size=page_size,
             num_layers=1,
             num_kv_heads=kv_heads,
-            head_dim=HEAD_DIM,
-            dtype=torch.float32,
+            head_dim=head_dim,
+            dtype=dtype,
             device=CPU,
         )
         self.pool.k[0][page_size:] = float("nan")
@@ -54,7 +56,9 @@ class Scene:
         ascending = np.arange(1, num_pages + 1)
         pages = {"ascending": ascending, "descending": ascending[::-1], "scattered": rng.permutation(ascending)}[layout]
         num_rows = len(lengths) + 2
-        self.req_to_token = rng.integers(1, num_pages * page_size, (num_rows + 1, MAX_CONTEXT)).astype(np.int32)
+        self.req_to_token = rng.integers(
+            1, num_pages * page_size, (num_rows + 1, max(MAX_CONTEXT, int(totals.max(initial=0))))
+        ).astype(np.int32)
         self.req_to_token[-1] = 0  # padding
         self.rows = rng.permutation(num_rows)[: len(lengths)].astype(np.int32)
         generator = torch.Generator().manual_seed(seed)
@@ -65,8 +69,8 @@ class Scene:
             taken += count
             self.req_to_token[row, :total] = own
             slots.append(own)
-            self.k.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
-            self.v.append(torch.randn(int(total), kv_heads, HEAD_DIM, generator=generator))
+            self.k.append(torch.randn(int(total), kv_heads, head_dim, generator=generator).to(dtype))
+            self.v.append(torch.randn(int(total), kv_heads, head_dim, generator=generator).to(dtype))
         self.shared = list(shared)
         for group in shared:
             first, part = group.first, slice(group.length)
@@ -77,7 +81,7 @@ class Scene:
         for own, k, v in zip(slots, self.k, self.v, strict=True):
             self.pool.k[0][own] = k
             self.pool.v[0][own] = v
-        self.q = torch.randn(int(self.extend_lens.sum()), heads, HEAD_DIM, generator=generator)
+        self.q = torch.randn(int(self.extend_lens.sum()), heads, head_dim, generator=generator).to(dtype)
 
     def batch(self) -> AttentionBatch:
         return AttentionBatch(

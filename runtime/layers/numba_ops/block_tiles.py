@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, llvm_version_info
+from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 from ....attention.numba_paged.operations import KINDS, sized, without_result
@@ -33,38 +31,7 @@ UNROLLED = 4
 SUMMED = 256
 """Inputs, or pairs, that are summed before the sum is added to the others: the error grows with the longest sum."""
 
-HAS_PAIRS = bool(get_host_cpu_features().get("avx512bf16"))
-"""Does the processor multiply pairs of bfloat16?"""
-LLVM_HAS_BFLOAT = llvm_version_info[0] >= 16
-"""Before that its instructions took such numbers as integers."""
 HAS_512_BITS = bool(get_host_cpu_features().get("avx512f"))
-
-
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-def _add_pairs(v: Vectors, total: Any, pairs: Any, by: Any) -> Any:
-    """total + pairs · by, lane by lane; both words of two bfloat16."""
-    b, words = v.b, ir.VectorType(v.i32, LANES)
-    if HAS_PAIRS:
-        pair = ir.VectorType(_BFloat(), 2 * LANES) if LLVM_HAS_BFLOAT else words
-        kind = ir.FunctionType(total.type, [total.type, pair, pair])
-        multiply = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-        return b.call(multiply, [total, b.bitcast(pairs, pair), b.bitcast(by, pair)])
-    low, high = ir.Constant(words, [16] * LANES), ir.Constant(words, [-65536] * LANES)
-    for side in (lambda word: b.shl(word, low), lambda word: b.and_(word, high)):
-        total = v.fma(b.bitcast(side(pairs), total.type), b.bitcast(side(by), total.type), total)
-    return total
 
 
 def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[Cell, Any]], None]) -> dict[Cell, Any]:
@@ -114,7 +81,7 @@ def block_tile(
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         steps, x, x_step, weight, bias, target, target_step = arguments[4:]
-        b, words = v.b, ir.VectorType(v.i32, LANES)
+        b = v.b
         from_x = [b.add(x, b.mul(x_step, v.i64_of(row))) for row in range(num_rows)]
         cells = [(row, part) for row in range(num_rows) for part in range(num)]
 
@@ -127,11 +94,8 @@ def block_tile(
                 by = v.splat(v.load_float(b.add(from_x[row], word)), LANES)
                 for part in range(num):
                     total = b.load(sums[row, part])
-                    if name == "float32":
-                        total = v.fma(lines[part], by, total)
-                    else:
-                        total = _add_pairs(v, total, b.bitcast(lines[part], words), b.bitcast(by, words))
-                    b.store(total, sums[row, part])
+                    multiply = v.fma if name == "float32" else v.fma_of_pairs
+                    b.store(multiply(lines[part], by, total), sums[row, part])
 
         totals = _summed(v, steps, cells, add)
         places = [b.add(target, b.mul(target_step, v.i64_of(row))) for row in range(num_rows)]
