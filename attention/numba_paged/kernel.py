@@ -130,7 +130,7 @@ def _attend_tokens(
                     score(head_dim, rows, kind, 1, q, keys, values, at, ahead, count, step, scores)
                 else:
                     score(head_dim, rows, kind, 0, q, keys, values, at, at, count, step, scores)
-                weigh(rows, scores, count, scale, top, total, factors)
+                weigh(rows, pairs, scores, count, scale, top, total, factors)
                 add_values(head_dim, rows, kind, place, factors, scores, values, at, count, step)
             token += 1
         begin = stop

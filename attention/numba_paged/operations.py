@@ -172,14 +172,27 @@ def score(
 
 @intrinsic(prefer_literal=True)
 def weigh(
-    _context: Any, rows: Any, _scores: Any, _count: Any, _scale: Any, _largest: Any, _totals: Any, _factors: Any
+    _context: Any,
+    rows: Any,
+    rounds: Any,
+    _scores: Any,
+    _count: Any,
+    _scale: Any,
+    _largest: Any,
+    _totals: Any,
+    _factors: Any,
 ) -> Any:
     """scores[row] becomes 2^(scale × score − the largest so far); that, and the sum of all, are brought up to date.
-    factors[row]: by what to multiply what was summed with the largest one before."""
+    factors[row]: by what to multiply what was summed with the largest one before. rounds: 1 to round weights to
+    bfloat16.
+
+    The largest is kept as the whole number above it. So what was summed before is multiplied by a power of two, which
+    rounds nothing, and a weight is rounded in the same way whatever came before it: how keys are cut does not matter.
+    """
     number = sized(rows)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        scores, count, scale, largest, totals, factors = arguments[1:]
+        scores, count, scale, largest, totals, factors = arguments[2:]
         vectors = v.b.udiv(v.b.add(count, v.i64_of(LANES - 1)), v.i64_of(LANES))
         scales = v.splat(scale, LANES)
         for row in range(number):
@@ -191,12 +204,12 @@ def weigh(
                 scaled = v.b.fmul(v.load(place, LANES), scales)
                 v.store(scaled, place)
                 v.b.store(v.larger(scaled, v.b.load(top)), top)
-            found = v.max_of(v.b.load(top))
+            found = v.first(v.ceiling(v.splat(v.max_of(v.b.load(top)), LANES)))
             tops, total = v.splat(found, LANES), v.variable(v.constant(0.0))
             with v.loop(vectors) as loop:
                 place = v.element(first, loop.index, 4 * LANES)
                 weights = v.exp2(v.b.fsub(v.load(place, LANES), tops))
-                v.store(weights, place)
+                v.store(v.rounded(weights) if sized(rounds) else weights, place)
                 v.b.store(v.b.fadd(v.b.load(total), weights), total)
             factor = v.first(v.exp2(v.splat(v.b.fsub(before, found), LANES)))
             v.store_float(found, v.shifted(largest, 4 * row))
@@ -204,7 +217,7 @@ def weigh(
             old = v.load_float(v.shifted(totals, 4 * row))
             v.store_float(v.b.fadd(v.b.fmul(old, factor), v.sum_of(v.b.load(total))), v.shifted(totals, 4 * row))
 
-    return VOID(rows, INT, INT, FLOAT, INT, INT, INT), without_result(generate)
+    return VOID(rows, rounds, INT, INT, FLOAT, INT, INT, INT), without_result(generate)
 
 
 def add_rows(

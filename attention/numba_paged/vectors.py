@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features, llvm_version_info
-from numba.core import cgutils
+from numba.core import cgutils, config
 
 LANES = 16
 """Numbers of the widest vector."""
@@ -19,7 +19,15 @@ LANES = 16
 LINE = 64
 """Bytes that a prefetch brings."""
 
-HAS_PAIRS = bool(get_host_cpu_features().get("avx512bf16"))
+
+def has(feature: str) -> bool:
+    """Does the processor that Numba compiles for have it? That is this one, unless NUMBA_CPU_NAME says otherwise."""
+    if config.CPU_NAME is None and config.CPU_FEATURES is None:
+        return bool(get_host_cpu_features().get(feature))
+    return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+
+
+HAS_PAIRS = has("avx512bf16")
 """Does the processor multiply pairs of bfloat16?"""
 
 LLVM_HAS_BFLOAT = llvm_version_info[0] >= 16
@@ -116,19 +124,28 @@ class Vectors:
             value = self._to_bfloat16(value)
         b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4 if kind == "float32" else 2)
 
-    def _to_bfloat16(self, value: Any) -> Any:
-        """The upper halves, rounded to even; what is no number stays so."""
-        b, width = self.b, value.type.count
+    def rounded(self, x: Any) -> Any:
+        """To the nearest bfloat16, still as float32."""
+        words = self._rounded_words(x)
+        return self.b.bitcast(self.b.and_(words, ir.Constant(words.type, [-65536] * words.type.count)), x.type)
+
+    def _to_bfloat16(self, x: Any) -> Any:
+        words = self._rounded_words(x)
+        upper = self.b.lshr(words, ir.Constant(words.type, [16] * words.type.count))
+        return self.b.trunc(upper, ir.VectorType(ir.IntType(16), words.type.count))
+
+    def _rounded_words(self, x: Any) -> Any:
+        """Words whose upper halves are x in bfloat16, rounded to even; what is no number stays so."""
+        b, width = self.b, x.type.count
         words = ir.VectorType(self.i32, width)
 
         def word(number: int) -> Any:
             return ir.Constant(words, [number] * width)
 
-        bits = b.bitcast(value, words)
+        bits = b.bitcast(x, words)
         odd = b.and_(b.lshr(bits, word(16)), word(1))
         rounded = b.add(bits, b.add(odd, word(0x7FFF)))
-        kept = b.select(b.fcmp_unordered("uno", value, value), b.or_(bits, word(1 << 22)), rounded)
-        return b.trunc(b.lshr(kept, word(16)), ir.VectorType(ir.IntType(16), width))
+        return b.select(b.fcmp_unordered("uno", x, x), b.or_(bits, word(1 << 22)), rounded)
 
     def prefetch(self, address: Any, size: int) -> None:
         """Bring so many bytes near, and go on meanwhile."""
@@ -266,8 +283,9 @@ class Vectors:
         bits = self.b.add(self.b.fptosi(exponent, words), ir.Constant(words, [127] * words.count))
         return self.b.bitcast(self.b.shl(bits, ir.Constant(words, [23] * words.count)), exponent.type)
 
-    def negated(self, x: Any) -> Any:
-        return self.b.fsub(self.constant(-0.0, x.type.count), x)
+    def ceiling(self, x: Any) -> Any:
+        """The whole numbers above."""
+        return self._intrinsic("ceil", x)
 
     def absolute(self, x: Any) -> Any:
         return self._intrinsic("fabs", x)

@@ -155,14 +155,14 @@ def weigh_block(
             tops = v.together([v.larger(v.larger(a, b), v.larger(c, d)) for a, b, c, d in parts], v.larger)
             place, total = v.shifted(largest, 4 * first), v.shifted(totals, 4 * first)
             before = v.load(place, count)
-            found = v.larger(v.b.fmul(tops, scales[1]), before)
+            found = v.larger(v.ceiling(v.b.fmul(tops, scales[1])), before)
             v.store(found, place)
             factor = v.exp2(v.b.fsub(before, found))
             v.store(factor, v.shifted(factors, 4 * first))
-            sums, less = [], v.negated(found)
+            sums = []
             for row, begin in enumerate(rows):
-                top = v.lane(less, row)
-                a, b, c, d = weights = [v.exp2(v.fma(part, scales[0], top)) for part in parts[row]]
+                top = v.lane(found, row)
+                a, b, c, d = weights = [v.exp2(v.b.fsub(v.b.fmul(part, scales[0]), top)) for part in parts[row]]
                 if sized(pairs):
                     v.store_pairs(a, b, begin)
                     v.store_pairs(c, d, v.shifted(begin, 4 * LANES))

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
 from ....attention.numba_paged.operations import KINDS, sized, without_result
-from ....attention.numba_paged.vectors import LANES, LINE, Vectors
+from ....attention.numba_paged.vectors import LANES, LINE, Vectors, has
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 
@@ -31,7 +30,7 @@ UNROLLED = 4
 SUMMED = 256
 """Inputs, or pairs, that are summed before the sum is added to the others: the error grows with the longest sum."""
 
-HAS_512_BITS = bool(get_host_cpu_features().get("avx512f"))
+HAS_512_BITS = has("avx512f")
 
 
 def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[Cell, Any]], None]) -> dict[Cell, Any]:

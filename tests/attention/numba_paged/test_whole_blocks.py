@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attention_scene import Scene
 
-from baton.attention.backend import SharedPrefix
+from baton.attention.backend import AttentionBatch, SharedPrefix
 
 pytest.importorskip("numba")
 
@@ -90,3 +91,21 @@ def test_pairs_round_no_more_than_weights() -> None:
     scene.pool.v[0][:] = 1.0
     found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec], team=Team(), longest_extend=backend.ANY_EXTEND))
     assert (found.float() - 1).abs().max() <= 2**-8
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN], ids=str)
+def test_a_token_gets_the_same_in_a_prompt_and_by_itself(dtype: torch.dtype) -> None:
+    """Else guesses that are verified together, or another chunk size, would lead to other answers."""
+    scene = Scene([(290, 40)], head_dim=64, dtype=dtype)
+    one = NumbaPagedBackend(scene.pool, [scene.spec], team=Team(), longest_extend=backend.ANY_EXTEND)
+    together, whole = scene.run(one), scene.batch()
+    alone = []
+    for token in range(40):
+        lens = np.array([290 + token], np.int32), np.array([1], np.int32)
+        one.plan(AttentionBatch(whole.req_to_token, whole.host_rows, *lens, whole.pad_row))
+        alone.append(one.run(scene.spec, scene.q[token : token + 1]))
+    found = torch.cat(alone)
+    if dtype == FLOAT:
+        torch.testing.assert_close(found, together, atol=1e-6, rtol=1e-6)
+    else:
+        assert (found != together).float().mean() < 0.002, "they differ in more than last digits that rounding shows"
