@@ -31,9 +31,13 @@ class ModelArgs:
     )
     disable_cuda_graph: bool = flag(False, "launch every kernel by itself, on a CPU too; starts faster, decodes slower")
     cuda_graph_max_bs: int = flag(
-        512, "largest decode step, in sequences, that runs as a CUDA graph; on a CPU, in tokens, recorded; 0: none"
+        512,
+        "largest decode step, in sequences, that runs as a CUDA graph; 0: none. On a CPU: largest recorded step, in "
+        "tokens of any kind, 48 at most",
     )
-    cuda_graph_max_tokens: int = flag(512, "largest extend, in new tokens, that runs as a CUDA graph; 0: none")
+    cuda_graph_max_tokens: int = flag(
+        512, "largest extend, in new tokens, that runs as a CUDA graph, on a GPU; 0: none"
+    )
     mem_fraction_static: float = flag(
         0.85, "share of free memory for weights and KV pool; on a CPU the pool gets 4 GiB at most unless set by tokens"
     )

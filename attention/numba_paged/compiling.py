@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from numba import cfunc
+from numba.core.caching import FunctionCache
+
+logger = logging.getLogger(__name__)
+
+SIGNATURE = "void(int64)"
 
 
 def compiled(function: Callable[[Any], None]) -> Any:
     """A Numba cfunc ``void(address of its arguments)`` that needs no GIL. The first time takes a second or two; where
-    Numba finds a folder to write to, later processes take a tenth."""
+    Numba finds a folder to write to, later processes take a tenth. What cannot be read there is made anew."""
     try:
-        return cfunc("void(int64)", cache=True)(function)
+        return cfunc(SIGNATURE, cache=True)(function)
     except RuntimeError:  # Numba finds no folder that it may write to
-        return cfunc("void(int64)")(function)
+        return cfunc(SIGNATURE)(function)
+    except Exception as error:  # files cut short, a full disk; if the function itself is bad, the last try says so
+        with contextlib.suppress(Exception):
+            kept = FunctionCache(function)
+            _warn(kept.cache_path, f"{type(error).__name__}: {error}")
+            kept.flush()
+            return cfunc(SIGNATURE, cache=True)(function)
+        return cfunc(SIGNATURE)(function)
+
+
+@cache
+def _warn(folder: str, reason: str) -> None:
+    """Once for each reason."""
+    logger.warning("compiled kernels are not to be had from %s, so they are compiled again: %s", folder, reason)
 
 
 def checksum(*modules: ModuleType) -> int:

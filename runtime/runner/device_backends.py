@@ -103,9 +103,7 @@ def _on_a_cpu(
     is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
     without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small))
     if args.linear_backend == NUMBA:
-        if dtype == torch.float16:
-            raise ModelLoadError("--linear-backend numba: there is no kernel for float16; use auto")
-        without = replace(without, products=_products(dtype))
+        without = replace(without, products=_products(dtype, is_wanted=True))
     if wanted == "torch_native" or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
@@ -143,18 +141,24 @@ def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsPr
         return None
 
 
-def _products(dtype: torch.dtype, team: Team | None = None) -> BlockKernel | None:
+def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool = False) -> BlockKernel | None:
+    """is_wanted: by name. Raises ModelLoadError then."""
     if dtype == torch.float16:
-        return None
-    try:
-        from ..layers.numba_ops.blocks import BlockProducts  # here: Numba is optional
+        trouble = "there is no kernel for float16"
+    else:
+        try:
+            from ..layers.numba_ops.blocks import BlockProducts  # here: Numba is optional
 
-        return BlockProducts(team or Team(), dtype)
-    except Exception as error:  # compiled code may raise anything
-        logger.warning(
-            "matrix products are oneDNN's own: %s: %s", type(error).__name__, str(error).splitlines()[0][:200]
-        )
-        return None
+            return BlockProducts(team or Team(), dtype)
+        except ImportError as error:
+            trouble = f"Numba cannot be imported ({error}); pip install 'baton[cpu]'"
+        except Exception as error:  # compiled code may raise anything
+            trouble = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    if is_wanted:
+        raise ModelLoadError(f"--linear-backend numba: {trouble}; or use auto")
+    if dtype != torch.float16:
+        logger.warning("matrix products are oneDNN's own: %s", trouble)
+    return None
 
 
 def _width(spec: AttentionSpec) -> int:

@@ -30,7 +30,7 @@ from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..tiers.transfer import Transfers
-from .chunk_trial import choose_chunk
+from .chunk_trial import SMALLEST, choose_chunk
 from .cuda_graph import GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
@@ -243,7 +243,7 @@ class ModelRunner:
     def _choose_chunk(self, backends: DeviceBackends) -> int:
         """Prompt tokens of a step, where nobody has said how many."""
         largest = min(DEFAULT_CHUNK, self.config.context_length)
-        if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES:
+        if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES or largest < SMALLEST:
             return DEFAULT_CHUNK
         page = self._settings.page_size
         pool = self._make_pool(backends, -(-largest // page) * page)
@@ -309,7 +309,13 @@ class ModelRunner:
 
     def _capture(self, backends: DeviceBackends, shapes: GraphCatalog) -> GraphRunner | None:
         assert backends.recorder is not None
-        if not isinstance(self.attention, GraphBackend) or not shapes.largest_first:
+        if not isinstance(self.attention, GraphBackend):
+            return None
+        if not shapes.largest_first:
+            if backends.any_tokens:
+                logger.info(
+                    "steps are not recorded: some of their products are not Numba's, or --cuda-graph-max-bs is 0"
+                )
             return None
         before, recorder = available_memory(self.device), backends.recorder()
         try:

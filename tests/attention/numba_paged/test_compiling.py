@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("numba")
 
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.errors import TypingError
+
 from baton.attention.numba_paged import compiling, kernel, operations, vectors
-from baton.attention.numba_paged.compiling import checksum
+from baton.attention.numba_paged.compiling import checksum, compiled
 from baton.attention.numba_paged.kernel import compile_kernel
 
 
@@ -26,6 +33,52 @@ def test_without_a_folder_to_write_to_it_is_compiled_all_the_same(monkeypatch: p
     monkeypatch.setattr(compiling, "cfunc", cfunc)
     assert compile_kernel.__wrapped__(16, 2, "float32").address > 0
     assert asked == [True, False]
+
+
+def test_kept_code_that_is_cut_short_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a power cut."""
+    function = importlib.import_module(write_module(tmp_path)).function
+    for _ in range(2):
+        assert compiled(function).address > 0
+    kept = list(Path(FunctionCache(function).cache_path).glob("*.nb[ic]"))
+    assert len(kept) == 2
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:-20])
+        compiling._warn.cache_clear()
+        assert compiled(function).address > 0
+        assert "compiled again: " in caplog.text and str(file.parent) in caplog.text
+        caplog.clear()
+        assert compiled(function).cache_hits == 1 and not caplog.text, "it is kept again"
+
+
+def test_a_full_disk_is_no_reason_not_to_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = importlib.import_module(write_module(tmp_path)).function
+
+    def is_full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "_save_data", is_full)
+    assert compiled(function).address > 0
+
+
+def test_a_function_that_cannot_be_compiled_says_so(tmp_path: Path) -> None:
+    function = importlib.import_module(write_module(tmp_path, body="a.nothing()")).function
+    with pytest.raises(TypingError, match="nothing"):
+        compiled(function)
+
+
+def write_module(folder: Path, body: str = "pass") -> str:
+    """A module with one function, in a folder that can be imported from."""
+    name = f"module_{folder.name}"
+    (folder / f"{name}.py").write_text(f"def function(a):\n    {body}\n")
+    sys.path.insert(0, str(folder))
+    return name
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    compiling._warn.cache_clear()
 
 
 def test_what_is_kept_depends_on_all_that_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:

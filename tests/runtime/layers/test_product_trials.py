@@ -149,11 +149,12 @@ class TestChoose:
         for one in (layer, kept):
             torch.testing.assert_close(one(x), expected, atol=1e-5, rtol=1e-5)
 
-    def test_a_shape_without_a_kernel_is_onednns(self) -> None:
+    def test_a_shape_without_a_kernel_is_onednns(self, caplog: pytest.LogCaptureFixture) -> None:
         fits, odd, x = linear(64, 32), linear(80, 32), torch.randn(3, 32)
         expected = odd(x)
         choose_products([fits, odd], NUMBA, kernel=kernel(torch.float32))
         assert fits.weight is None and odd.weight is None
+        assert "there is no kernel for 80×32, which oneDNN multiplies" in caplog.text
         torch.testing.assert_close(odd(x), expected, atol=1e-5, rtol=1e-5)
 
     def test_a_kernel_that_is_wrong_for_a_shape_is_not_used_there(self) -> None:
@@ -169,6 +170,24 @@ class TestChoose:
         assert NUMBA not in try_products([layer], kernel=Wrong(), timer=lambda call: 1.0)[64, 32].forms
         choose_products([layer], NUMBA, kernel=Wrong())
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("lost", [0.03, 0.5, 1.0])
+    def test_a_kernel_that_leaves_out_inputs_is_wrong(self, dtype: torch.dtype, lost: float) -> None:
+        """Also of a model whose outputs are small."""
+        keeps = (torch.arange(512) >= 512 * lost).to(dtype)
+
+        class Forgets:
+            def prepare(self, blocks, size, bias):
+                right = kernel(dtype).prepare(blocks, size, bias)
+                return right if size == (128, 64) else lambda x: right(x * keeps)
+
+        for one, form in ((Forgets(), ONEDNN), (kernel(dtype), NUMBA)):
+            layer = Linear(512, {"proj": 256}, bias=False, dtype=dtype, device=CPU)
+            assert layer.weight is not None
+            layer.weight.normal_(std=0.02, generator=torch.Generator().manual_seed(0))
+            choose_products([layer], NUMBA, kernel=one)
+            assert layer.form(1) == form
 
     def test_without_numba_it_is_refused(self) -> None:
         with pytest.raises(UnusableFormError, match=r"--linear-backend numba: .*kernels are not in use.*; use auto"):

@@ -108,12 +108,19 @@ def test_products_of_packed_weights_have_a_kernel(caplog, monkeypatch):
     by_name = choose(CPU, [SMALL], attention_backend="torch_native", linear_backend="numba")
     assert isinstance(by_name.products, blocks.BlockProducts)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-    with pytest.raises(ModelLoadError, match="--linear-backend numba: there is no kernel for float16; use auto"):
+    with pytest.raises(ModelLoadError, match="--linear-backend numba: there is no kernel for float16; or use auto"):
         args = ModelArgs(linear_backend="numba")
         choose_backends(args, CONFIG, [SPEC], page_size=1, dtype=torch.float16, device=CPU)
     monkeypatch.setattr(blocks, "width_of_blocks", lambda *_: 1 / 0)
     assert choose(CPU).products is None
     assert "matrix products are oneDNN's own: ZeroDivisionError" in caplog.text
+    caplog.clear()
+    with pytest.raises(ModelLoadError, match=r"--linear-backend numba: ZeroDivisionError: .*; or use auto"):
+        choose(CPU, [SMALL], linear_backend="numba")
+    monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.blocks", None)
+    with pytest.raises(ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install 'baton\[cpu\]'"):
+        choose(CPU, [SMALL], linear_backend="numba")
+    assert not caplog.records, "an error says it all"
 
 
 def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):
