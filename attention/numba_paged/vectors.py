@@ -22,9 +22,10 @@ LINE = 64
 
 def has(feature: str) -> bool:
     """Does the processor that Numba compiles for have it? That is this one, unless NUMBA_CPU_NAME says otherwise."""
-    if config.CPU_NAME is None and config.CPU_FEATURES is None:
+    name, features = (getattr(config, each, None) for each in ("CPU_NAME", "CPU_FEATURES"))
+    if name is None and features is None:
         return bool(get_host_cpu_features().get(feature))
-    return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    return f"+{feature}" in (features or "").split(",")
 
 
 HAS_PAIRS = has("avx512bf16")
