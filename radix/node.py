@@ -26,6 +26,7 @@ class TreeNode:
 
     __slots__ = (
         "block_keys",
+        "branched",
         "child_key",
         "children",
         "demoted",
@@ -63,6 +64,8 @@ class TreeNode:
         self.prefix_len: int = len(self) + (parent.prefix_len if parent is not None else 0)
         """Tokens on the path from the root down to and including this node."""
         self.children: dict[object, TreeNode] = {}
+        self.branched = False
+        """It had two children at some time: what leads here has been gone on from in several ways."""
         self.device_children = 0
         """Children that are on the device; at 0 the node is a leaf there (see residency.py)."""
         self.on_device = True

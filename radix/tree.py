@@ -133,6 +133,7 @@ class RadixTree:
         child_key = self._child_key(parent, namespace, key)
         assert child_key not in parent.children
         leaf = self._new_node(parent, child_key, key, value, last_access)
+        parent.branched |= bool(parent.children)
         parent.children[child_key] = leaf
         parent.device_children += 1
         self.total_nodes += 1

@@ -189,6 +189,8 @@ class Scheduler:
                 self.continuations.fail(request)
             if request.kv is not None:  # retained KV is in a lease by now
                 self._close(request, self._newest_fence)
+            if request.spec.no_reuse_from is not None:
+                self._memory.retire(request, request.spec.no_reuse_from)
             request.status = RequestStatus.FINISHED
             self.pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
             if request.is_open:

@@ -117,6 +117,7 @@ def read_prompts(
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read("priority", _priority, 0)
     jobs = read_jobs(per_prompt)
+    reuse_ends = per_prompt.read("no_reuse_from", _position, None)
     prompts = [
         Prompt(
             spec=RequestSpec(
@@ -132,6 +133,7 @@ def read_prompts(
                 priority=priorities[i],
                 job_id=jobs[i][0],
                 is_last_step=jobs[i][1],
+                no_reuse_from=reuse_ends[i],
             ),
             group=group,
             text=None if tokens.texts is None else tokens.texts[i],
@@ -208,6 +210,12 @@ def _id_lists(ids: Any) -> PromptTokens:
             "input_ids takes a list of whole numbers, or a list of such lists for a batch", param="input_ids"
         ) from None
     return PromptTokens(len(id_lists), is_batch, id_lists=id_lists)
+
+
+def _position(value: Any, name: str) -> int:
+    if typed(value, int, name) < 0:
+        raise RequestRefused(f"{name} is {value}; it takes a number of tokens, 0 or more", param=name)
+    return value
 
 
 def _priority(value: Any, name: str) -> int:

@@ -71,6 +71,13 @@ SHARED: Properties = {
     "priority": per_prompt(
         whole("A higher one is admitted earlier and retracted later.", -MAX_PRIORITY, MAX_PRIORITY, default=0)
     ),
+    "no_reuse_from": per_prompt(
+        whole(
+            "Once the request has ended, nobody asks for more than so many of its first tokens again: the rest of its "
+            "KV goes first, up to what others share.",
+            0,
+        )
+    ),
     "user": string("Whose request it is: each user holds a share of the leases at most.", most=MAX_KEY_CHARS),
     "job_id": per_prompt(
         string(

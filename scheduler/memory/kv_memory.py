@@ -23,6 +23,7 @@ from ...radix.cache import MatchResult, RadixCache
 from ...radix.cuts import fork_sequence, truncate
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
+from ...radix.retire import retire
 from ...radix.tiers.host_tier import HostTier, TierCopy
 from ..request import Request
 from .pending_copies import PendingCopies
@@ -325,6 +326,11 @@ class KVMemory:
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
         self._forget(request)
+
+    def retire(self, request: Request, kept: int) -> None:
+        """A request has ended, and nobody will ask for what follows its first ``kept`` tokens."""
+        node, _, _ = self.cache.find_prefix(request.namespace, request.token_ids.view())
+        retire(self.cache, node, kept, leased=True)
 
     def close_fence(self, fence: int) -> None:
         """A step has ended: what only waited for it is free again."""

@@ -154,6 +154,7 @@ class Harness:
         client: str = "",
         job_id: str | None = None,
         is_last_step: bool = False,
+        no_reuse_from: int | None = None,
         **sampling,
     ) -> None:
         if trie is not None:
@@ -172,6 +173,7 @@ class Harness:
             client=client,
             job_id=job_id,
             is_last_step=is_last_step,
+            no_reuse_from=no_reuse_from,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         if params.allowed_token_ids:

@@ -55,6 +55,37 @@ def test_it_stops_where_others_branch_off() -> None:
     rig.verify()
 
 
+def test_it_stops_where_others_branched_off_once() -> None:
+    """They have left, and such may come again."""
+    rig = CacheRig()
+    rig.insert(int32(1, 2, 3, 8, 9))
+    rig.insert(int32(1, 2, 3, 4, 5))
+    rig.cache.evict(2)
+    assert cached(rig, int32(1, 2, 3, 8, 9)) == 3
+    rig.insert(int32(50, 51))
+    assert retire(rig.cache, end_of(rig, int32(1, 2, 3, 4, 5))) == 2
+    rig.cache.match_prefix("", int32(1, 2, 3))
+    rig.cache.evict(4)
+    assert (cached(rig, int32(1, 2, 3)), cached(rig, int32(50, 51))) == (3, 0)
+    rig.verify()
+
+
+@pytest.mark.parametrize(
+    ("page", "kept", "left"), [(1, 5, 5), (1, 0, 0), (1, 12, 12), (4, 5, 8), (4, 8, 8), (4, 11, 12)]
+)
+def test_it_begins_within_a_node(page: int, kept: int, left: int) -> None:
+    """At the next whole page."""
+    rig = CacheRig(page_size=page, num_tokens=64)
+    ids, other = np.arange(1, 13, dtype=np.int32), np.arange(40, 52, dtype=np.int32)
+    rig.insert(ids)
+    rig.insert(other)
+    assert retire(rig.cache, end_of(rig, ids), kept) == 12 - left
+    rig.insert(np.arange(70, 82, dtype=np.int32))
+    rig.cache.evict(12 - left)
+    assert (cached(rig, ids), cached(rig, other)) == (left, 12)
+    rig.verify()
+
+
 def test_it_stops_where_somebody_holds_it() -> None:
     rig = CacheRig()
     rig.insert(int32(1, 2, 3, 4))

@@ -241,6 +241,14 @@ def test_priorities() -> None:
         assert refusal(text="a", priority=wrong).param == "priority"
 
 
+def test_what_nobody_will_ask_for_again() -> None:
+    assert parse_generate({"text": "a"}).prompts[0].spec.no_reuse_from is None
+    batch = parse_generate({"text": ["a", "b", "c"], "no_reuse_from": [5, None, 0]})
+    assert [prompt.spec.no_reuse_from for prompt in batch.prompts] == [5, None, 0]
+    for wrong in (1.5, "all", True, -1):
+        assert refusal(text="a", no_reuse_from=wrong).param == "no_reuse_from"
+
+
 def test_jobs() -> None:
     spec = parse_generate({"text": "a"}).prompts[0].spec
     assert (spec.job_id, spec.is_last_step) == (None, False)

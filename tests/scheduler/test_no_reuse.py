@@ -1,0 +1,128 @@
+"""What nobody will ask for again, by what the requests say: it goes first, and nothing else goes with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kv_echo import expected_output, prompt_of
+from scheduler_harness import PAGES, Harness
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+PROMPT, OUTPUT = 130, 62
+OLD, MINE, NEXT = prompt_of(PROMPT, 1), prompt_of(PROMPT, 2), prompt_of(PROMPT, 3)
+
+
+def cached(harness: Harness, prompt: list[int], tokens: int = OUTPUT) -> int:
+    """Of the prompt and its output."""
+    return harness.cache.match_len("", np.array([*prompt, *expected_output(prompt, tokens)], dtype=np.int32))
+
+
+def pressed(harness: Harness, tokens: int) -> None:
+    """Somebody else takes so much memory that about ``tokens`` must go."""
+    harness.cache.evict(tokens)
+    harness.verify()
+
+
+@PAGES
+@DEPTHS
+@pytest.mark.parametrize("kept", [0, 70, PROMPT, 10**6])
+def test_it_goes_before_what_is_older(page_size: int, depth: int, kept: int) -> None:
+    harness = Harness(num_tokens=1024, page_size=page_size, depth=depth)
+    harness.add("old", OLD, OUTPUT)
+    harness.run()
+    harness.add("mine", MINE, OUTPUT, no_reuse_from=kept)
+    harness.run()
+    before, old = cached(harness, MINE), cached(harness, OLD)
+    left = min(before, -(-kept // page_size) * page_size)
+    if left == before:
+        pressed(harness, page_size)
+        assert cached(harness, MINE) == before and cached(harness, OLD) < old, "nothing is known to be of no use"
+        return
+    pressed(harness, before - left)
+    assert (cached(harness, MINE), cached(harness, OLD)) == (left, old)
+
+
+def test_what_others_share_stays() -> None:
+    """Ten questions about one text; the text is as good as used a moment ago."""
+    harness = Harness(num_tokens=1024)
+    harness.add("old", OLD, 8)
+    harness.run()
+    for number in range(3):
+        harness.add(f"q{number}", [*MINE, number + 1], 8, no_reuse_from=0)
+        harness.run()
+    pressed(harness, 20)
+    assert cached(harness, OLD, 8) == PROMPT + 7
+    assert harness.cache.match_len("", np.array(MINE, dtype=np.int32)) == PROMPT
+
+
+def test_samples_share_their_prompt_until_the_last_has_ended() -> None:
+    harness = Harness(num_tokens=1024)
+    harness.add("old", OLD, 8)
+    harness.run()
+    harness.add("mine", MINE, 8, n=3, no_reuse_from=0)
+    harness.run()
+    pressed(harness, PROMPT)
+    assert cached(harness, OLD, 8) == PROMPT + 7 and cached(harness, MINE, 8) < PROMPT
+
+
+def test_a_search_counts_by_its_prompt() -> None:
+    harness = Harness(num_tokens=1024)
+    harness.add("old", OLD, 8)
+    harness.run()
+    harness.add("mine", MINE, 4, beam_width=3, no_reuse_from=0)
+    harness.run()
+    pressed(harness, PROMPT)
+    assert cached(harness, OLD, 8) == PROMPT + 7
+
+
+@DEPTHS
+def test_one_that_is_aborted_leaves_nothing_of_worth(depth: int) -> None:
+    harness = Harness(num_tokens=1024, depth=depth)
+    harness.add("old", OLD, 8)
+    harness.run()
+    harness.add("mine", MINE, 60, no_reuse_from=0)
+    for _ in range(6):
+        harness.step()
+    harness.abort("mine")
+    harness.run()
+    there = cached(harness, MINE)
+    assert there
+    pressed(harness, there)
+    assert (cached(harness, MINE), cached(harness, OLD, 8)) == (0, PROMPT + 7)
+
+
+def test_a_lease_keeps_it_as_long_as_it_holds() -> None:
+    harness = Harness(num_tokens=1024)
+    harness.add("old", OLD, 8)
+    harness.run()
+    harness.add("mine", MINE, 8, no_reuse_from=0, retain_ttl=50.0)
+    harness.run()
+    pressed(harness, 10)
+    assert cached(harness, MINE, 8) == PROMPT + 7 and cached(harness, OLD, 8) < PROMPT
+    harness.add("again", OLD, 8)
+    harness.run()
+    harness.now += 100.0
+    harness.step()
+    pressed(harness, PROMPT)
+    assert cached(harness, MINE, 8) < 10 and cached(harness, OLD, 8) == PROMPT + 7
+
+
+def test_a_child_takes_it_over_and_is_kept() -> None:
+    harness = Harness(num_tokens=1024)
+    harness.add("mine", MINE, 8, no_reuse_from=0, retain_ttl=50.0)
+    harness.run()
+    harness.continue_from("mine", "child", [5, 6, 7], 8)
+    harness.run()
+    harness.add("next", NEXT, 8)
+    harness.run()
+    pressed(harness, 10)
+    whole = [*MINE, *expected_output(MINE, 8), 5, 6, 7]
+    assert cached(harness, NEXT, 8) == PROMPT + 7, "the child's end goes, as the oldest, and it was young"
+    assert cached(harness, whole, 8) < len(whole) + 7
+
+
+def test_without_a_cache_it_says_nothing() -> None:
+    harness = Harness(disable_radix_cache=True)
+    harness.add("mine", MINE, 8, no_reuse_from=0)
+    harness.run()
+    assert harness.outcomes["mine", 0].tokens == expected_output(MINE, 8)
