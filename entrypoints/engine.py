@@ -151,6 +151,10 @@ class Engine:
         """What each tier of the KV cache holds and has done, as GET /cache/tiers."""
         return self._threads.run(self._manager.control.tiers())
 
+    def get_cache_leases(self, after: int = -1, limit: int = 100) -> dict:
+        """A page of the live leases, as GET /cache/leases."""
+        return self._threads.run(self._manager.control.leases(after, limit))
+
     def start_profile(self) -> None:
         """Record where steps spend their time, until `stop_profile`. Raises RequestRefused if already recording."""
         self._threads.run(self._manager.control.start_profile())

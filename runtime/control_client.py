@@ -21,6 +21,7 @@ from .messages import (
     ControlRequest,
     DeleteItemTrie,
     DescribeJobs,
+    DescribeLeases,
     EndJob,
     ReleaseRequest,
     ToWorker,
@@ -83,6 +84,13 @@ class ControlClient:
         """What is known of the jobs of a namespace, or of one: then none or one. See scheduler/jobs/report.py."""
         reply = await self._ask(
             lambda call_id: DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id), "jobs", timeout_s
+        )
+        return _payload(reply)
+
+    async def leases(self, after: int = -1, limit: int = 100, timeout_s: float = 10.0) -> dict:
+        """A page of the live leases; see scheduler/continuation/report.py."""
+        reply = await self._ask(
+            lambda call_id: DescribeLeases(call_id=call_id, after=after, limit=limit), "leases", timeout_s
         )
         return _payload(reply)
 

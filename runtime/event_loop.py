@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..scheduler.batch import ScheduleBatch
+from ..scheduler.continuation.report import describe_leases
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
@@ -27,6 +28,7 @@ from .jobs.records import JobRecords
 from .messages import (
     AbortRequest,
     DescribeJobs,
+    DescribeLeases,
     EndJob,
     ReleaseRequest,
     RequestError,
@@ -247,6 +249,9 @@ class EventLoop:
                 self._scheduler.pins.called(message.rid, message.index, message.calls, now)
             case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id):
                 self._control.reply(call_id, self._scheduler.pins.describe(namespace, job_id, now))
+            case DescribeLeases(call_id=call_id, after=after, limit=limit):
+                leases, names = self._scheduler.leases, self._scheduler.continuations.leased()
+                self._control.reply(call_id, describe_leases(leases, names, now, after, limit))
             case EndJob():
                 self.end_job(message, now)
             case _:

@@ -54,6 +54,14 @@ class DescribeJobs(Message, frozen=True):
     job_id: str | None = None
 
 
+class DescribeLeases(Message, frozen=True):
+    """What is leased, a page of it; answered by a ControlReply. See scheduler/continuation/report.py."""
+
+    call_id: int
+    after: int
+    limit: int
+
+
 class LoadItemTrie(Message, frozen=True):
     """Store a trie under a name; requests that use an earlier one of that name keep it. Answered by a ControlReply.
 
@@ -254,6 +262,7 @@ ToWorker = (
     | StepCalls
     | EndJob
     | DescribeJobs
+    | DescribeLeases
     | ControlRequest
     | LoadItemTrie
     | DeleteItemTrie

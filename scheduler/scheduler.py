@@ -32,7 +32,7 @@ from .jobs.tool_time import ToolTimes
 from .limits import check_queue, duplicate_rid, lease_budget, timed_out
 from .memory.beam_memory import BeamMemory
 from .memory.distrust import Distrust
-from .memory.kv_memory import KVMemory, take_back_unfilled
+from .memory.kv_memory import KVMemory, retire_unwanted, take_back_unfilled
 from .memory.self_check import check_and_contain
 from .outcome import FinishReason, RequestRefused
 from .pinning.pins import Pins
@@ -189,8 +189,7 @@ class Scheduler:
                 self.continuations.fail(request)
             if request.kv is not None:  # retained KV is in a lease by now
                 self._close(request, self._newest_fence)
-            if request.spec.no_reuse_from is not None:
-                self._memory.retire(request, request.spec.no_reuse_from)
+            retire_unwanted(self._memory.cache, request)
             request.status = RequestStatus.FINISHED
             self.pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
             if request.is_open:

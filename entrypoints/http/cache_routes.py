@@ -1,20 +1,62 @@
-"""``/cache/tiers``: where cached prefixes are. ``/flush_cache``: forgets them."""
+"""``/cache``: where cached prefixes are, and what is leased. ``/flush_cache``: forgets them."""
 
 from __future__ import annotations
+
+import re
 
 from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ..description.json_schema import open_object, taken
-from ..description.operation import SUCCESS, Operation
-from ..fields.reading import refuse_unserved
+from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
+from ..description.operation import COUNT, SUCCESS, Operation
+from ..fields.reading import MAX_INT, refuse_unserved, shown
 from .route import GET, GET_OR_POST, Route
 from .wire.bodies import Bodies
 from .wire.transport import JSONAnswer
 
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+
+MAX_LEASES = 1000
+"""On a page."""
+
 _TIERS = Operation(
     summary="What each tier of the KV cache holds and has done", tag="Cache", answer=open_object(), refusals=(504,)
+)
+_LEASE = answered(
+    {
+        "serial": whole("In the order in which they were granted.", 0),
+        "rid": nullable(string("Of the request whose output it keeps; null where only those know it who wait for it.")),
+        "index": nullable(COUNT),
+        "job_id": nullable(string()),
+        "user": string("Whose share it counts in."),
+        "tokens": COUNT,
+        "own_tokens": whole("Of the pool, which no other lease held when it was granted.", 0),
+        "idle_s": number("Since it was granted, or given back.", 0),
+        "expires_in_s": nullable(number("Null while somebody waits to take it over.", 0)),
+        "is_claimed": flag("Somebody waits to take it over."),
+    },
+    title="Lease",
+)
+_LEASES = Operation(
+    summary="List the leases",
+    about="Of all namespaces, so it takes the admin key, where there is one.",
+    tag="Cache",
+    query={
+        "after": whole("The ``next`` of the page before.", -1, default=-1),
+        "limit": whole("Leases on a page.", 1, MAX_LEASES, default=100),
+    },
+    answer=answered(
+        {
+            "leases": list_of(_LEASE),
+            "next": nullable(whole("To go on after; null on the last page.", 0)),
+            "live": COUNT,
+            "leased_tokens": COUNT,
+        },
+        title="Leases",
+    ),
+    refusals=(504,),
 )
 _FLUSH = Operation(
     summary="Empty the cache",
@@ -35,6 +77,7 @@ class CacheRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/cache/tiers", self.tiers, GET, operation=_TIERS),
+            Route("/cache/leases", self.leases, GET, "admin", operation=_LEASES),
             Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin", operation=_FLUSH),
         ]
 
@@ -42,8 +85,24 @@ class CacheRoutes:
         """What each tier of the KV cache holds and has done."""
         return JSONAnswer(await self._control.tiers())
 
+    async def leases(self, request: Request) -> Response:
+        """The live leases, page by page."""
+        given = dict(request.query_params)
+        refuse_unserved(given, ("after", "limit"), {}, (), where="")
+        after = _whole(given, "after", -1, -1, MAX_INT)
+        limit = _whole(given, "limit", 100, 1, MAX_LEASES)
+        return JSONAnswer(await self._control.leases(after, limit))
+
     async def flush_cache(self, request: Request) -> Response:
         async with self._bodies.settings(request) as given:
             refuse_unserved(given, (), {}, (), where="")
         await self._control.flush_cache()
         return JSONAnswer({"success": True, "message": "the cache is empty"})
+
+
+def _whole(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    """A parameter of a query. Raises RequestRefused."""
+    text = given.get(name, str(default))
+    if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
+        raise RequestRefused(f"{name} is {shown(text)}; it takes a whole number from {least} to {most}", param=name)
+    return int(text)

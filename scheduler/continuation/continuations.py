@@ -66,6 +66,10 @@ class Continuations:
         """Children that wait for their parent to end."""
         return len(self._parked)
 
+    def leased(self) -> dict[Lease, tuple[str, int]]:
+        """Whose the live leases are: rid and index."""
+        return self._records.leased()
+
     # -- children arrive ----------------------------------------------------------------------------------------------
 
     def find_prompt(

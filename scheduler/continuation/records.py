@@ -160,6 +160,15 @@ class ParentRecords:
             raise unknown_index(spec)
         return record.samples[spec.index]
 
+    def leased(self) -> dict[Lease, tuple[str, int]]:
+        """Whose the live leases are: rid and index."""
+        return {
+            sample.lease: (rid, index)
+            for rid, record in self._records.items()
+            for index, sample in record.samples.items()
+            if sample.lease is not None and sample.lease.is_live
+        }
+
     def look_up(self, rid: str, index: int, namespace: str) -> SampleRecord | None:
         """A sample that ended well and is still known."""
         record = self._records.get(rid)

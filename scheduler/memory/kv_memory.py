@@ -327,11 +327,6 @@ class KVMemory:
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
         self._forget(request)
 
-    def retire(self, request: Request, kept: int) -> None:
-        """A request has ended, and nobody will ask for what follows its first ``kept`` tokens."""
-        node, _, _ = self.cache.find_prefix(request.namespace, request.token_ids.view())
-        retire(self.cache, node, kept, leased=True)
-
     def close_fence(self, fence: int) -> None:
         """A step has ended: what only waited for it is free again."""
         self.allocator.fences.close(fence)
@@ -340,6 +335,13 @@ class KVMemory:
     def _forget(self, request: Request) -> None:
         request.kv = None
         request.committed_len = request.scheduled_len = 0
+
+
+def retire_unwanted(cache: RadixCache, request: Request) -> None:
+    """A request has ended, and what it says nobody will ask for goes before all else."""
+    if request.spec.no_reuse_from is not None:
+        node, _, _ = cache.find_prefix(request.namespace, request.token_ids.view())
+        retire(cache, node, request.spec.no_reuse_from, leased=True)
 
 
 def take_back_unfilled(rows: np.ndarray, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:

@@ -77,8 +77,12 @@ def dot_tile(
                 both(b.mul(loop.index, v.i64_of(LANES)), LANES)
         for at, width in spans(half - whole * LANES):
             both(v.i64_of(whole * LANES + at), width)
-        for row, out in cells:
-            total = b.fadd(v.sum_of(b.load(sums[row, out])), b.load(rest[row, out]))
-            v.store_float(total, v.shifted(b.add(target, b.mul(target_step, v.i64_of(row))), 4 * out))
+        for row in range(num_rows):
+            place = b.add(target, b.mul(target_step, v.i64_of(row)))
+            totals = v.together([b.load(sums[row, out]) for out in range(num_outs)], b.fadd)
+            for lane in [ir.Constant(v.i32, out) for out in range(num_outs)] if half % LANES else ():
+                more = b.fadd(b.extract_element(totals, lane), b.load(rest[row, lane.constant]))
+                totals = b.insert_element(totals, more, lane)
+            v.store(totals, place)
 
     return VOID(size, rows, outs, INT, INT, INT, INT, INT), without_result(generate)

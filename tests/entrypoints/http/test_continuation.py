@@ -234,3 +234,29 @@ def test_metrics(server: ServerUnderTest) -> None:
         server.wait_until(lambda name=name: server.metric(f"{name}_total") == after[name], f"{name} is counted")
     assert server.metric("leased_tokens") == after["leased_tokens"] >= parent["meta_info"]["retained"]["tokens"]
     post(server, "/release", rid=rid)
+
+
+def test_leases_are_listed(server: ServerUnderTest) -> None:
+    others = server.client.get("/cache/leases", params={"limit": 1000}).json()["leases"]
+    last = max((lease["serial"] for lease in others), default=-1)
+    rids = [start(server)[0] for _ in range(3)]
+    first = server.client.get("/cache/leases", params={"after": last, "limit": 2}).json()
+    rest = server.client.get("/cache/leases", params={"after": first["next"]}).json()
+    leases = [*first["leases"], *rest["leases"]]
+    assert [lease["rid"] for lease in leases] == rids and first["live"] >= 3 and rest["next"] is None
+    assert all(0 < lease["expires_in_s"] <= 60 and lease["tokens"] > 20 for lease in leases)
+    for query in (
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "limit=--5",
+        "after=-2",
+        "after=1e3",
+        "limit=+1",
+        f"after={10**30}",
+    ):
+        assert error_of(server.client.get(f"/cache/leases?{query}"), 400)["param"] == query.split("=")[0]
+    assert error_of(server.client.get("/cache/leases?offset=1"), 400)["code"] == "unknown_field"
+    for rid in rids:
+        post(server, "/release", rid=rid)
+    assert server.client.get("/cache/leases", params={"after": last}).json()["leases"] == []

@@ -1,0 +1,44 @@
+"""What an operator hears of the leases: plain data for JSON. Times are seconds from now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...radix.lease import Lease, LeaseTable
+from ..jobs.job import Job
+
+Name = tuple[str, int]
+"""rid and index of a sequence."""
+
+
+def describe_leases(
+    leases: LeaseTable, names: Mapping[Lease, Name], now: float, after: int, limit: int
+) -> dict[str, Any]:
+    """The live leases in the order in which they were granted, at most ``limit`` of them, whose serials come ``after``
+    one. ``next``: to go on after; None where these are the last. names: `Continuations.leased`."""
+    later = [lease for lease in leases.live() if lease.serial > after]
+    return {
+        "leases": [_describe(lease, names.get(lease), now) for lease in later[:limit]],
+        "next": later[limit - 1].serial if len(later) > limit else None,
+        "live": len(leases),
+        "leased_tokens": leases.leased_tokens,
+    }
+
+
+def _describe(lease: Lease, name: Name | None, now: float) -> dict[str, Any]:
+    """name: of the sequence that it was granted for; None where that is forgotten, as only those are that wait for
+    it."""
+    rid, index = name if name is not None else (None, None)
+    return {
+        "serial": lease.serial,
+        "rid": rid,
+        "index": index,
+        "job_id": lease.owner.id if isinstance(lease.owner, Job) else None,
+        "user": lease.client,
+        "tokens": lease.tokens,
+        "own_tokens": lease.own_tokens,
+        "idle_s": max(0.0, now - lease.idle_since),
+        "expires_in_s": None if lease.claims else max(0.0, lease.deadline - now),
+        "is_claimed": lease.claims > 0,
+    }
