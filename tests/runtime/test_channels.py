@@ -232,6 +232,7 @@ def example(kind: type) -> msgspec.Struct:
         "StepCalls": {"rid": "r", "index": 1, "calls": (ToolCall("ls", "ls -l"), ToolCall("é"))},
         "EndJob": {"call_id": 1, "namespace": "n", "job_id": "j"},
         "DescribeJobs": {"call_id": 1, "namespace": "n", "job_id": "j"},
+        "DescribeLeases": {"call_id": 1, "after": -1, "limit": 100},
         "TokenOutputs": {"items": [output]},
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é")]},
         "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},

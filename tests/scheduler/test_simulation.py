@@ -56,6 +56,12 @@ def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
     assert simulation.harness.scheduler.stats().jobs.jobs > 3
 
 
+@pytest.mark.parametrize("host_ratio", [0.0, 2.0], ids=["device", "host"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_what_nobody_will_ask_for(page_size: int, host_ratio: float) -> None:
+    simulate(SEED + 800, steps=300, page_size=page_size, host_ratio=host_ratio, unwanted=0.5, faults=True)
+
+
 def test_simulation_takes_every_path() -> None:
     paths: set[str] = set()
     searches = 0
