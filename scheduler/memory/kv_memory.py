@@ -338,8 +338,9 @@ class KVMemory:
 
 
 def retire_unwanted(cache: RadixCache, request: Request) -> None:
-    """A request has ended, and what it says nobody will ask for goes before all else."""
-    if request.spec.no_reuse_from is not None:
+    """A request has ended, and what it says nobody will ask for goes before all else. One that never began has made
+    nothing, and says nothing of what others have."""
+    if request.spec.no_reuse_from is not None and request.queried:
         node, _, _ = cache.find_prefix(request.namespace, request.token_ids.view())
         retire(cache, node, request.spec.no_reuse_from, leased=True)
 

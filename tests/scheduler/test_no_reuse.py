@@ -55,24 +55,31 @@ def test_what_others_share_stays() -> None:
     assert harness.cache.match_len("", np.array(MINE, dtype=np.int32)) == PROMPT
 
 
-def test_samples_share_their_prompt_until_the_last_has_ended() -> None:
+@pytest.mark.parametrize("kind", [{"n": 3}, {"beam_width": 3}], ids=["samples", "search"])
+def test_all_sequences_of_a_request_count(kind: dict[str, int]) -> None:
+    """Samples share their prompt until the last has ended; a search counts by its prompt."""
     harness = Harness(num_tokens=1024)
     harness.add("old", OLD, 8)
     harness.run()
-    harness.add("mine", MINE, 8, n=3, no_reuse_from=0)
+    harness.add("mine", MINE, 8, no_reuse_from=0, **kind)
     harness.run()
     pressed(harness, PROMPT)
     assert cached(harness, OLD, 8) == PROMPT + 7 and cached(harness, MINE, 8) < PROMPT
 
 
-def test_a_search_counts_by_its_prompt() -> None:
-    harness = Harness(num_tokens=1024)
-    harness.add("old", OLD, 8)
-    harness.run()
-    harness.add("mine", MINE, 4, beam_width=3, no_reuse_from=0)
+def test_one_that_never_began_says_nothing_of_what_others_have() -> None:
+    harness = Harness(num_tokens=1024, rows=1)
+    for rid, prompt in (("old", OLD), ("mine", MINE)):
+        harness.add(rid, prompt, 8)
+        harness.run()
+    harness.add("busy", NEXT, 8)
+    harness.step()
+    harness.add("waits", MINE, 8, no_reuse_from=0)
+    harness.step()
+    harness.abort("waits")
     harness.run()
     pressed(harness, PROMPT)
-    assert cached(harness, OLD, 8) == PROMPT + 7
+    assert cached(harness, OLD, 8) < PROMPT and cached(harness, MINE, 8) == PROMPT + 7
 
 
 @DEPTHS
