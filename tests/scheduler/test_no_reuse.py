@@ -74,7 +74,7 @@ def test_one_that_never_began_says_nothing_of_what_others_have() -> None:
         harness.run()
     harness.add("busy", NEXT, 8)
     harness.step()
-    harness.add("waits", MINE, 8, no_reuse_from=0)
+    harness.add("waits", [*MINE, *expected_output(MINE, 8)], 8, no_reuse_from=0)
     harness.step()
     harness.abort("waits")
     harness.run()
