@@ -23,6 +23,7 @@ from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
+from .watching import CacheWatcher
 
 LEAST_REST = 512
 """Tokens, or 1/256 of the pool if that is less: a shorter rest of an evicted leaf is not worth a node of its own."""
@@ -68,7 +69,9 @@ class RadixCache:
         self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
         """What there is beside the device."""
-        self._tick = 0
+        self.watchers: list[CacheWatcher] = []
+        """Told of every change, in this order."""
+        self.tick = 0
         """Counts accesses: the time of the LRU order."""
 
     @property
@@ -92,13 +95,13 @@ class RadixCache:
         if node.on_device:
             return MatchResult(node.prefix_len, 0, node)
         lowest = self._on_device(node)
-        lowest.last_access = self._tick
+        lowest.last_access = self.tick
         return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node)
 
     def touch(self, node: TreeNode) -> None:
         """Count an access to a node."""
-        self._tick += 1
-        node.last_access = self._tick
+        self.tick += 1
+        node.last_access = self.tick
 
     def _on_device(self, node: TreeNode) -> TreeNode:
         """The last node of the path down to ``node`` that is on the device."""
@@ -158,6 +161,9 @@ class RadixCache:
     def open_sequence(self, namespace: str, match: MatchResult, row: int) -> KVSequence:
         """Start a sequence on a match: lock it and write its slots into ``row``, which the sequence now owns."""
         self.lock(match.handle)
+        for watcher in self.watchers:
+            watcher.used(match.handle, self.tick)
+        match.handle.used = self.tick
         if match.device_len:
             slots = np.concatenate(self.tree.path_values(match.handle, self.tree.root))
             self.req_to_token.write(row, 0, slots)
@@ -234,6 +240,8 @@ class RadixCache:
         node.value, node.on_device = slots, True
         node.parent.device_children += 1
         self.evictable_tokens += len(slots)
+        for watcher in self.watchers:
+            watcher.stored(node)
 
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
@@ -249,9 +257,11 @@ class RadixCache:
         self.touch(last)
         if (start := last.prefix_len) < end:
             new_ids = data[(start - seq.tree_len) * ID_BYTES :]
-            last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self._tick)
+            last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self.tick)
             self.evictable_tokens += end - start
             self.residency.inserted(last)
+            for watcher in self.watchers:
+                watcher.stored(last)
         if existing < end:
             self.order.add(last)
         return last, existing
@@ -282,30 +292,16 @@ class RadixCache:
         if not victims:
             return 0
         dropped = self.residency.select_dropped(victims)
-        freed = self._free(victims)
+        freed = self.free_nodes(victims)
         self.tree.remove_leaves(dropped)
         return freed
 
-    def drop_path(self, node: TreeNode, kept: int = 0) -> int:
-        """Give up what follows the first ``kept`` tokens (whole pages) of the path to ``node``, with all that hangs on
-        it, because its KV cannot be trusted: no match finds it, no other tier takes it. What nobody locks is free at
-        once, the rest when it is evicted. Returns the tokens freed: none for a node that has left the tree."""
-        if node.parent is None or node.prefix_len <= kept:
-            return 0
-        above, top = self.tree.hide(node, kept)
-        nodes = list(self.tree.nodes(top))[::-1]
-        self.residency.forget(nodes)
-        unlocked = [found for found in nodes if not found.lock_ref]
-        freed = self._free(unlocked)
-        self.tree.remove_leaves(unlocked)
-        self.order.forget_removed()
-        self.order.lost_child(above)
-        return freed
-
-    def _free(self, nodes: Sequence[TreeNode]) -> int:
+    def free_nodes(self, nodes: Sequence[TreeNode]) -> int:
         """Free the slots of unlocked nodes. Returns the tokens freed."""
         if not nodes:
             return 0
+        for watcher in self.watchers:
+            watcher.removed(nodes)
         slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
         self.allocator.free(slots)
         self.evictable_tokens -= len(slots)
@@ -341,6 +337,8 @@ class RadixCache:
         """Put a new tree in the old one's place, so that handles to the old root are dead too."""
         self.tree = RadixTree(self.page_size)
         self.order.clear()
+        for watcher in self.watchers:
+            watcher.cleared()
         self.evictable_tokens = self.protected_tokens = 0
 
 

@@ -109,6 +109,8 @@ class EvictionOrder:
         parent.device_children -= 1
         if victim.last_access > parent.last_access:
             parent.last_access = victim.last_access
+        if victim.used > parent.used:
+            parent.used = victim.used
         self.lost_child(parent)
 
     def lost_child(self, parent: TreeNode) -> None:

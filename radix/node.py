@@ -26,6 +26,7 @@ class TreeNode:
 
     __slots__ = (
         "block_keys",
+        "born",
         "branched",
         "child_key",
         "children",
@@ -45,6 +46,7 @@ class TreeNode:
         "prefix_len",
         "serial",
         "storing",
+        "used",
         "value",
     )
 
@@ -90,6 +92,9 @@ class TreeNode:
         """Leases that end here + leased children; counts what leases hold, protects nothing (see lease.py)."""
         self.last_access = last_access
         """Tick of the last access that ended here. A child's access counts for its parents too (see eviction.py)."""
+        self.born = self.used = last_access
+        """Tick at which its KV was first put into the tree, and at which a sequence began with it last; of its children
+        too, once they are gone."""
         self.entry_time = NO_ENTRY
         """The time of this node's entry in the eviction order; NO_ENTRY while there is none."""
 

@@ -95,6 +95,7 @@ class RadixTree:
         # Copies, not views: a view of a few slots would keep the array of a long evicted tail alive.
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
         upper.on_device, upper.hits = node.on_device, node.hits
+        upper.born, upper.used = node.born, node.used
         upper.storing, upper.loading = node.storing, node.loading
         node.block_keys = None
         upper.lock_ref = 1 if node.lock_ref else 0

@@ -25,6 +25,7 @@ import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ..cache import LEAST_REST, MatchResult, RadixCache
+from ..dropping import drop_path
 from ..node import TreeNode
 from .below import Below
 from .host_order import HostOrder
@@ -326,7 +327,7 @@ class HostTier:
         if not trusted and to_host:
             self._forget_below(nodes[0])
         elif not trusted:
-            self._cache.drop_path(node, start)
+            drop_path(self._cache, node, start)
         for copied in nodes:
             self.may_be_leaf(copied)
         self._cache.unlock(node)

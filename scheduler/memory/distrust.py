@@ -7,7 +7,7 @@ as good as ever. Where no K or V shows it, all of the request goes: large number
     before the requests end   what they hold behind the tree counts as never committed, so that closing them publishes
                               nothing
     after it                  the prefixes that they used leave the tree from that token on, with all that hangs on them
-                              (`RadixCache.drop_path`); leases on those break. Running requests that share them go on,
+                              (`drop_path`); leases on those break. Running requests that share them go on,
                               and fail by themselves if they must.
 """
 
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...radix.dropping import drop_path
 from ...radix.lease import Lease
 from ...radix.node import TreeNode
 from ..outcome import RequestRefused
@@ -105,7 +106,7 @@ class Distrust:
             if lease in distrusted.copied or any(self._shares(lease, node, kept) for node, kept in distrusted.paths):
                 leases.break_lease(lease)
         for node, kept in distrusted.paths:
-            cache.drop_path(node, kept)
+            drop_path(cache, node, kept)
 
     def _shares(self, lease: Lease, node: TreeNode, kept: int) -> bool:
         """Does the lease hold what comes after the first ``kept`` tokens of the path down to ``node``?"""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from host_rig import TierRig, tokens
 
+from baton.radix.dropping import drop_path
 from baton.radix.lease import LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 from baton.radix.node import TreeNode
@@ -82,7 +83,7 @@ class TestPromise:
         rig.publish(running)
         node = running.kv.node
         assert node is not None
-        rig.cache.drop_path(node, kept=32)
+        drop_path(rig.cache, node, kept=32)
         rig.tier.demoted(node)
         assert rig.tier.promised_tokens(node) == 0
         rig.finish(running)

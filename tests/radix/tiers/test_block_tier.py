@@ -10,6 +10,7 @@ import pytest
 from cache_rig import Running, int32
 from host_rig import DiskRig, tokens
 
+from baton.radix.dropping import drop_path
 from baton.radix.tiers.host_tier import HostPolicy
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
@@ -346,7 +347,7 @@ def random_life(seed: int, page: int) -> int:
     def distrust() -> None:
         match = rig.cache.match_prefix("", some_ids())
         if match.device_len and not rig.running:
-            rig.cache.drop_path(match.handle, kept=0)
+            drop_path(rig.cache, match.handle, kept=0)
 
     def reset() -> None:
         for running in list(rig.running):

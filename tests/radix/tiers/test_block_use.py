@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from host_rig import DiskRig, names, tokens
 
+from baton.radix.dropping import drop_path
 from baton.radix.tiers import block_tier
 from baton.radix.tiers.block_orders import BlockTouch
 from baton.radix.tiers.block_tier import TOUCH_S
@@ -166,7 +167,7 @@ def test_what_is_gone_is_not_touched(end: str) -> None:
             rig.tier.evict(10**9)
         case "hidden":
             rig.cache.lock(handle)
-            rig.cache.drop_path(handle)
+            drop_path(rig.cache, handle)
             rig.cache.unlock(handle)
         case "reset":
             assert rig.cache.reset() and not rig.disk._used

@@ -10,6 +10,7 @@ import pytest
 from cache_rig import Running, int32
 from host_rig import TierRig, tokens
 
+from baton.radix.dropping import drop_path
 from baton.radix.tiers.host_tier import HostPolicy
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
@@ -127,10 +128,10 @@ class TestLife:
         rig.insert(np.concatenate([tokens(32), tokens(32, 700)]))
         rig.store_all()
         node = rig.cache.match_prefix("", tokens(64)).handle
-        rig.cache.drop_path(node, kept=32)
+        drop_path(rig.cache, node, kept=32)
         rig.check()
         assert rig.tier.tokens == 32 + 32 and rig.cache.match_len("", tokens(64)) == 32
-        rig.cache.drop_path(rig.cache.match_prefix("", tokens(32)).handle)
+        drop_path(rig.cache, rig.cache.match_prefix("", tokens(32)).handle)
         rig.check()
         assert rig.tier.tokens == 0 and rig.cache.total_nodes == 0, "the other branch hangs on it"
 
@@ -138,7 +139,7 @@ class TestLife:
         rig = TierRig(page_size=page, host_tokens=64)
         rig.insert(tokens(64))
         rig.pump()
-        rig.cache.drop_path(rig.cache.match_prefix("", tokens(64)).handle)
+        drop_path(rig.cache, rig.cache.match_prefix("", tokens(64)).handle)
         rig.insert(tokens(64, 2000))
         (fence,) = rig.copies
         rig.pump()
@@ -235,7 +236,7 @@ class TestLife:
         assert rig.compute(running)
         rig.publish(running)
         assert running.kv.node is not None
-        rig.cache.drop_path(running.kv.node)
+        drop_path(rig.cache, running.kv.node)
         rig.pump()
         assert not rig.copies
         rig.finish(running)
@@ -314,7 +315,7 @@ def test_random_lives(seed: int, page: int) -> None:
     def distrust() -> None:
         match = rig.cache.match_prefix("", some_ids())
         if match.device_len and not rig.running:
-            rig.cache.drop_path(match.handle, kept=rng.choice([0, page]) if match.device_len > page else 0)
+            drop_path(rig.cache, match.handle, kept=rng.choice([0, page]) if match.device_len > page else 0)
 
     def reset() -> None:
         assert rig.cache.reset() is (not rig.running)

@@ -10,6 +10,7 @@ from kv_echo import expected_output, prompt_of
 from scheduler_harness import PAGES, Harness
 from specs import make_spec
 
+from baton.radix.dropping import drop_path
 from baton.scheduler.memory.shared_prefixes import SharedPrefixes
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import LogprobOptions
@@ -172,7 +173,7 @@ def test_what_was_found_of_a_waiting_prompt_may_be_gone_when_it_is_admitted(page
             harness.cache.evict(10_000)
             assert node.parent is None
         elif how == "drop":
-            harness.cache.drop_path(node)
+            drop_path(harness.cache, node)
         harness.run()
         assert harness.outcomes["waits", 0].tokens == expected_output(stem + tail + [2], 30)
         found = 0 if how != "nothing" else 228 - 228 % page_size

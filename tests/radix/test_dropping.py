@@ -9,6 +9,7 @@ import pytest
 from cache_rig import CacheRig
 
 from baton.radix.cuts import truncate
+from baton.radix.dropping import drop_path
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -23,13 +24,13 @@ def test_the_path_and_all_that_hangs_on_it_goes() -> None:
     rig.insert(tokens(1, 2, 3, 4), "other")
     match = rig.cache.match_prefix("", tokens(1, 2, 3))
     entries = len(list(rig.cache.order.entries()))
-    assert rig.cache.drop_path(match.handle) == 7
+    assert drop_path(rig.cache, match.handle) == 7
     assert rig.cache.match_len("", tokens(1, 2, 3, 4)) == 0
     assert rig.cache.match_len("", tokens(5, 6)) == 2 and rig.cache.match_len("other", tokens(1, 2, 3, 4)) == 4
     assert len(list(rig.cache.order.entries())) < entries, "the removed nodes are not kept alive"
     assert rig.cache.evicted_total == 0, "it is no eviction"
     rig.verify()
-    assert rig.cache.drop_path(match.handle) == 0 and rig.cache.drop_path(rig.cache.tree.root) == 0
+    assert drop_path(rig.cache, match.handle) == 0 and drop_path(rig.cache, rig.cache.tree.root) == 0
     assert rig.cache.evict(100) == 6
     rig.verify()
 
@@ -40,7 +41,7 @@ def test_what_others_lock_stays_for_them_alone() -> None:
     rig.insert(np.append(stem, tokens(50, 50, 50, 50)))
     running = rig.start(np.concatenate([stem, tokens(60, 61, 62, 63, 64, 65)]))
     assert running.kv.tree_len == 12 and running.kv.node is not None
-    assert rig.cache.drop_path(running.kv.node) == 4
+    assert drop_path(rig.cache, running.kv.node) == 4
     rig.verify()
     assert rig.cache.match_len("", stem) == 0
     rig.insert(np.append(stem, tokens(70, 70, 70, 70)))  # the same path again, beside the hidden one
@@ -64,11 +65,11 @@ def test_a_hidden_branch_can_be_dropped_again() -> None:
     assert rig.compute(running)
     rig.publish(running)
     node = running.kv.node
-    assert node is not None and rig.cache.drop_path(node) == 0
+    assert node is not None and drop_path(rig.cache, node) == 0
     rig.cache.match_prefix("", tokens(1, 2))
     rig.release(running)
     rig.verify()
-    assert rig.cache.drop_path(node) == 4
+    assert drop_path(rig.cache, node) == 4
     assert rig.verify().free == rig.allocator.total_tokens
 
 
@@ -80,8 +81,8 @@ def test_the_sound_start_of_a_path_stays(page: int) -> None:
     rig.insert(np.append(stem, np.full(8, 60, dtype=np.int32)))
     rig.insert(np.append(stem[:4], np.full(8, 70, dtype=np.int32)))
     node = rig.cache.match_prefix("", np.append(stem, np.full(8, 50, dtype=np.int32))).handle
-    assert rig.cache.drop_path(node, kept=20) == 0 and rig.cache.match_len("", stem) == 12
-    assert rig.cache.drop_path(node, kept=8) == 4 + 8 + 8, "with its other branch"
+    assert drop_path(rig.cache, node, kept=20) == 0 and rig.cache.match_len("", stem) == 12
+    assert drop_path(rig.cache, node, kept=8) == 4 + 8 + 8, "with its other branch"
     assert rig.cache.match_len("", stem) == 8
     assert rig.cache.match_len("", np.append(stem[:4], np.full(8, 70, dtype=np.int32))) == 12
     rig.verify()
@@ -95,7 +96,7 @@ def test_what_is_locked_below_the_sound_start_is_hidden() -> None:
     assert rig.compute(running)
     rig.publish(running)
     node = running.kv.node
-    assert node is not None and rig.cache.drop_path(node, kept=2) == 0
+    assert node is not None and drop_path(rig.cache, node, kept=2) == 0
     assert rig.cache.match_len("", tokens(1, 2, 3, 4, 5)) == 2
     rig.insert(tokens(1, 2, 3, 9))  # beside the hidden one
     assert rig.cache.match_len("", tokens(1, 2, 3, 9)) == 4
@@ -119,7 +120,7 @@ def test_no_look_up_goes_on_in_a_hidden_branch(namespace: str) -> None:
     assert node is not None
     ids = tokens(1, 2, 3, 4, 5)
     assert rig.cache.find_prefix(namespace, ids, after=node)[1] == 4
-    rig.cache.drop_path(node)
+    drop_path(rig.cache, node)
     root = rig.cache.tree.root
     assert rig.cache.find_prefix(namespace, ids, after=node) == (root, 0, root)
     assert rig.cache.match_prefix(namespace, ids, after=node).handle is root
@@ -142,7 +143,7 @@ def test_random_drops_lose_nothing(seed: int, page: int) -> None:
         elif rig.running:
             node = rng.choice(rig.running).kv.node
             assert node is not None
-            rig.cache.drop_path(node, kept=rng.choice([0, 0, page, 2 * page]))
+            drop_path(rig.cache, node, kept=rng.choice([0, 0, page, 2 * page]))
         else:
             rig.cache.evict(rng.randrange(1, 3 * page))
         rig.verify()

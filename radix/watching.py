@@ -1,0 +1,31 @@
+"""Who wants to know what happens to the nodes of a cache: statistics, events for others, orders that learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .node import TreeNode
+
+
+class CacheWatcher(Protocol):
+    """Told by `RadixCache` in the middle of a change, so it may only read nodes, and must not raise. When a node is
+    split nobody is told: handles stay valid, and the new upper part holds what the node held."""
+
+    def stored(self, node: TreeNode) -> None:
+        """KV of a node is on the device that was not: computed, or read from another tier."""
+        ...
+
+    def used(self, node: TreeNode, tick: int) -> None:
+        """A sequence begins with the path down to here: the root, if nothing was found. ``node.used`` is still the tick
+        of the time before, and is ``tick`` afterwards. Look-ups for requests that have to wait do not count."""
+        ...
+
+    def removed(self, nodes: Sequence[TreeNode]) -> None:
+        """These leave the device, children before parents; ``key``, ``value``, ``prefix_len`` and the path above are
+        still there."""
+        ...
+
+    def cleared(self) -> None:
+        """Everything is gone, on all tiers."""
+        ...
