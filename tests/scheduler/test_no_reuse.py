@@ -55,13 +55,13 @@ def test_what_others_share_stays() -> None:
     assert harness.cache.match_len("", np.array(MINE, dtype=np.int32)) == PROMPT
 
 
-@pytest.mark.parametrize("kind", [{"n": 3}, {"beam_width": 3}], ids=["samples", "search"])
-def test_all_sequences_of_a_request_count(kind: dict[str, int]) -> None:
+@pytest.mark.parametrize(("n", "beam_width"), [(3, None), (1, 3)], ids=["samples", "search"])
+def test_all_sequences_of_a_request_count(n: int, beam_width: int | None) -> None:
     """Samples share their prompt until the last has ended; a search counts by its prompt."""
     harness = Harness(num_tokens=1024)
     harness.add("old", OLD, 8)
     harness.run()
-    harness.add("mine", MINE, 8, no_reuse_from=0, **kind)
+    harness.add("mine", MINE, 8, no_reuse_from=0, n=n, beam_width=beam_width)
     harness.run()
     pressed(harness, PROMPT)
     assert cached(harness, OLD, 8) == PROMPT + 7 and cached(harness, MINE, 8) < PROMPT
