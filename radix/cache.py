@@ -185,7 +185,7 @@ class RadixCache:
             ours = self.req_to_token.rows[seq.row, start:existing].copy()
             theirs = np.concatenate(self.tree.path_values(last, node))[: existing - start]
             self.req_to_token.write(seq.row, start, theirs)  # before the free: no row may name a freed slot
-            self.allocator.free(ours)
+            self.allocator.free_run(ours)
         self.lock(last)
         self.unlock(node)
         seq.node = last
@@ -224,7 +224,7 @@ class RadixCache:
         self.req_to_token.free(seq.row)
         for slots in freed:
             if len(slots):
-                self.allocator.free(slots)
+                self.allocator.free_run(slots)
         if len(in_flight):
             assert fence is not None
             self.allocator.quarantine(in_flight, [fence])
@@ -303,7 +303,7 @@ class RadixCache:
         for watcher in self.watchers:
             watcher.removed(nodes)
         slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
-        self.allocator.free(slots)
+        self.allocator.free_run(slots)
         self.evictable_tokens -= len(slots)
         for node in nodes:
             node.value = NO_SLOTS

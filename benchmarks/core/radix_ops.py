@@ -15,9 +15,7 @@ import gc
 import json
 import os
 import platform
-import random
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,11 +25,8 @@ import numpy as np
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
-from baton.radix.cache import RadixCache
-from baton.radix.kv_sequence import KVSequence
 from benchmarks.common.measured import RESULTS
-
-VOCABULARY = 32_000
+from benchmarks.core.cache_server import CacheServer, Trace, random_ids, tree_memory
 
 
 @dataclass
@@ -46,42 +41,6 @@ class Operation:
     note: str = ""
 
 
-class Server:
-    """The three parts a scheduler would hold, and the calls it would make."""
-
-    def __init__(self, num_tokens: int, num_rows: int = 64, max_context: int = 131_072 + 64) -> None:
-        self.rows = ReqToTokenPool(num_rows, max_context)
-        self.allocator = Allocator(num_tokens, 1)
-        self.cache = RadixCache(self.rows, self.allocator, page_size=1)
-
-    def start(self, ids: np.ndarray, length: int) -> KVSequence:
-        """Match ids[:-1], lock, evict if needed, allocate slots up to ``length``, write the row."""
-        match = self.cache.match_prefix("", ids[:-1])
-        row = self.rows.alloc()
-        assert row is not None
-        seq = self.cache.open_sequence("", match, row)
-        self.extend(seq, length)
-        return seq
-
-    def extend(self, seq: KVSequence, length: int) -> None:
-        old = np.array([seq.length], dtype=np.int32)
-        new = np.array([length], dtype=np.int32)
-        short = self.allocator.tokens_needed(old, new) - self.allocator.free_tokens
-        if short > 0:
-            self.cache.evict(short)
-        slots = self.allocator.alloc_extend(old, new, old)
-        assert slots is not None
-        self.rows.write(seq.row, seq.length, slots)
-        seq.length = length
-
-    def insert(self, ids: np.ndarray) -> None:
-        self.cache.cache_finished_req(self.start(ids, len(ids)), ids)
-
-
-def random_ids(rng: np.random.Generator, count: int) -> np.ndarray:
-    return rng.integers(0, VOCABULARY, count, dtype=np.int32)
-
-
 def per_call(call: Callable[[], object], repeats: int) -> float:
     """Mean µs of ``repeats`` calls."""
     begin = time.perf_counter()
@@ -90,10 +49,10 @@ def per_call(call: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - begin) / repeats * 1e6
 
 
-def with_leaves(count: int, leaf_tokens: int = 16, spare: int = 0) -> Server:
+def with_leaves(count: int, leaf_tokens: int = 16, spare: int = 0) -> CacheServer:
     """A pool full of ``count`` unrelated leaves, with ``spare`` free tokens."""
     rng = np.random.default_rng(count)
-    server = Server(count * leaf_tokens + spare)
+    server = CacheServer(count * leaf_tokens + spare)
     for number, ids in enumerate(random_ids(rng, count * leaf_tokens).reshape(count, leaf_tokens)):
         ids[0] = number  # all differ in the first token, so that each is a leaf of its own
         server.insert(ids)
@@ -101,9 +60,9 @@ def with_leaves(count: int, leaf_tokens: int = 16, spare: int = 0) -> Server:
     return server
 
 
-def chain(tokens: int, nodes: int) -> tuple[Server, np.ndarray]:
+def chain(tokens: int, nodes: int) -> tuple[CacheServer, np.ndarray]:
     """One sequence that lies in the tree as a chain of nodes."""
-    server = Server(2 * tokens)
+    server = CacheServer(2 * tokens)
     ids = random_ids(np.random.default_rng(7), tokens)
     for end in np.linspace(0, tokens, nodes + 1, dtype=int)[1:]:
         server.insert(ids[:end])
@@ -111,11 +70,11 @@ def chain(tokens: int, nodes: int) -> tuple[Server, np.ndarray]:
     return server, ids
 
 
-def match_all(server: Server, ids: np.ndarray, repeats: int) -> Callable[[], float]:
+def match_all(server: CacheServer, ids: np.ndarray, repeats: int) -> Callable[[], float]:
     return lambda: per_call(lambda: server.cache.match_prefix("", ids), repeats)
 
 
-def slots_of_match(server: Server, ids: np.ndarray) -> float:
+def slots_of_match(server: CacheServer, ids: np.ndarray) -> float:
     """open_sequence on a locked match: gather the slots of its nodes, write the row."""
     match = server.cache.match_prefix("", ids)
     server.cache.lock(match.handle)
@@ -132,7 +91,7 @@ def slots_of_match(server: Server, ids: np.ndarray) -> float:
     return elapsed / 200 * 1e6
 
 
-def lock_unlock(server: Server, ids: np.ndarray, *, locked: bool) -> float:
+def lock_unlock(server: CacheServer, ids: np.ndarray, *, locked: bool) -> float:
     cache, handle = server.cache, server.cache.match_prefix("", ids).handle
 
     def both() -> None:
@@ -147,7 +106,7 @@ def lock_unlock(server: Server, ids: np.ndarray, *, locked: bool) -> float:
     return elapsed
 
 
-def insert_new(server: Server, repeats: int = 20) -> float:
+def insert_new(server: CacheServer, repeats: int = 20) -> float:
     """cache_finished_req of 8192 new tokens: insert, row, lock and all."""
     rng = np.random.default_rng(3)
     elapsed = 0.0
@@ -162,7 +121,7 @@ def insert_new(server: Server, repeats: int = 20) -> float:
     return elapsed / repeats * 1e6
 
 
-def match_nothing(server: Server) -> float:
+def match_nothing(server: CacheServer) -> float:
     ids = random_ids(np.random.default_rng(5), 8192)
     ids[0] = -1
     return per_call(lambda: server.cache.match_prefix("", ids), 500)
@@ -235,69 +194,6 @@ def decode_rows(bs: int = 256) -> float:
     return per_call(step, 500)
 
 
-@dataclass
-class Trace:
-    """1000 jobs × 8 turns, 20 shared system prompts of 500 tokens, 75–225 tokens in and out per turn."""
-
-    active_jobs: int
-    seed: int = 0
-    num_jobs: int = 1000
-    turns: int = 8
-    in_flight: int = 16
-    pool: int = 500_000
-    hit_rate: float = 0.0
-    prompt_tokens: float = 0.0
-
-    def measure(self) -> float:
-        """Replays the trace; µs per turn. Only calls into the runtime are timed, not the making of token ids."""
-        rng, choose = np.random.default_rng(self.seed), random.Random(self.seed)
-        prompts = [random_ids(rng, 500) for _ in range(20)]
-        server = Server(self.pool, num_rows=self.in_flight, max_context=8192)
-        ids_of: dict[int, np.ndarray] = {}
-        turn_of: dict[int, int] = {}
-        next_job = 0
-        idle: list[int] = []
-        running: deque[tuple[int, KVSequence, np.ndarray]] = deque()
-        queried = hit = done = 0
-        elapsed = 0.0
-        while True:
-            while next_job < self.num_jobs and len(idle) + len(running) < self.active_jobs:
-                ids_of[next_job], turn_of[next_job] = prompts[choose.randrange(20)], 0
-                idle.append(next_job)
-                next_job += 1
-            if running and (len(running) == self.in_flight or not idle):
-                job, seq, ids = running.popleft()
-                begin = time.perf_counter()
-                server.cache.cache_finished_req(seq, ids)
-                elapsed += time.perf_counter() - begin
-                done += 1
-                if turn_of[job] < self.turns:
-                    idle.append(job)
-                continue
-            if not idle:
-                break
-            at = choose.randrange(len(idle))
-            idle[at], idle[-1] = idle[-1], idle[at]
-            job = idle.pop()
-            new_in, new_out = choose.randint(75, 225), choose.randint(75, 225)
-            ids = np.concatenate([ids_of[job], random_ids(rng, new_in + new_out)])
-            prompt_len = len(ids) - new_out
-            begin = time.perf_counter()
-            seq = server.start(ids[:prompt_len], prompt_len)
-            hit += seq.tree_len
-            server.cache.cache_unfinished_req(seq, ids[:prompt_len])
-            server.extend(seq, len(ids))
-            server.rows.take_updates()
-            elapsed += time.perf_counter() - begin
-            queried += prompt_len
-            ids_of[job] = ids
-            turn_of[job] += 1
-            running.append((job, seq, ids))
-        self.hit_rate = hit / queried
-        self.prompt_tokens = queried / done
-        return elapsed / done * 1e6
-
-
 def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
     none = ("–", "–", "–")
     deep, deep_ids = chain(8192, 100)
@@ -327,7 +223,7 @@ def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
         table.append(Operation(f"decode of 256: slots, page {page}", 10, none, decode_slots(page)))
     table.append(Operation("decode of 256: rows and their update", 20, none, decode_rows))
     for name, trace in traces.items():
-        peers = ("273", "452", "680–800") if trace.active_jobs == 128 else none
+        peers = ("273", "452", "680–800") if (trace.active_jobs, trace.page_size) == (128, 1) else none
         table.append(Operation(name, 60, peers, trace.measure))
     return table
 
@@ -346,7 +242,7 @@ def show(table: list[Operation]) -> None:
     print("SGLang keeps slots in torch tensors, on a GPU a part of its cost is asynchronous.")
 
 
-def write_json(table: list[Operation]) -> Path:
+def write_json(table: list[Operation], tree_mb: float) -> Path:
     rows = [{k: v for k, v in asdict(op).items() if k != "measure"} | {"median": median(op.rounds)} for op in table]
     report = {
         "machine": platform.processor() or platform.machine(),
@@ -354,6 +250,7 @@ def write_json(table: list[Operation]) -> Path:
         "numpy": np.__version__,
         "load_average": os.getloadavg()[0],
         "operations": rows,
+        "tree_mb": tree_mb,
     }
     out = RESULTS / "radix_ops.json"
     out.parent.mkdir(exist_ok=True)
@@ -367,6 +264,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the operations whose name contains this")
     args = parser.parse_args()
     traces = {f"agent trace, per turn, {active} active jobs": Trace(active) for active in (128, 300)}
+    traces |= {f"… 128 active jobs, page {page}": Trace(128, page) for page in (16, 64)}
     table = [op for op in operations(traces, args.rounds) if args.only in op.name]
     gc.freeze()  # what a server does after start-up: the collector need not visit what stays
     for number in range(args.rounds):
@@ -376,7 +274,9 @@ def main() -> None:
         if trace := traces.get(op.name):
             op.note = f"hit rate {trace.hit_rate:.4f}, {trace.prompt_tokens:.0f} prompt tokens"
     show(table)
-    out = write_json(table)
+    tree_mb = tree_memory()
+    print(f"a tree of 1 M tokens with nodes of 64 takes {tree_mb:.1f} MB of host memory (goal: below 40)")
+    out = write_json(table, tree_mb)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; written to {out}")
 
 
