@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,18 @@ def ask(engine: Engine, **more: Any) -> Any:
     return engine.generate(TASK, sampling_params=sampling, **more)
 
 
+def until(drafted: Callable[[Any], bool], again: Callable[[], Any]) -> Any:
+    """The first answer for which that holds. Where other processes take the cores, steps with drafts may look too dear,
+    and are left out for up to 64 steps."""
+    for _ in range(40):
+        if drafted(answer := again()):
+            return answer
+    raise AssertionError("nothing was drafted in 40 answers")
+
+
 def test_meta_info_says_what_was_accepted(engine: Engine) -> None:
-    first, again = ask(engine), ask(engine)
+    first = ask(engine)
+    again = until(lambda answer: answer["meta_info"].get("spec_accept_token_num", 0) >= 8, lambda: ask(engine))
     assert again["text"] == first["text"] and again["output_ids"] == first["output_ids"]
     meta = again["meta_info"]
     assert meta["finish_reason"] == first["meta_info"]["finish_reason"]
@@ -41,7 +51,10 @@ def test_meta_info_says_what_was_accepted(engine: Engine) -> None:
 
 def test_an_event_may_bring_several_tokens_with_their_logprobs(engine: Engine) -> None:
     whole = ask(engine, return_logprob=True)
-    events = list(ask(engine, return_logprob=True, stream=True))
+    events = until(
+        lambda events: "spec_verify_ct" in events[-1]["meta_info"],
+        lambda: list(ask(engine, return_logprob=True, stream=True)),
+    )
     assert len(events) < len(whole["output_ids"])
     assert events[-1]["output_ids"] == whole["output_ids"] and events[-1]["text"] == whole["text"]
     found, expected = (each["meta_info"]["output_token_logprobs"] for each in (events[-1], whole))
