@@ -18,7 +18,8 @@ import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
-from .eviction import EvictionOrder
+from .eviction.order import EvictionOrder
+from .eviction.ranks import Rank, lru
 from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
@@ -48,10 +49,17 @@ class MatchResult:
 
 
 class RadixCache:
-    """Owns the tree and its locks. ``disabled``: nothing is matched or inserted, all else is the same."""
+    """Owns the tree and its locks. ``disabled``: nothing is matched or inserted, all else is the same. rank: which
+    leaves are evicted first."""
 
     def __init__(
-        self, req_to_token: ReqToTokenPool, allocator: Allocator, *, page_size: int, disabled: bool = False
+        self,
+        req_to_token: ReqToTokenPool,
+        allocator: Allocator,
+        *,
+        page_size: int,
+        disabled: bool = False,
+        rank: Rank = lru,
     ) -> None:
         if page_size != allocator.page_size:
             raise ValueError(f"page_size {page_size} differs from the allocator's {allocator.page_size}")
@@ -66,13 +74,13 @@ class RadixCache:
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.tree = RadixTree(page_size)
-        self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
+        self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)), rank)
         self.residency: Residency = DeviceOnly()
         """What there is beside the device."""
         self.watchers: list[CacheWatcher] = []
         """Told of every change, in this order."""
         self.tick = 0
-        """Counts accesses: the time of the LRU order."""
+        """Counts accesses: the time of the orders of eviction."""
 
     @property
     def total_nodes(self) -> int:
@@ -94,7 +102,7 @@ class RadixCache:
         self.residency.accessed(node)
         if node.on_device:
             return MatchResult(node.prefix_len, 0, node)
-        lowest = self._on_device(node)
+        lowest = self.tree.last_on_device(node)
         lowest.last_access = self.tick
         return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node)
 
@@ -102,13 +110,6 @@ class RadixCache:
         """Count an access to a node."""
         self.tick += 1
         node.last_access = self.tick
-
-    def _on_device(self, node: TreeNode) -> TreeNode:
-        """The last node of the path down to ``node`` that is on the device."""
-        while not node.on_device:
-            assert node.parent is not None
-            node = node.parent
-        return node
 
     def find_prefix(
         self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None
@@ -158,16 +159,21 @@ class RadixCache:
 
     # -- the life of a sequence --------------------------------------------------------------------------------------
 
-    def open_sequence(self, namespace: str, match: MatchResult, row: int) -> KVSequence:
-        """Start a sequence on a match: lock it and write its slots into ``row``, which the sequence now owns."""
-        self.lock(match.handle)
+    def open_sequence(self, namespace: str, match: MatchResult, row: int, priority: int = 0) -> KVSequence:
+        """Start a sequence on a match: lock it and write its slots into ``row``, which the sequence now owns.
+        priority: of its request, for an order of eviction that goes by it."""
+        node = match.handle
+        self.lock(node)
         for watcher in self.watchers:
-            watcher.used(match.handle, self.tick)
-        match.handle.used = self.tick
+            watcher.used(node, self.tick)
+        node.used = self.tick
+        node.uses += 1
+        if priority > node.priority:
+            node.priority = priority
         if match.device_len:
-            slots = np.concatenate(self.tree.path_values(match.handle, self.tree.root))
+            slots = np.concatenate(self.tree.path_values(node, self.tree.root))
             self.req_to_token.write(row, 0, slots)
-        return KVSequence(namespace, row, match.handle, match.device_len, match.device_len)
+        return KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority)
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
         """Put a running sequence's committed tokens into the tree, for others to share; the sequence goes on.
@@ -251,13 +257,14 @@ class RadixCache:
         data = _id_bytes(token_ids[seq.tree_len : end])
         last = self.tree.match(node, seq.namespace, data)
         row = self.req_to_token.rows[seq.row]
-        existing = self._on_device(last).prefix_len
+        existing = self.tree.last_on_device(last).prefix_len
         for known in self.tree.path(last, existing):  # it was computed again
             self.put_on_device(known, row[known.prefix_len - len(known) : known.prefix_len].copy())
         self.touch(last)
         if (start := last.prefix_len) < end:
             new_ids = data[(start - seq.tree_len) * ID_BYTES :]
             last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self.tick)
+            last.turn, last.priority = seq.turn, seq.priority
             self.evictable_tokens += end - start
             self.residency.inserted(last)
             for watcher in self.watchers:
@@ -269,7 +276,7 @@ class RadixCache:
     # -- eviction ----------------------------------------------------------------------------------------------------
 
     def evict(self, num_tokens: int) -> int:
-        """Free at least ``num_tokens`` tokens, least recently used leaves first; not many more, see `EvictionOrder`.
+        """Free at least ``num_tokens`` tokens, in the order of eviction; not many more, see `EvictionOrder`.
 
         Returns the tokens freed: less than asked if the rest is locked, or must be copied first. Evicting 0 is always
         safe.

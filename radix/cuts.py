@@ -50,4 +50,5 @@ def fork_sequence(
     cache.lock(node)
     cache.req_to_token.write(row, 0, rows[seq.row, : seq.tree_len])
     cache.req_to_token.write(row, seq.tree_len, target)
-    return KVSequence(seq.namespace, row, node, seq.tree_len, length), source, target
+    fork = KVSequence(seq.namespace, row, node, seq.tree_len, length, seq.turn, seq.priority)
+    return fork, source, target

@@ -256,16 +256,16 @@ def _are_pages(slots: np.ndarray, size: int) -> bool:
 
 
 def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
-    listed = [(id(node), time) for time, node in cache.order.entries()]
+    listed = [(id(node), rank) for rank, node in cache.order.entries()]
     entries = dict(listed)
     _expect(len(entries) == len(listed), cache, "a node has two entries in the eviction order")
     for node in nodes:
-        time = entries.get(id(node))
-        if (node.entry_time != NO_ENTRY) != (time is not None):
-            raise _broken(cache, node, f"entry_time is {node.entry_time}, and there is no such entry")
-        if time is not None:
-            if time > node.last_access:
-                raise _broken(cache, node, f"would be evicted late: its entry says {time}")
+        rank = entries.get(id(node))
+        if (node.entry_rank != NO_ENTRY) != (rank is not None):
+            raise _broken(cache, node, f"entry_rank is {node.entry_rank}, and there is no such entry")
+        if rank is not None:
+            if rank > cache.order.rank(node):
+                raise _broken(cache, node, f"would be evicted late: its entry says {rank}")
         elif node.on_device and not node.device_children and not node.lock_ref:
             raise _broken(cache, node, "is an unlocked leaf without an entry in the eviction order")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .node import TreeNode
 
@@ -21,6 +21,10 @@ class KVSequence:
     length: int
     """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. Whoever allocates slots
     for the sequence updates this."""
+    turn: int = field(default=1, compare=False)
+    """How many requests one after the other led to what it computes; see `TreeNode.turn`."""
+    priority: int = field(default=0, compare=False)
+    """Of its request; what it puts into the tree has at least this."""
 
     def open_node(self, num_committed: int | None = None) -> TreeNode:
         """The node. Raises ValueError if the sequence is closed, or so many tokens cannot be committed."""

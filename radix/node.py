@@ -1,7 +1,8 @@
 """One node of the radix tree: plain data.
 
-tree.py changes its place and contents, cache.py lock_ref and last_access, lease.py lease_ref, eviction.py
-entry_time and, when it chooses a victim, on_device; host_tier.py what a node has on the host.
+tree.py changes its place and contents, cache.py lock_ref, last_access, used, uses, turn and priority, lease.py
+lease_ref, eviction/order.py entry_rank and, when it chooses a victim, on_device and what its parent inherits,
+host_tier.py what a node has on the host.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TreeNode:
         "children",
         "demoted",
         "device_children",
-        "entry_time",
+        "entry_rank",
         "hits",
         "host",
         "host_children",
@@ -41,12 +42,16 @@ class TreeNode:
         "lease_ref",
         "loading",
         "lock_ref",
+        "note",
         "on_device",
         "parent",
         "prefix_len",
+        "priority",
         "serial",
         "storing",
+        "turn",
         "used",
+        "uses",
         "value",
     )
 
@@ -91,12 +96,20 @@ class TreeNode:
         self.lease_ref = 0
         """Leases that end here + leased children; counts what leases hold, protects nothing (see lease.py)."""
         self.last_access = last_access
-        """Tick of the last access that ended here. A child's access counts for its parents too (see eviction.py)."""
+        """Tick of the last access that ended here. A child's counts for its parents too (see eviction/order.py)."""
         self.born = self.used = last_access
         """Tick at which its KV was first put into the tree, and at which a sequence began with it last; of its children
         too, once they are gone."""
-        self.entry_time = NO_ENTRY
-        """The time of this node's entry in the eviction order; NO_ENTRY while there is none."""
+        self.uses = 0
+        """Sequences that began with it, and since they have gone, with its children."""
+        self.turn = 0
+        """How many requests one after the other led here: 1 for KV that was computed from the start."""
+        self.priority = 0
+        """The highest of the requests that computed it or began with it, or with children that have gone."""
+        self.note: object = None
+        """What an order of eviction that learns knows of it (see eviction/learned.py)."""
+        self.entry_rank = NO_ENTRY
+        """The rank of this node's entry in the eviction order; NO_ENTRY while there is none."""
 
     def __len__(self) -> int:
         """Tokens on this node."""

@@ -31,7 +31,7 @@ def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = F
         node.last_access = 0
         tokens += len(node)
         is_leaf = not (node.device_children or node.lock_ref)
-        if node.on_device and (is_leaf or node.entry_time != NO_ENTRY):
+        if node.on_device and (is_leaf or node.entry_rank != NO_ENTRY):
             cache.order.add(node)
         below, node = node, node.parent
     return tokens

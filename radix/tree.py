@@ -96,6 +96,7 @@ class RadixTree:
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
         upper.on_device, upper.hits = node.on_device, node.hits
         upper.born, upper.used = node.born, node.used
+        upper.turn, upper.priority = node.turn, node.priority
         upper.storing, upper.loading = node.storing, node.loading
         node.block_keys = None
         upper.lock_ref = 1 if node.lock_ref else 0
@@ -196,6 +197,13 @@ class RadixTree:
             node = parent
         values.reverse()
         return values
+
+    def last_on_device(self, node: TreeNode) -> TreeNode:
+        """The last node of the path down to ``node`` that is on the device."""
+        while not node.on_device:
+            assert node.parent is not None
+            node = node.parent
+        return node
 
     def path(self, node: TreeNode, start: int) -> list[TreeNode]:
         """The nodes from position ``start``, where one begins, of the path down to ``node``, from the top."""

@@ -22,6 +22,7 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.tiers.host_pool import HostPool
 from ..memory_pool.tiers.remote_store import RemoteStore
 from ..radix.cache import RadixCache
+from ..radix.eviction.ranks import RANKS
 from ..radix.tiers.block_names import BlockNames
 from ..radix.tiers.block_tier import BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
@@ -77,7 +78,13 @@ def build_scheduler(
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
-    cache = RadixCache(req_to_token, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
+    cache = RadixCache(
+        req_to_token,
+        allocator,
+        page_size=config.page_size,
+        disabled=config.disable_radix_cache,
+        rank=RANKS[config.radix_eviction_policy],
+    )
     tier = None
     if host_tokens:
         tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)

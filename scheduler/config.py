@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..radix.eviction.ranks import RANKS
 from .policies.registry import POLICIES
 from .policies.tools import PinTime
 
@@ -40,6 +41,12 @@ class SchedulerConfig:
         "fcfs",
         "who goes first and what is kept: first come, longest cached prefix, or one for the jobs of agents",
         POLICIES,
+    )
+    radix_eviction_policy: str = flag(
+        "lru",
+        "which cached KV goes first when room is needed: the least recently used (lru), the least often used (lfu), "
+        "what was never used again (slru), the oldest (fifo), what requests of a low priority left (priority)",
+        RANKS,
     )
     pin_time: PinTime = flag(
         "auto",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import RadixCache
+from ...radix.eviction.ranks import RANKS
 from ...radix.tiers.host_tier import HostTier
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.policies.policy import SchedulePolicy
@@ -38,7 +39,13 @@ def build_engine(
     make: the policy of ``config``, or what is put in its place."""
     rows = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
-    cache = RadixCache(rows, allocator, page_size=config.page_size, disabled=config.disable_radix_cache)
+    cache = RadixCache(
+        rows,
+        allocator,
+        page_size=config.page_size,
+        disabled=config.disable_radix_cache,
+        rank=RANKS[config.radix_eviction_policy],
+    )
     host = None
     if host_tokens:
         host = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences))

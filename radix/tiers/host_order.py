@@ -1,7 +1,7 @@
 """The order in which copies leave the host, least recently used first.
 
-As in eviction.py an entry that turns out to be out of date when it comes first is put back with the right time, or
-dropped; so accesses cost nothing.
+As in eviction/order.py an entry that turns out to be out of date when it comes first is put back with the right time,
+or dropped; so accesses cost nothing.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class KVMemory:
             return None, 0
         try:
             whole = self._bring_back(match)
-            return self.cache.open_sequence(request.namespace, whole, row), whole.device_len - match.device_len
+            opened = self.cache.open_sequence(request.namespace, whole, row, request.spec.priority)
+            return opened, whole.device_len - match.device_len
         except NotYet:
             self.req_to_token.free(row)
             raise
@@ -161,6 +162,7 @@ class KVMemory:
             self.leases.unclaim(lease, now)
             inheritance.copied = lease
         inheritance.lease = None
+        kv.turn, kv.priority = kv.turn + 1, request.spec.priority
         self._cut(kv, length)
         return kv
 

@@ -13,6 +13,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
+from baton.radix.eviction.ranks import Rank, lru
 from baton.radix.invariants import Account, check_tree, conservation
 from baton.radix.kv_sequence import KVSequence
 
@@ -34,20 +35,26 @@ class CacheRig:
     """``start``, ``compute``, ``publish`` and ``finish`` are the life of a sequence."""
 
     def __init__(
-        self, num_tokens: int = 1024, page_size: int = 1, rows: int = 8, context: int = 512, disabled: bool = False
+        self,
+        num_tokens: int = 1024,
+        page_size: int = 1,
+        rows: int = 8,
+        context: int = 512,
+        disabled: bool = False,
+        rank: Rank = lru,
     ) -> None:
         self.pool = ReqToTokenPool(rows, context)
         self.allocator = Allocator(num_tokens, page_size, check=True)
-        self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disabled)
+        self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disabled, rank=rank)
         self.kv: list[object] = [None] * (num_tokens + page_size)
         self.running: list[Running] = []
 
-    def start(self, ids: np.ndarray, namespace: str = "") -> Running:
+    def start(self, ids: np.ndarray, namespace: str = "", priority: int = 0) -> Running:
         """Open a sequence on what is cached of ``ids``, all but the last one."""
         match = self.cache.match_prefix(namespace, ids[:-1])
         row = self.pool.alloc()
         assert row is not None
-        kv = self.cache.open_sequence(namespace, match, row)
+        kv = self.cache.open_sequence(namespace, match, row, priority)
         running = Running(kv, ids, match.device_len)
         self.running.append(running)
         return running
@@ -89,9 +96,9 @@ class CacheRig:
         self.running.remove(running)
         self.cache.release(running.kv, fence=fence)
 
-    def insert(self, ids: np.ndarray, namespace: str = "") -> None:
+    def insert(self, ids: np.ndarray, namespace: str = "", priority: int = 0) -> None:
         """A whole life: afterwards the whole pages of ``ids`` are cached."""
-        running = self.start(ids, namespace)
+        running = self.start(ids, namespace, priority)
         assert self.compute(running)
         self.finish(running)
 

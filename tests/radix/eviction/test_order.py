@@ -5,7 +5,7 @@ import pytest
 from cache_rig import CacheRig
 
 from baton.radix.cache import StaleHandleError
-from baton.radix.eviction import EvictionOrder
+from baton.radix.eviction.order import EvictionOrder
 from baton.radix.node import NO_ENTRY
 from baton.radix.tree import RadixTree
 
@@ -29,7 +29,7 @@ def test_order_corrects_times_when_it_must_and_not_before() -> None:
     a.last_access = 10
     assert sorted(time for time, _ in order.entries()) == [0, 1, 2]
     assert [order.pop(), order.pop(), order.pop(), order.pop()] == [b, c, a, None]
-    assert a.entry_time == NO_ENTRY
+    assert a.entry_rank == NO_ENTRY
 
 
 def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> None:
@@ -149,11 +149,11 @@ def test_a_parent_is_entered_only_once_it_is_an_unlocked_leaf() -> None:
     rig.insert(tokens(1, 2, 3, 4))
     rig.insert(tokens(1, 2, 3, 9))
     stem = rig.cache.match_prefix("", tokens(1, 2, 3)).handle
-    assert rig.cache.evict(1) == 1 and stem.entry_time == NO_ENTRY, "the other child is still there"
+    assert rig.cache.evict(1) == 1 and stem.entry_rank == NO_ENTRY, "the other child is still there"
     rig.cache.lock(stem)
-    assert rig.cache.evict(1) == 1 and stem.entry_time == NO_ENTRY, "it is locked"
+    assert rig.cache.evict(1) == 1 and stem.entry_rank == NO_ENTRY, "it is locked"
     rig.cache.unlock(stem)
-    assert stem.entry_time != NO_ENTRY and rig.cache.evict(3) == 3
+    assert stem.entry_rank != NO_ENTRY and rig.cache.evict(3) == 3
 
 
 @pytest.mark.parametrize("page", [1, 16, 64])

@@ -1,16 +1,17 @@
-"""The order in which leaves are evicted, least recently used first, and the choice of victims.
+"""The order in which leaves are evicted, the lowest rank first (`ranks.py`), and the choice of victims.
 
-It consists of entries (last_access, serial, node). Each node has at most one entry, made when it becomes an unlocked
-leaf. A later access or lock does not touch the order, so it is free: an entry that turns out to be out of date when it
-comes first is put back with the right time, or dropped if its node is locked or no leaf any more.
+It consists of entries (rank, serial, node). Each node has at most one entry, made when it becomes an unlocked leaf. A
+later access or lock does not touch the order, so it is free: an entry that turns out to be out of date when it comes
+first is put back with the right rank, or dropped if its node is locked or no leaf any more.
 
-Most entries are made for new leaves, in order of time: they go into a queue, O(1). The few that come late (an old leaf
-was unlocked, a time was corrected, a parent became a leaf) go into a heap beside it, O(log n).
+By default the rank is the time of the last access. Then most entries are made for new leaves, in order of time: they go
+into a queue, O(1). The few that come late (an old leaf was unlocked, a rank was corrected, a parent became a leaf) go
+into a heap beside it, O(log n).
 
 A node that is to go early (retire.py) gets a second entry; its first one is dead then, and passed over.
 
-An access marks only the last node of its path. A victim passes its time on to its parent, so a node's time is right
-at the moment it becomes a leaf, which is the only time it matters.
+An access marks only the last node of its path. A victim passes on to its parent what happened to it, so that is right
+for a node at the moment it becomes a leaf, which is the only time it matters.
 """
 
 from __future__ import annotations
@@ -20,48 +21,53 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from .node import NO_ENTRY, TreeNode
-from .tree import RadixTree
+from ..node import NO_ENTRY, TreeNode
+from ..tree import RadixTree
+from .ranks import Rank, lru
 
 
 class EvictionOrder:
-    """Owns the entries. Every unlocked leaf has one, with a time not later than its last_access."""
+    """Owns the entries. Every unlocked leaf has one, with a rank not above its own."""
 
-    def __init__(self, least_rest: int = 1) -> None:
+    def __init__(self, least_rest: int = 1, rank: Rank = lru) -> None:
         """least_rest: if fewer tokens than these would be left of a leaf, all of it goes; at least a page."""
         self._least_rest = least_rest
+        self.rank = rank
+        """What leaves are compared by."""
         self._queue: deque[tuple[int, int, TreeNode]] = deque()
         self._heap: list[tuple[int, int, TreeNode]] = []
 
     def add(self, leaf: TreeNode) -> None:
         """Call when a node becomes an unlocked leaf, or is one that is to go earlier."""
-        if leaf.entry_time == NO_ENTRY or leaf.last_access < leaf.entry_time:
-            self._push(leaf)
+        rank = self.rank(leaf)
+        if leaf.entry_rank == NO_ENTRY or rank < leaf.entry_rank:
+            self._push(leaf, rank)
 
-    def _push(self, leaf: TreeNode) -> None:
-        leaf.entry_time = leaf.last_access
-        entry = (leaf.last_access, leaf.serial, leaf)
+    def _push(self, leaf: TreeNode, rank: int) -> None:
+        leaf.entry_rank = rank
+        entry = (rank, leaf.serial, leaf)
         if not self._queue or entry > self._queue[-1]:
             self._queue.append(entry)
         else:
             heappush(self._heap, entry)
 
     def pop(self) -> TreeNode | None:
-        """Remove the entry of the least recently used unlocked leaf and return the leaf; None if there is none."""
+        """Remove the entry of the unlocked leaf with the lowest rank and return the leaf; None if there is none."""
         queue, heap = self._queue, self._heap
         while queue or heap:
             if not heap or (queue and queue[0] < heap[0]):
-                time, _, node = queue.popleft()
+                rank, _, node = queue.popleft()
             else:
-                time, _, node = heappop(heap)
-            if node.entry_time != time:
+                rank, _, node = heappop(heap)
+            if node.entry_rank != rank:
                 continue
-            node.entry_time = NO_ENTRY
+            node.entry_rank = NO_ENTRY
             if node.lock_ref or node.device_children or node.parent is None:
                 continue
-            if node.last_access == time:
+            now = self.rank(node)
+            if now == rank:
                 return node
-            self._push(node)
+            self._push(node, now)
         return None
 
     def clear(self) -> None:
@@ -78,7 +84,7 @@ class EvictionOrder:
         self, tree: RadixTree, num_tokens: int, keeps: Callable[[TreeNode], bool]
     ) -> tuple[list[TreeNode], list[TreeNode]]:
         """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; the
-        least recently used first. Once its last child is chosen, a parent is a leaf too. Of the last one only as many
+        lowest rank first. Once its last child is chosen, a parent is a leaf too. Of the last one only as many
         pages go as are needed, from its end: what is left of it is the next victim.
 
         Returns (victims, those whose turn it is but which must stay for now, because keeps(node) is true). The latter
@@ -111,6 +117,11 @@ class EvictionOrder:
             parent.last_access = victim.last_access
         if victim.used > parent.used:
             parent.used = victim.used
+        if victim.uses:
+            parent.uses += victim.uses
+            victim.uses = 0  # it may be back, from another tier
+        if victim.priority > parent.priority:
+            parent.priority = victim.priority
         self.lost_child(parent)
 
     def lost_child(self, parent: TreeNode) -> None:
@@ -119,5 +130,5 @@ class EvictionOrder:
             self.add(parent)
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
-        """(time, node) of every entry that counts, in no particular order, for invariants."""
-        return ((time, node) for time, _, node in chain(self._queue, self._heap) if node.entry_time == time)
+        """(rank, node) of every entry that counts, in no particular order, for invariants."""
+        return ((rank, node) for rank, _, node in chain(self._queue, self._heap) if node.entry_rank == rank)
