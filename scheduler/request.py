@@ -62,6 +62,8 @@ class Inheritance:
     lease: Lease | None = None
     """The lease it has claimed; None from admission on."""
     keep_parent: bool = False
+    parent: tuple[str, int] | None = None
+    """Rid and index of the parent, where it is known."""
     copied: Lease | None = None
     """The lease that its first tokens' KV was copied from, where the parent is kept; set at admission."""
 

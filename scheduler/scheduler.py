@@ -68,6 +68,7 @@ class Scheduler:
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
         self._config, self._bytes_per_token = config, bytes_per_token
+        self.cache = cache
         self._counters = SchedulerCounters()
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         times = ToolTimes(config.random_seed or 0, config.learn_tools)
@@ -88,8 +89,7 @@ class Scheduler:
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
         self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, self._fill_time, stores)
         self._in_flight: list[PlannedStep] = []
-        self._closed: list[int] = []
-        """Serials of ended sequences; the next step tells the step runner of them."""
+        self._closed: list[int] = []  # serials of ended sequences; the next step tells the step runner of them
         self._extends_in_a_row = 0
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
@@ -303,12 +303,12 @@ class Scheduler:
         self._memory.close_fence(step.fence)
         if len(batch) > step.num_prompts:
             self._reserve.decoded()
+        self._counters.count_outputs(events, step.searches)
         return events
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
         """The oldest step in flight could not be computed: end its requests, siblings included, and keep the others."""
-        step = self._in_flight.pop(0)
-        batch = step.batch
+        batch = (step := self._in_flight.pop(0)).batch
         self._memory.req_to_token.put_back(batch.row_updates)
         failed = [request for request in step.requests if request.finish is None]
         if len(batch.copies):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch_builder import PlannedStep
 from .outcome import NO_DRAFTS, DraftCounts, FoundTokens
+from .request import Request, RequestEvent
 
 
 @dataclass(slots=True)
@@ -21,10 +23,18 @@ class SchedulerCounters:
     prefix_cache_queries: int = 0
     prefix_cache_hits: FoundTokens = FoundTokens()
     longest_gap: int = 0
+    computed_prompt_tokens: int = 0
+    output_tokens: int = 0
 
     def count_step(self, step: PlannedStep) -> None:
         self.steps += 1
+        self.computed_prompt_tokens += step.num_prompt_tokens
         self.longest_gap = max(self.longest_gap, step.longest_gap)
+
+    def count_outputs(self, events: Sequence[RequestEvent], searches: Sequence[Request]) -> None:
+        """Note what a step has brought: the tokens of these events, and one for each beam of these searches."""
+        self.output_tokens += sum(len(event.token_ids) for event in events)
+        self.output_tokens += sum(search.num_rows for search in searches)
 
     def count_admissions(self, step: PlannedStep) -> None:
         """Note what the requests of an extend step found in the cache; each counts once."""
@@ -133,6 +143,10 @@ class SchedulerStats:
     """Those below the device."""
     jobs: JobStats = JobStats()
     drafts: DraftCounts = NO_DRAFTS
+    computed_prompt_tokens: int = 0
+    """Of prompts, and of what was retracted."""
+    output_tokens: int = 0
+    """Generated; of a search, in all beams."""
 
 
 def take_stats(
@@ -178,4 +192,6 @@ def take_stats(
         tiers=tiers,
         jobs=jobs,
         drafts=drafts,
+        computed_prompt_tokens=counters.computed_prompt_tokens,
+        output_tokens=counters.output_tokens,
     )

@@ -49,6 +49,8 @@ class Handover:
     """On the parent's KV, if the parent has ended and was retained."""
     running_parent: Request | None = None
     """The parent whose KV is to be copied, for a fork."""
+    parent: tuple[str, int] | None = None
+    """Whose tokens they are: rid and index; None where that is forgotten, too."""
 
 
 class Continuations:
@@ -69,6 +71,12 @@ class Continuations:
     def leased(self) -> dict[Lease, tuple[str, int]]:
         """Whose the live leases are: rid and index."""
         return self._records.leased()
+
+    def leases_of(self, rid: str) -> dict[int, Lease]:
+        """The live leases of a finished request, by index."""
+        record = self._records.get(rid)
+        samples = record.samples.items() if record is not None else ()
+        return {index: sample.lease for index, sample in samples if sample.lease is not None and sample.is_leased}
 
     # -- children arrive ----------------------------------------------------------------------------------------------
 
@@ -107,7 +115,7 @@ class Continuations:
                 raise undecided_search(continuation)
             prompt = TokenBuffer(parent.token_ids.view().copy())
             prompt.extend(children[0].own_ids)
-            return Handover(prompt, "fork", len(parent.token_ids), running_parent=parent)
+            return Handover(prompt, "fork", len(parent.token_ids), running_parent=parent, parent=parent.key)
         if parent.is_search and parent.sampling.stop:
             raise search_with_stop_strings(continuation)
         for child in children:
@@ -127,6 +135,7 @@ class Continuations:
             return
         for child in children:
             child.inheritance = Inheritance(handover.path, handover.inherited_tokens, handover.trimmed_tokens)
+            child.inheritance.parent = handover.parent
         first = children[0].inheritance
         spec = children[0].spec.continuation
         assert first is not None
@@ -174,7 +183,7 @@ class Continuations:
             lease, demoted = self._memory.retain(request, length, request.lease_terms(now), fence)
             if is_kept:
                 request.retained = _retained(lease, demoted)
-        samples = {request.index: SampleRecord(request.token_ids.cut(length), trimmed, lease)}
+        samples = {request.index: SampleRecord(request.key, request.token_ids.cut(length), trimmed, lease)}
         self._records.add(request, samples)
         return samples
 
@@ -194,7 +203,7 @@ class Continuations:
         for index, (hypothesis, lease) in enumerate(zip(results, leases)):
             result = hypothesis.ids[: hypothesis.kept_tokens]
             trimmed = len(hypothesis.ids) - hypothesis.kept_tokens
-            samples[index] = SampleRecord(search.token_ids, trimmed, lease, result)
+            samples[index] = SampleRecord((search.rid, index), search.token_ids, trimmed, lease, result)
         self._records.add(search, samples)
         return samples
 
@@ -257,7 +266,7 @@ def _handover(sample: SampleRecord, suffix: np.ndarray) -> Handover:
     if len(sample.result):
         prompt.extend(sample.result)
     prompt.extend(suffix)
-    return Handover(prompt, "match", sample.length, sample.trimmed_tokens, sample.lease)
+    return Handover(prompt, "match", sample.length, sample.trimmed_tokens, sample.lease, parent=sample.name)
 
 
 def _branch(sample: SampleRecord, request: Request) -> Handover:
@@ -266,7 +275,7 @@ def _branch(sample: SampleRecord, request: Request) -> Handover:
     shared = sample.shared_with(request.own_ids)
     if 2 * shared < sample.length:
         return Handover(request.token_ids)
-    return Handover(request.token_ids, "match", shared, sample.trimmed_tokens, sample.lease)
+    return Handover(request.token_ids, "match", shared, sample.trimmed_tokens, sample.lease, parent=sample.name)
 
 
 def _no_sample(parent: Request, child: Request, found: int) -> RequestRefused:

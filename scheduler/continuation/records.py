@@ -28,6 +28,8 @@ from .refusals import failed_parent, forgotten_parent, unknown_index, unknown_pa
 class SampleRecord:
     """One finished sequence. A child inherits ``ids`` and after them ``result``, the matched stop left out."""
 
+    name: tuple[str, int]
+    """Its rid and index."""
     ids: TokenBuffer
     """Prompt and output; of a beam search the prompt, which its results share."""
     trimmed_tokens: int

@@ -28,6 +28,10 @@ class JobTable:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def latest(self, count: int) -> list[Job]:
+        """The jobs that were here last, the last first."""
+        return list(islice(reversed(self._jobs.values()), count))
+
     def of_namespace(self, namespace: str) -> list[Job]:
         """The one that was here last comes last."""
         return [job for job in self._jobs.values() if job.namespace == namespace]

@@ -210,6 +210,10 @@ class Pins:
         self._table.remove(job)
         return list(job.open_rids), tokens
 
+    def latest(self, count: int) -> list[Job]:
+        """The jobs that were heard of last, the last first."""
+        return self._table.latest(count)
+
     def describe(self, namespace: str, id: str | None, now: float) -> list[dict[str, Any]]:
         """The jobs of a namespace, or the one of this id if it is known; see jobs/report.py."""
         if id is None:

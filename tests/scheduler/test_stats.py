@@ -29,6 +29,8 @@ def test_every_number_is_the_one_of_its_name() -> None:
         prefix_cache_queries=5,
         prefix_cache_hits=FoundTokens(1, 2, 0, 3),
         longest_gap=7,
+        computed_prompt_tokens=23,
+        output_tokens=24,
     )
     cache.evicted_total = 8
     counts = leases.counts
@@ -74,6 +76,8 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "tiers": (dataclasses.asdict(tiers[0]),),
         "jobs": dataclasses.asdict(jobs),
         "drafts": DraftCounts(20, 21, 22),
+        "computed_prompt_tokens": 23,
+        "output_tokens": 24,
     }
 
 
@@ -92,6 +96,25 @@ def test_every_token_of_the_pool_is_in_one_count() -> None:
     assert stats.evictable_tokens and stats.protected_tokens and stats.private_tokens and quarantined
     parts = stats.free_tokens + stats.evictable_tokens + stats.protected_tokens + stats.private_tokens
     assert parts + quarantined == stats.total_tokens == 256 and stats.quarantined_tokens == quarantined
+
+
+def test_what_was_computed_is_counted_also_what_was_retracted() -> None:
+    harness = Harness(num_tokens=96, chunk=32, rows=4)
+    for number in range(3):
+        harness.add(f"r{number}", prompt_of(20, number), 40, ignore_eos=True)
+    harness.run()
+    stats = harness.scheduler.stats()
+    outputs = sum(len(outcome.tokens) for outcome in harness.outcomes.values())
+    assert stats.retractions and stats.output_tokens == outputs == 120
+    assert stats.computed_prompt_tokens > 60
+
+
+def test_each_beam_counts() -> None:
+    harness = Harness()
+    harness.add("s", prompt_of(20, 1), 5, beam_width=3, n=2, ignore_eos=True)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.computed_prompt_tokens, stats.output_tokens) == (20, 15)
 
 
 def test_what_is_found_in_the_cache_counts_once() -> None:

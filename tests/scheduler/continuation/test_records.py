@@ -23,7 +23,7 @@ def really_held(samples: list[SampleRecord]) -> int:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_count_is_what_is_really_held(seed: int) -> None:
     rng = random.Random(seed)
-    held, kept = HeldTokens(), [SampleRecord(TokenBuffer(np.arange(50, dtype=np.int32)), 0)]
+    held, kept = HeldTokens(), [SampleRecord(("r", 0), TokenBuffer(np.arange(50, dtype=np.int32)), 0)]
     held.add(kept)
     for _ in range(300):
         if kept and rng.random() < 0.45:
@@ -35,7 +35,7 @@ def test_the_count_is_what_is_really_held(seed: int) -> None:
             for _ in range(rng.randrange(5)):
                 ids.append(1)
             result = np.zeros(rng.choice([0, 0, 7]), dtype=np.int32)
-            kept.append(SampleRecord(ids.cut(len(ids) - rng.randrange(3)), 0, result=result))
+            kept.append(SampleRecord(("r", 0), ids.cut(len(ids) - rng.randrange(3)), 0, result=result))
             held.add(kept[-1:])
         assert held.total == really_held(kept)
     held.remove(kept)
