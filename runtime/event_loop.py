@@ -6,6 +6,7 @@ Start with `EventLoop.turn`; the other methods are what it calls.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
+from .dashboard.watch import Watch
 from .jobs.records import JobRecords
 from .messages import (
     AbortRequest,
@@ -34,6 +36,8 @@ from .messages import (
     RequestError,
     StepCalls,
     ToWorker,
+    WalkTree,
+    WatchRequests,
     WorkerStats,
 )
 from .outputs import OutputBuilder
@@ -102,6 +106,7 @@ class EventLoop:
         self._suffixes = suffixes
         self._item_tries = item_tries
         self._control = Control(scheduler, item_tries, profiler, info, outbox)
+        self._watch = Watch(scheduler, outbox, clock)
         self._profiler = profiler
         self._overlap = overlap
         self._clock = clock
@@ -145,6 +150,7 @@ class EventLoop:
         if batch is not None:
             self._watch_threads(now)
             self.launch(batch)
+        self._watch.turn([ended for ended, _ in finished], batch, now)
         self._outbox.flush()
         self._profiler.end_turn(batch)
 
@@ -222,12 +228,12 @@ class EventLoop:
 
     def poll(self, *, has_news: bool = False) -> Sequence[ToWorker]:
         """Return every waiting message. Without work, or paused, first sleep until one comes, a copy ends, or a
-        heartbeat or lease is due. has_news: of steps, for the clients; they do not wait."""
+        heartbeat, lease or watcher is due. has_news: of steps, for the clients; they do not wait."""
         timeout = 0.0
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):
             deadline = self._scheduler.leases.next_deadline()
-            due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
+            due = min(self._next_heartbeat, self._watch.due, math.inf if deadline is None else deadline)
             timeout = max(0.0, due - self._clock())
         if copying and self._last_launched is None and not self._in_flight:  # nobody gets on before a copy ends
             timeout = TIERS_POLL_S if not timeout else min(timeout, TIERS_POLL_S)
@@ -254,6 +260,8 @@ class EventLoop:
                 self._control.reply(call_id, describe_leases(leases, names, now, after, limit))
             case EndJob():
                 self.end_job(message, now)
+            case WatchRequests() | WalkTree():
+                self._watch.handle(message, now)
             case _:
                 self._control.handle(message)
 
@@ -265,8 +273,9 @@ class EventLoop:
             constraint = self._item_tries.resolve(spec.sampling)
             requests = self._scheduler.add(spec, now, own_ids=own_ids, constraint=constraint)
         except RequestRefused as refusal:
-            self.refuse(spec.rid, refusal)
+            self.refuse(spec.rid, refusal, now)
             return
+        self._watch.added(requests, now)
         self._suffixes.take_name(spec.rid)
         if spec.continuation is not None:
             self._suffixes.open(spec.rid, spec.continuation, spec.token_ids)
@@ -329,12 +338,13 @@ class EventLoop:
             self._outbox.send(message)
         for rid, refusal in refusals.items():
             assert refusal is not None
-            self.refuse(rid, refusal)
+            self.refuse(rid, refusal, now)
         for event in events:
             if event.finish is not None:
                 self.release(event.request)
 
-    def refuse(self, rid: str, refusal: RequestRefused) -> None:
+    def refuse(self, rid: str, refusal: RequestRefused, now: float) -> None:
+        self._watch.refused(rid, now)
         self._outbox.send(
             RequestError(
                 rid=rid, status=refusal.status, message=refusal.message, code=refusal.code, param=refusal.param

@@ -16,6 +16,7 @@ from ..scheduler.jobs.calls import ToolCall
 from ..scheduler.outcome import NO_DRAFTS, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.stats import JobStats, TierStats
+from ..scheduler.watching.life import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -60,6 +61,19 @@ class DescribeLeases(Message, frozen=True):
     call_id: int
     after: int
     limit: int
+
+
+class WatchRequests(Message, frozen=True):
+    """Report what requests, leases and jobs do, for so long from now on: whoever goes on watching says so again."""
+
+    seconds: float
+
+
+class WalkTree(Message, frozen=True):
+    """Tell what the cache's tree holds, in TreeRows. While a walk is under way, whoever asks shares it. with_heads:
+    with the first token ids of each node."""
+
+    with_heads: bool = False
 
 
 class LoadItemTrie(Message, frozen=True):
@@ -213,6 +227,44 @@ class ControlReply(Message, frozen=True):
     payload: bytes = b"null"
 
 
+class WatchReport(Message, frozen=True):
+    """A part of a report; what it does not bring is None. t: seconds since the worker started."""
+
+    t: float
+    load: LoadNow | None = None
+    running: list[RunningNow] | None = None
+    waiting: list[WaitingNow] | None = None
+    leases: list[LeaseNow] | None = None
+    num_leases: int = 0
+    jobs: list[JobNow] | None = None
+    num_jobs: int = 0
+    lives: list[Life] = []
+    """Those that have changed."""
+    is_last: bool = False
+    """The report is whole."""
+
+
+class WalkEnd(Message, frozen=True):
+    """A walk is over. Times in seconds since the worker started. times, ticks: float64 and int64, when the cache's
+    clock showed what."""
+
+    began: float
+    ended: float
+    complete: bool
+    times: bytes
+    ticks: bytes
+
+
+class TreeRows(Message, frozen=True):
+    """The next nodes of a walk; see radix/snapshot.py."""
+
+    is_first: bool
+    rows: bytes
+    heads: bytes = b""
+    names: tuple[str, ...] = ()
+    end: WalkEnd | None = None
+
+
 class WorkerReady(Message, frozen=True):
     """A worker's first message: it is warm and serves this. info: JSON bytes (pool size, context, limits)."""
 
@@ -263,9 +315,12 @@ ToWorker = (
     | EndJob
     | DescribeJobs
     | DescribeLeases
+    | WatchRequests
+    | WalkTree
     | ControlRequest
     | LoadItemTrie
     | DeleteItemTrie
 )
-FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
-ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady
+Watched = WatchReport | TreeRows
+FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady | Watched
+ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady | Watched

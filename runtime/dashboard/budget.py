@@ -1,0 +1,35 @@
+"""How much of a core watching may take: a token bucket over the loop's time."""
+
+from __future__ import annotations
+
+SHARE = 0.006
+"""Of a core, on average; what a turn of the loop itself costs comes on top."""
+
+SAVED_S = 0.010
+"""The most that is saved up: a small tree is then seen at once."""
+
+SLICE_S = 150e-6
+"""What is done in one turn should take no longer."""
+
+
+class Budget:
+    """Times in seconds."""
+
+    def __init__(self) -> None:
+        self._saved = SAVED_S
+        self._filled_at: float | None = None
+
+    def fill(self, now: float) -> bool:
+        """Let time pass; True if a slice may be spent."""
+        if self._filled_at is not None:
+            self._saved = min(SAVED_S, self._saved + SHARE * max(0.0, now - self._filled_at))
+        self._filled_at = now
+        return self._saved >= SLICE_S
+
+    def spend(self, seconds: float) -> None:
+        """May go below nothing: then there is a wait."""
+        self._saved -= max(0.0, seconds)
+
+    def wait(self) -> float:
+        """Seconds from the last `fill` until a slice may be spent."""
+        return max(0.0, SLICE_S - self._saved) / SHARE

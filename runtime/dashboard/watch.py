@@ -1,0 +1,188 @@
+"""The worker's side of whoever watches it: reports twice a second, and walks over the tree, a little in each turn.
+
+    WatchRequests ──▶ until its deadline: lives are recorded, reports are sent in parts     (renewed by who goes on)
+    WalkTree ──────▶ a walk, if none is under way; its rows are sent in chunks
+
+A turn does one slice of one of these, and only what the budget allows. While nobody asks, a turn costs one look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from ...radix.snapshot import TreeWalk
+from ...scheduler.batch import ScheduleBatch
+from ...scheduler.request import Request
+from ...scheduler.scheduler import Scheduler
+from ...scheduler.watching.now import jobs_now, leases_now, load_now, requests_now
+from ...scheduler.watching.recorder import MAX_LIVES, LifeRecorder
+from ..channels import Sender
+from ..messages import TreeRows, WalkEnd, WalkTree, WatchReport, WatchRequests
+from .budget import SLICE_S, Budget
+from .tick_times import TickTimes
+
+REPORT_S = 0.5
+"""From one report to the next while something happens; `QUIET_S` while nothing does."""
+
+QUIET_S = 5.0
+
+LIVES_IN_PART = 32
+PARTS_WITH_LIVES = 2 * MAX_LIVES // LIVES_IN_PART + 1
+"""Of a report, at most; what is left goes with the next."""
+
+ROWS_IN_CHUNK = 1000
+
+LEAST_STEPS, MOST_STEPS = 16, 1024
+"""Of a walk, in one turn."""
+
+NOTE_S = 1.0
+
+
+class Watch:
+    """Called by the event loop once a turn, after the step was launched. Its clock only measures what it takes."""
+
+    def __init__(self, scheduler: Scheduler, outbox: Sender, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._outbox = outbox
+        self._clock = clock
+        self._began = clock()
+        self._budget = Budget()
+        self._ticks = TickTimes()
+        self._noted = -math.inf
+        self._recorder: LifeRecorder | None = None
+        self._until = -math.inf
+        self._report: Iterator[WatchReport] | None = None
+        self._reported = -math.inf
+        self._is_quiet = False
+        """Nothing has happened since the last report."""
+        self._walk: TreeWalk | None = None
+        self._walk_began = 0.0
+        self._rows_sent = 0
+        self._step_s = 1.5e-6
+        """What a step of a walk took lately."""
+        self._now = self._began
+
+    # -- what the loop tells ------------------------------------------------------------------------------------------
+
+    def handle(self, message: WatchRequests | WalkTree, now: float) -> None:
+        if isinstance(message, WalkTree):
+            if self._walk is None:
+                self._walk = TreeWalk(self._scheduler.cache, with_heads=message.with_heads)
+                self._walk_began, self._rows_sent = now, 0
+            return
+        self._until = now + message.seconds
+        if self._recorder is None:
+            self._recorder = LifeRecorder(self._scheduler, self._began)
+            self._recorder.begin(now)
+            self._reported = -math.inf
+
+    def added(self, requests: Sequence[Request], now: float) -> None:
+        """Requests have been taken in."""
+        if self._recorder is not None:
+            self._recorder.added(requests, now)
+            self._is_quiet = False
+
+    def refused(self, rid: str, now: float) -> None:
+        """A rid ends with an error, in this turn, or has not begun."""
+        if self._recorder is not None:
+            self._recorder.refused(rid, now)
+            self._is_quiet = False
+
+    def turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> None:
+        """Note what has happened, and do a slice of what is due. ended: steps that were committed, or failed."""
+        if now - self._noted >= NOTE_S:
+            self._ticks.note(now - self._began, self._scheduler.cache.tick)
+            self._noted = now
+        if self._recorder is None and self._walk is None:
+            return
+        self._now = now
+        if self._recorder is not None:
+            if now >= self._until:
+                self._recorder = self._report = None
+            else:
+                self._record(self._recorder, ended, launched, now)
+        if (self._report is not None or self._walk is not None) and self._budget.fill(now):
+            began = self._clock()
+            self._slice(now)
+            self._budget.spend(self._clock() - began)
+
+    @property
+    def due(self) -> float:
+        """When the loop should take a turn again at the latest, if it has nothing else to do."""
+        if self._report is not None or self._walk is not None:
+            return self._now + self._budget.wait()
+        return math.inf if self._recorder is None else min(self._until, self._next_report)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _next_report(self) -> float:
+        return self._reported + (QUIET_S if self._is_quiet else REPORT_S)
+
+    def _record(
+        self, recorder: LifeRecorder, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float
+    ) -> None:
+        began = self._clock()
+        if recorder.turn(ended, launched, now) or ended or launched is not None:
+            self._is_quiet = False
+        if self._report is None and now >= self._next_report:
+            self._report = self._parts(recorder, now)
+            self._reported, self._is_quiet = now, True
+        self._budget.spend(self._clock() - began)
+
+    def _parts(self, recorder: LifeRecorder, now: float) -> Iterator[WatchReport]:
+        """One report, in parts: each is made in a turn of its own, and is true of that turn."""
+        scheduler = self._scheduler
+        running, waiting = requests_now(scheduler, self._now)
+        yield WatchReport(t=self._t, load=load_now(scheduler), running=running, waiting=waiting)
+        yield WatchReport(t=self._t, leases=leases_now(scheduler, self._now), num_leases=len(scheduler.leases))
+        yield WatchReport(t=self._t, jobs=jobs_now(scheduler, self._now), num_jobs=scheduler.pins.stats().jobs)
+        recorder.refresh(self._now)
+        for _ in range(PARTS_WITH_LIVES):  # others may change meanwhile, without end
+            if not (lives := recorder.take(LIVES_IN_PART)):
+                break
+            yield WatchReport(t=self._t, lives=lives)
+        yield WatchReport(t=self._t, is_last=True)
+
+    @property
+    def _t(self) -> float:
+        return self._now - self._began
+
+    # -- slices -------------------------------------------------------------------------------------------------------
+
+    def _slice(self, now: float) -> None:
+        if self._report is not None:
+            part = next(self._report)
+            self._outbox.send(part)
+            if part.is_last:
+                self._report = None
+        elif self._walk is not None:
+            self._walk_on(self._walk, now)
+
+    def _walk_on(self, walk: TreeWalk, now: float) -> None:
+        steps = max(LEAST_STEPS, min(MOST_STEPS, int(SLICE_S / self._step_s)))
+        began = self._clock()
+        is_over = walk.advance(steps)
+        self._step_s += 0.2 * ((self._clock() - began) / steps - self._step_s)
+        self._step_s = max(self._step_s, 1e-7)
+        if not is_over and walk.nodes - self._rows_sent < ROWS_IN_CHUNK:
+            return
+        found, end = walk.take(), None
+        if is_over:
+            self._ticks.note(now - self._began, self._scheduler.cache.tick)
+            times, ticks = self._ticks.packed()
+            end = WalkEnd(
+                began=self._walk_began - self._began,
+                ended=now - self._began,
+                complete=walk.complete,
+                times=times,
+                ticks=ticks,
+            )
+            self._walk = None
+        self._outbox.send(
+            TreeRows(
+                is_first=self._rows_sent == 0, rows=found.rows, heads=found.heads, names=tuple(found.names), end=end
+            )
+        )
+        self._rows_sent = walk.nodes

@@ -1,0 +1,115 @@
+"""What a scheduler does just now, for a watcher: bounded lists of plain data."""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from math import inf
+
+from ...radix.lease import Lease
+from ..jobs.job import Job
+from ..request import Request, RequestStatus
+from ..scheduler import Scheduler
+from ..stats import TierStats
+from .life import JobNow, LeaseNow, LoadNow, RunningNow, WaitingNow
+
+MOST = 100
+"""Of a kind."""
+
+_WAITS = {RequestStatus.PARKED: "parent", RequestStatus.LOADING: "loading", RequestStatus.WAITING: "queued"}
+
+
+def load_now(scheduler: Scheduler) -> LoadNow:
+    stats = scheduler.stats()
+    host = next((tier for tier in stats.tiers if tier.tier == "host"), TierStats("host"))
+    return LoadNow(
+        running=stats.num_running_reqs,
+        waiting=stats.num_queue_reqs + scheduler.continuations.num_parked,
+        total=stats.total_tokens,
+        free=stats.free_tokens,
+        evictable=stats.evictable_tokens,
+        protected=stats.protected_tokens,
+        private=stats.private_tokens,
+        leased=stats.leased_tokens,
+        quarantined=stats.quarantined_tokens,
+        host_used=host.used_tokens,
+        host_total=host.total_tokens,
+        queries=stats.prefix_cache_queries,
+        hits=stats.prefix_cache_hits,
+        evicted=stats.evicted_tokens,
+        prompt_tokens=stats.computed_prompt_tokens,
+        output_tokens=stats.output_tokens,
+    )
+
+
+def requests_now(scheduler: Scheduler, now: float) -> tuple[list[RunningNow], list[WaitingNow]]:
+    """Those that came first."""
+    running: list[RunningNow] = []
+    waiting: list[WaitingNow] = []
+    for request in scheduler.live_requests:
+        if request.status in _WAITS:
+            if len(waiting) < MOST:
+                waiting.append(_waiting(request, now))
+        elif len(running) < MOST:
+            running.append(_running(request))
+        if len(running) == len(waiting) == MOST:
+            break
+    return running, waiting
+
+
+def _running(request: Request) -> RunningNow:
+    output = num_output(request)
+    if request.committed_len < request.prompt_len:
+        phase = "prefill"
+    else:
+        phase = "decode" if request.beams is None else "beam"
+    computed = request.committed_len if request.beam_kv is None else request.beam_kv.length
+    total = request.prompt_len + output
+    return RunningNow(request.rid, phase, computed, total, output, request.spec.job_id)
+
+
+def _waiting(request: Request, now: float) -> WaitingNow:
+    total, waited = request.prompt_len + num_output(request), max(0.0, now - request.arrival)
+    return WaitingNow(request.rid, _WAITS[request.status], total, waited, request.spec.job_id)  # type: ignore[arg-type]
+
+
+def num_output(request: Request) -> int:
+    """Tokens generated: of a search, in each of its beams."""
+    return request.num_output_tokens if request.beams is None else request.beams.num_tokens
+
+
+def leases_now(scheduler: Scheduler, now: float) -> list[LeaseNow]:
+    """Those that end first, by their deadline; claimed ones have none."""
+    if not len(scheduler.leases):
+        return []
+    first = nsmallest(MOST, scheduler.leases.live(), key=lambda lease: inf if lease.claims else lease.deadline)
+    names = scheduler.continuations.leased()
+    return [_lease(lease, names.get(lease, (None, 0))[0], now) for lease in first]
+
+
+def _lease(lease: Lease, rid: str | None, now: float) -> LeaseNow:
+    return LeaseNow(
+        serial=lease.serial,
+        rid=rid,
+        job_id=lease.owner.id if isinstance(lease.owner, Job) else None,
+        tokens=lease.tokens,
+        idle=max(0.0, now - lease.idle_since),
+        expires_in=None if lease.claims else max(0.0, lease.deadline - now),
+        claimed=lease.claims > 0,
+    )
+
+
+def jobs_now(scheduler: Scheduler, now: float) -> list[JobNow]:
+    """Those that were heard of last, the last first."""
+    return [_job(job, now) for job in scheduler.pins.latest(MOST)]
+
+
+def _job(job: Job, now: float) -> JobNow:
+    pins = [step.lease for step in job.pinned_steps() if step.lease is not None]
+    deadlines = [lease.deadline for lease in pins if not lease.claims]
+    return JobNow(
+        job_id=job.id,
+        state="over" if job.is_over else "running" if job.open_rids else "away",
+        steps=job.turns,
+        pinned=sum(lease.tokens for lease in pins),
+        expires_in=max(0.0, min(deadlines) - now) if deadlines else None,
+    )

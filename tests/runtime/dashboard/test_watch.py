@@ -1,0 +1,252 @@
+"""The worker's side of watchers: reports and walks, within a budget of time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from event_loop_rig import ask
+from kv_echo import prompt_of
+from watched_loop import WatchedLoop
+
+from baton.radix.snapshot import ROW
+from baton.runtime.dashboard.budget import SAVED_S, SHARE, SLICE_S, Budget
+from baton.runtime.dashboard.tick_times import MAX_SAMPLES, TickTimes
+from baton.runtime.dashboard.watch import MOST_STEPS, QUIET_S, REPORT_S, Watch
+from baton.runtime.messages import WalkTree, WatchReport, WatchRequests
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_what_runs_and_what_waits() -> None:
+    loop = WatchedLoop()
+    loop.say(ask("a", prompt_of(20, 1), 90, ignore_eos=True), ask("b", prompt_of(60, 2), 9, ignore_eos=True))
+    loop.turns(2)
+    loop.say(*(ask(f"w{number}", prompt_of(30, number), 90, ignore_eos=True) for number in range(10)))
+    loop.turns(40)
+    last = next(report for report in reversed(loop.reports) if report.load is not None)
+    assert last.load is not None and last.running is not None and last.waiting is not None
+    assert (last.load.running, last.load.waiting) == (len(last.running), len(last.waiting)) and last.load.waiting
+    assert {request.phase for request in last.running} <= {"decode", "prefill"}
+    first = next(request for request in last.running if request.rid == "a")
+    assert (first.computed, first.total) == (20 + first.output - 1, 20 + first.output) and first.output > 10
+    assert all(request.phase == "queued" and request.total == 30 and request.waited > 0 for request in last.waiting)
+    load = last.load
+    assert load.free + load.evictable + load.protected + load.private + load.quarantined == load.total == 512
+    assert load.prompt_tokens >= 80 and load.output_tokens > 20 and load.queries >= 80
+
+
+def test_reports_come_seldom_while_nothing_happens() -> None:
+    loop = WatchedLoop()
+    loop.turns(10)
+    loop.seconds_per_turn = 0.1
+    count, began = sum(report.is_last for report in loop.reports), loop.now
+    loop.turns(300)
+    quiet = sum(report.is_last for report in loop.reports) - count
+    assert quiet == math.floor((loop.now - began) / QUIET_S)
+    loop.say(ask("a", prompt_of(20, 1), 90, ignore_eos=True))
+    count, began = sum(report.is_last for report in loop.reports), loop.now
+    loop.turns(40)
+    assert sum(report.is_last for report in loop.reports) - count >= (loop.now - began) / REPORT_S - 2
+
+
+def test_a_loop_that_sleeps_wakes_for_the_next_report_and_for_nothing_else() -> None:
+    loop = WatchedLoop(watched=False)
+    watch = loop.loop._watch
+    assert watch.due == math.inf
+    loop.watch()
+    loop.turns(20)
+    while not loop.reports[-1].is_last:
+        assert watch.due == loop.now, "there is more to tell, and time for it"
+        loop.turns(1)
+    assert watch.due == pytest.approx(next(r for r in reversed(loop.reports) if r.load is not None).t + QUIET_S)
+    loop.say(WatchRequests(seconds=1.0))
+    assert watch.due == loop.now + 1.0
+    loop.turns(2)
+    assert watch.due == math.inf
+
+
+# -- walks -------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(loop: WatchedLoop) -> np.ndarray:
+    return np.frombuffer(b"".join(message.rows for message in loop.rows), dtype=ROW)
+
+
+def filled(**options) -> WatchedLoop:
+    loop = WatchedLoop(watched=False, **options)
+    for number in range(12):
+        loop.say(ask(f"r{number}", prompt_of(30, number), 2, ignore_eos=True))
+        loop.turns(4)
+    return loop
+
+
+def test_a_walk_without_a_watcher_of_requests() -> None:
+    loop = filled()
+    loop.say(WalkTree(with_heads=True))
+    loop.turns(5)
+    (message,) = loop.rows
+    assert message.is_first and message.end is not None and message.end.complete and message.names == ("",)
+    rows = rows_of(loop)
+    assert len(rows) == loop.scheduler.cache.total_nodes == 24, "a prompt and an output each"
+    assert len(message.heads) == 4 * np.minimum(rows["tokens"], 16).sum() and not loop.reports
+    times, ticks = np.frombuffer(message.end.times), np.frombuffer(message.end.ticks, dtype=np.int64)
+    assert len(times) == len(ticks) and ticks[-1] == loop.scheduler.cache.tick
+    used = np.sort(np.interp(rows["used"], ticks, times)[rows["tokens"] == 30])
+    assert np.all(np.diff(used) == 5), "one every five turns"
+
+
+def test_who_asks_while_a_walk_is_under_way_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.runtime.dashboard.watch.MOST_STEPS", 6)
+    monkeypatch.setattr("baton.runtime.dashboard.watch.LEAST_STEPS", 6)
+    monkeypatch.setattr("baton.runtime.dashboard.watch.ROWS_IN_CHUNK", 6)
+    loop = filled()
+    loop.say(WalkTree())
+    loop.say(WalkTree())
+    loop.turns(10)
+    assert [message.is_first for message in loop.rows] == [True, False, False, False]
+    assert [message.end is not None for message in loop.rows] == [False, False, False, True]
+    assert len(rows_of(loop)) == 24
+    loop.say(WalkTree())
+    loop.turns(10)
+    assert len(rows_of(loop)) == 48, "the next one is a walk of its own"
+
+
+def test_an_empty_tree() -> None:
+    loop = WatchedLoop(watched=False)
+    loop.say(WalkTree())
+    loop.turns(2)
+    (message,) = loop.rows
+    assert message.rows == b"" and message.is_first and message.end is not None and message.end.complete
+
+
+def test_a_flush_ends_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.runtime.dashboard.watch.MOST_STEPS", 4)
+    monkeypatch.setattr("baton.runtime.dashboard.watch.LEAST_STEPS", 4)
+    loop = filled()
+    loop.say(WalkTree())
+    assert loop.scheduler.flush_cache()
+    loop.turns(3)
+    (message,) = loop.rows
+    assert message.end is not None and not message.end.complete and len(rows_of(loop)) == 4
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A clock on which each look takes ``step_s``, and the loop's time beside it."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.busy = 0.0
+        self._times: Iterator[float] = itertools.count(0, 1)
+
+    def clock(self) -> float:
+        self.busy += self.step_s
+        return self.busy
+
+
+def spent(loop: WatchedLoop, look_s: float, seconds: float, turn_s: float) -> tuple[float, float]:
+    """(seconds that a watch says it took, the most of one turn), with walks without end, on a clock of which each look
+    takes so long."""
+    machine = Machine(look_s)
+    watch = Watch(loop.scheduler, loop, machine.clock)  # type: ignore[arg-type]
+    now, most, took = 0.0, 0.0, 0.0
+    while now < seconds:
+        watch.handle(WalkTree(), now)
+        watch.handle(WatchRequests(seconds=5.0), now)
+        before = machine.busy
+        watch.turn([], None, now)
+        took += machine.busy - before
+        most = max(most, machine.busy - before)
+        now += turn_s
+    return took, most
+
+
+@pytest.mark.parametrize("turn_s", [0.001, 0.02, 0.5])
+@pytest.mark.parametrize("look_s", [10e-6, 60e-6, 400e-6])
+def test_watching_takes_its_share_and_no_more(look_s: float, turn_s: float) -> None:
+    seconds = 100.0
+    took, most = spent(filled(), look_s, seconds, turn_s)
+    always = 2 * look_s * seconds / turn_s  # looks at the clock in each turn, however little there is to spend
+    assert took <= SHARE * seconds + SAVED_S + 10 * look_s + always
+    assert most <= 10 * look_s
+    assert took > 0.5 * min(SHARE * seconds, seconds / turn_s * look_s)
+
+
+def test_the_budget() -> None:
+    budget = Budget()
+    assert budget.fill(0.0) and budget.wait() == 0.0
+    budget.spend(SAVED_S)
+    assert not budget.fill(0.0) and budget.wait() == pytest.approx(SLICE_S / SHARE)
+    assert not budget.fill(0.9 * SLICE_S / SHARE) and budget.fill(1.1 * SLICE_S / SHARE)
+    budget.fill(1e9)
+    budget.spend(SAVED_S)
+    assert not budget.fill(1e9), "no more is saved than that"
+    budget.spend(-5.0)
+    assert not budget.fill(1e9), "a clock that goes back brings nothing"
+
+
+def test_the_pace_of_a_walk_follows_what_a_step_takes() -> None:
+    """A step that takes five times as long is taken a fifth as often in a turn."""
+    loop, steps = filled(), []
+
+    class Walk:
+        nodes = 0
+
+        def advance(self, count: int) -> bool:
+            machine.busy += count * step_s
+            steps.append(count)
+            return False
+
+    for step_s in (1e-6, 5e-6):
+        machine = Machine(0.0)
+        watch = Watch(loop.scheduler, loop, machine.clock)  # type: ignore[arg-type]
+        watch._walk = Walk()  # type: ignore[assignment]
+        for turn in range(200):
+            watch.turn([], None, turn * 1.0)
+        assert steps[-1] == pytest.approx(SLICE_S / step_s, rel=0.05) and steps[-1] <= MOST_STEPS
+
+
+# -- the time of ticks -------------------------------------------------------------------------------------------------
+
+
+def unpack(times: TickTimes) -> tuple[list[float], list[int]]:
+    packed = times.packed()
+    return np.frombuffer(packed[0]).tolist(), np.frombuffer(packed[1], dtype=np.int64).tolist()
+
+
+def test_ticks_have_times() -> None:
+    times = TickTimes()
+    for now, tick in [(0.0, 0), (1.0, 0), (2.0, 5), (3.0, 5), (4.0, 4), (5.0, 9)]:
+        times.note(now, tick)
+    assert unpack(times) == ([0.0, 2.0, 5.0], [0, 5, 9])
+
+
+def test_old_samples_thin_out() -> None:
+    times = TickTimes()
+    for number in range(10 * MAX_SAMPLES):
+        times.note(float(number), 2 * number)
+    seconds, ticks = unpack(times)
+    assert len(ticks) <= MAX_SAMPLES and ticks[0] == 0 and seconds[-1] == 10 * MAX_SAMPLES - 1
+    assert all(tick == 2 * second for second, tick in zip(seconds, ticks)) and ticks == sorted({*ticks})
+    assert np.diff(seconds[-500:]).max() == 1.0
+
+
+def test_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn then looks at no request and no node, and sends nothing."""
+    loop = filled()
+    watch = loop.loop._watch
+
+    def fail(*_: object) -> Callable:
+        raise AssertionError("a look")
+
+    for name in ("requests_now", "load_now", "leases_now", "jobs_now", "LifeRecorder", "TreeWalk"):
+        monkeypatch.setattr(f"baton.runtime.dashboard.watch.{name}", fail)
+    loop.say(ask("a", prompt_of(20, 1), 9))
+    loop.turns(20)
+    assert watch.due == math.inf and not any(isinstance(message, WatchReport) for message in loop.sent)
