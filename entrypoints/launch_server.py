@@ -217,6 +217,8 @@ class _Server:
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._args.server.ssl_certfile else "http"
         logger.info("ready: %s on %s://%s:%d", self._args.served_model_name, scheme, host, port)
+        if self._args.server.dashboard:
+            logger.info("dashboard: %s://%s:%d/dashboard", scheme, host, port)
 
     async def _watch_children(self) -> None:
         raise ServerFailure(str(await self._processes.first_exit()))

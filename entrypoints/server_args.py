@@ -60,6 +60,7 @@ class ServerConfig:
     item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
     max_item_tries: int = flag(64, "item tries that may be loaded at the same time")
     max_item_trie_mb: int = flag(1024, "memory of all item tries together")
+    dashboard: bool = flag(True, "serve a page that shows the server at work, at /dashboard")
     incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", "of all processes")
     ready_timeout: float = flag(1200.0, "the model must be loaded within this time")

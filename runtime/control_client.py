@@ -37,6 +37,7 @@ class Availability:
         self._ready = asyncio.Event()
         self._limits: ModelLimits | None = None
         self._closed_because: RequestRefused | None = None
+        self._closed = asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
@@ -62,6 +63,11 @@ class Availability:
     def close(self, error: RequestRefused) -> None:
         """Refuse everything with ``error`` from now on."""
         self._closed_because = error
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until everything is refused."""
+        await self._closed.wait()
 
 
 class ControlClient:

@@ -240,6 +240,8 @@ class WatchReport(Message, frozen=True):
     num_jobs: int = 0
     lives: list[Life] = []
     """Those that have changed."""
+    is_first: bool = False
+    """The worker has only begun to record."""
     is_last: bool = False
     """The report is whole."""
 

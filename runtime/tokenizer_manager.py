@@ -21,6 +21,7 @@ from ..scheduler.token_buffer import pack_ids, unpack_ids
 from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
 from .control_client import Availability, ControlClient
+from .dashboard.watch_client import WatchClient
 from .jobs.step_reader import ReadCalls, StepReader
 from .messages import (
     AbortRequest,
@@ -29,6 +30,8 @@ from .messages import (
     TextOutput,
     TextOutputs,
     ToManager,
+    TreeRows,
+    WatchReport,
     WorkerReady,
     WorkerStats,
 )
@@ -58,8 +61,8 @@ class _OpenRequest:
 class TokenizerManager:
     """One per server. Nothing is answered unless `run` is running.
 
-    control: asks the worker anything but prompts. worker_info: the worker's description of itself, sent when it became
-    ready.
+    control: asks the worker anything but prompts. watch: hears what it does and holds. worker_info: the worker's
+    description of itself, sent when it became ready.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class TokenizerManager:
         self._sender = Sender(endpoints.to_worker)
         self._availability = Availability()
         self.control = ControlClient(self._sender, self._availability)
+        self.watch = WatchClient(self._sender, self._availability)
         self._prompt_tokenizer = PromptTokenizer(tokenizer)
         self._step_reader = StepReader(self._sender, read_calls)
         self._open: dict[str, _OpenRequest] = {}
@@ -169,6 +173,7 @@ class TokenizerManager:
         self._open.clear()
         self._emptied.set()
         self.control.fail_all(error)
+        self.watch.fail_all(error)
 
     def close(self) -> None:
         self._prompt_tokenizer.close()
@@ -247,7 +252,10 @@ class TokenizerManager:
                 self.metrics.worker_reported(message)
             case ControlReply():
                 self.control.take(message)
+            case WatchReport() | TreeRows():
+                self.watch.take(message)
             case WorkerReady():
+                self.watch.began()
                 self.worker_info = msgspec.json.decode(message.info)
                 context, vocab = self.worker_info["context_length"], self.worker_info["vocab_size"]
                 self._availability.open(ModelLimits(context_length=context, vocab_size=vocab))

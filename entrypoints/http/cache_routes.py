@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
 from ..description.operation import COUNT, SUCCESS, Operation
-from ..fields.reading import MAX_INT, refuse_unserved, shown
+from ..fields.reading import MAX_INT, refuse_unserved
 from .route import GET, GET_OR_POST, Route
 from .wire.bodies import Bodies
+from .wire.query import whole_number
 from .wire.transport import JSONAnswer
-
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 MAX_LEASES = 1000
 """On a page."""
@@ -89,8 +85,8 @@ class CacheRoutes:
         """The live leases, page by page."""
         given = dict(request.query_params)
         refuse_unserved(given, ("after", "limit"), {}, (), where="")
-        after = _whole(given, "after", -1, -1, MAX_INT)
-        limit = _whole(given, "limit", 100, 1, MAX_LEASES)
+        after = whole_number(given, "after", -1, -1, MAX_INT)
+        limit = whole_number(given, "limit", 100, 1, MAX_LEASES)
         return JSONAnswer(await self._control.leases(after, limit))
 
     async def flush_cache(self, request: Request) -> Response:
@@ -98,11 +94,3 @@ class CacheRoutes:
             refuse_unserved(given, (), {}, (), where="")
         await self._control.flush_cache()
         return JSONAnswer({"success": True, "message": "the cache is empty"})
-
-
-def _whole(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    """A parameter of a query. Raises RequestRefused."""
-    text = given.get(name, str(default))
-    if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
-        raise RequestRefused(f"{name} is {shown(text)}; it takes a whole number from {least} to {most}", param=name)
-    return int(text)

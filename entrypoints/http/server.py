@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
+from ..dashboard.texts import Texts
 from ..server_args import ServerArgs
 from ..version import baton_version
 from .apis.chat_routes import ChatRoutes
@@ -24,6 +25,8 @@ from .apis.messages_routes import MessagesRoutes
 from .apis.openai_routes import OpenAIRoutes
 from .apis.responses_routes import ResponsesRoutes
 from .cache_routes import CacheRoutes
+from .dashboard.dashboard_routes import DashboardRoutes
+from .dashboard.tree_routes import TreeRoutes
 from .docs_routes import DocsRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
@@ -48,6 +51,7 @@ def build_app(
 ) -> FastAPI:
     """The ASGI application of one server."""
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
+    texts = Texts(manager.tokenizer) if keys.admin else None
     subjects = (
         GenerationRoutes(manager, args, bodies),
         OpenAIRoutes(manager, args, bodies),
@@ -60,6 +64,8 @@ def build_app(
         ItemTrieRoutes(manager, bodies),
         JobsRoutes(manager),
         CacheRoutes(manager, bodies),
+        TreeRoutes(manager.watch, texts),
+        DashboardRoutes(manager, args, texts),
         ProfileRoutes(manager, bodies),
         LoadRoutes(manager),
         PauseRoutes(manager, bodies),

@@ -1,9 +1,10 @@
-"""How much of a core watching may take: a token bucket over the loop's time."""
+"""How much of a core a walk may take: a token bucket over the loop's time."""
 
 from __future__ import annotations
 
-SHARE = 0.006
-"""Of a core, on average; what a turn of the loop itself costs comes on top."""
+SHARE = 0.005
+"""Of a core, on average. What reports take comes on top, and the turns of a loop that would have slept: together less
+than a hundredth."""
 
 SAVED_S = 0.010
 """The most that is saved up: a small tree is then seen at once."""

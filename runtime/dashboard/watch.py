@@ -3,7 +3,7 @@
     WatchRequests ──▶ until its deadline: lives are recorded, reports are sent in parts     (renewed by who goes on)
     WalkTree ──────▶ a walk, if none is under way; its rows are sent in chunks
 
-A turn does one slice of one of these, and only what the budget allows. While nobody asks, a turn costs one look.
+A turn sends one part of a report, or walks as far as the budget allows. While nobody asks, a turn costs one look.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Watch:
         self._reported = -math.inf
         self._is_quiet = False
         """Nothing has happened since the last report."""
+        self._is_new = False
+        """What is recorded has never been reported."""
         self._walk: TreeWalk | None = None
         self._walk_began = 0.0
         self._rows_sent = 0
@@ -75,7 +77,7 @@ class Watch:
         if self._recorder is None:
             self._recorder = LifeRecorder(self._scheduler, self._began)
             self._recorder.begin(now)
-            self._reported = -math.inf
+            self._reported, self._is_new = -math.inf, True
 
     def added(self, requests: Sequence[Request], now: float) -> None:
         """Requests have been taken in."""
@@ -102,17 +104,20 @@ class Watch:
                 self._recorder = self._report = None
             else:
                 self._record(self._recorder, ended, launched, now)
-        if (self._report is not None or self._walk is not None) and self._budget.fill(now):
+        if self._report is not None:
+            self._tell(next(self._report))
+        elif self._walk is not None and self._budget.fill(now):
             began = self._clock()
-            self._slice(now)
+            self._walk_on(self._walk, now)
             self._budget.spend(self._clock() - began)
 
     @property
     def due(self) -> float:
         """When the loop should take a turn again at the latest, if it has nothing else to do."""
-        if self._report is not None or self._walk is not None:
-            return self._now + self._budget.wait()
-        return math.inf if self._recorder is None else min(self._until, self._next_report)
+        if self._report is not None:
+            return self._now
+        walk = math.inf if self._walk is None else self._now + self._budget.wait()
+        return walk if self._recorder is None else min(walk, self._until, self._next_report)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -123,19 +128,18 @@ class Watch:
     def _record(
         self, recorder: LifeRecorder, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float
     ) -> None:
-        began = self._clock()
         if recorder.turn(ended, launched, now) or ended or launched is not None:
             self._is_quiet = False
         if self._report is None and now >= self._next_report:
             self._report = self._parts(recorder, now)
             self._reported, self._is_quiet = now, True
-        self._budget.spend(self._clock() - began)
 
     def _parts(self, recorder: LifeRecorder, now: float) -> Iterator[WatchReport]:
         """One report, in parts: each is made in a turn of its own, and is true of that turn."""
         scheduler = self._scheduler
         running, waiting = requests_now(scheduler, self._now)
-        yield WatchReport(t=self._t, load=load_now(scheduler), running=running, waiting=waiting)
+        is_first, self._is_new = self._is_new, False
+        yield WatchReport(t=self._t, is_first=is_first, load=load_now(scheduler), running=running, waiting=waiting)
         yield WatchReport(t=self._t, leases=leases_now(scheduler, self._now), num_leases=len(scheduler.leases))
         yield WatchReport(t=self._t, jobs=jobs_now(scheduler, self._now), num_jobs=scheduler.pins.stats().jobs)
         recorder.refresh(self._now)
@@ -149,16 +153,12 @@ class Watch:
     def _t(self) -> float:
         return self._now - self._began
 
-    # -- slices -------------------------------------------------------------------------------------------------------
+    # -- a turn's share ------------------------------------------------------------------------------------------------
 
-    def _slice(self, now: float) -> None:
-        if self._report is not None:
-            part = next(self._report)
-            self._outbox.send(part)
-            if part.is_last:
-                self._report = None
-        elif self._walk is not None:
-            self._walk_on(self._walk, now)
+    def _tell(self, part: WatchReport) -> None:
+        self._outbox.send(part)
+        if part.is_last:
+            self._report = None
 
     def _walk_on(self, walk: TreeWalk, now: float) -> None:
         steps = max(LEAST_STEPS, min(MOST_STEPS, int(SLICE_S / self._step_s)))

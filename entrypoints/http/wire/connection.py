@@ -31,6 +31,10 @@ _UNREAD_S = 2.0
 it, and many clients then never see the answer."""
 
 
+ABORT = "baton.abort"
+"""In a request's ``extensions``: drops its connection at once, with what is on its way to the client."""
+
+
 @dataclass(slots=True, frozen=True)
 class ConnectionLimits:
     """connections: open at the same time; more are answered with 503. head_s: seconds for a request's head. body_s:
@@ -109,6 +113,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes, self._has_begun, self._is_reading_body = -1, False, True
         self._body_bytes, self._body_began, self._beside_body = 0, self.loop.time(), 0
         self._start_timer(self._limits.body_s, self._check_body)
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[typeddict-item]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

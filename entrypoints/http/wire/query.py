@@ -1,14 +1,18 @@
-"""The query of a request for something that belongs to a namespace."""
+"""What queries of several routes have in common: whose namespace, numbers."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import Request
 
+from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import Properties, string
 from ...fields.namespaces import MAX_KEY_CHARS, read_namespaces
-from ...fields.reading import PerPrompt, refuse_unserved
+from ...fields.reading import PerPrompt, refuse_unserved, shown
+
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 _WHOSE = ("cache_salt", "extra_key")
 
@@ -25,3 +29,11 @@ def whose(
     refuse_unserved(given, (*_WHOSE, *served), unsupported or {}, (), where="")
     named = {name: given[name] for name in _WHOSE if name in given}
     return read_namespaces(PerPrompt(named, 1, is_batch=False))[0], given
+
+
+def whole_number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    """A parameter of a query. Raises RequestRefused."""
+    text = given.get(name, str(default))
+    if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
+        raise RequestRefused(f"{name} is {shown(text)}; it takes a whole number from {least} to {most}", param=name)
+    return int(text)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -137,45 +136,53 @@ def test_a_flush_ends_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the budget --------------------------------------------------------------------------------------------------------
 
 
-class Machine:
-    """A clock on which each look takes ``step_s``, and the loop's time beside it."""
+class SlowWalk:
+    """Without end; each call takes ``call_s`` and each step of it ``step_s``, on a clock of its own."""
 
-    def __init__(self, step_s: float) -> None:
-        self.step_s = step_s
+    nodes = 0
+
+    def __init__(self, call_s: float, step_s: float = 0.0) -> None:
+        self.call_s, self.step_s = call_s, step_s
         self.busy = 0.0
-        self._times: Iterator[float] = itertools.count(0, 1)
+        self.steps: list[int] = []
+
+    def advance(self, steps: int) -> bool:
+        self.busy += self.call_s + steps * self.step_s
+        self.steps.append(steps)
+        return False
 
     def clock(self) -> float:
-        self.busy += self.step_s
         return self.busy
 
 
-def spent(loop: WatchedLoop, look_s: float, seconds: float, turn_s: float) -> tuple[float, float]:
-    """(seconds that a watch says it took, the most of one turn), with walks without end, on a clock of which each look
-    takes so long."""
-    machine = Machine(look_s)
-    watch = Watch(loop.scheduler, loop, machine.clock)  # type: ignore[arg-type]
-    now, most, took = 0.0, 0.0, 0.0
-    while now < seconds:
-        watch.handle(WalkTree(), now)
-        watch.handle(WatchRequests(seconds=5.0), now)
-        before = machine.busy
-        watch.turn([], None, now)
-        took += machine.busy - before
-        most = max(most, machine.busy - before)
-        now += turn_s
-    return took, most
+def walked(walk: SlowWalk, seconds: float, turn_s: float) -> Watch:
+    loop = WatchedLoop(watched=False)
+    watch = Watch(loop.scheduler, loop, walk.clock)  # type: ignore[arg-type]
+    watch._walk = walk  # type: ignore[assignment]
+    for turn in range(int(seconds / turn_s)):
+        before = len(walk.steps)
+        watch.turn([], None, turn * turn_s)
+        assert len(walk.steps) <= before + 1, "a turn does one slice"
+    return watch
 
 
 @pytest.mark.parametrize("turn_s", [0.001, 0.02, 0.5])
-@pytest.mark.parametrize("look_s", [10e-6, 60e-6, 400e-6])
-def test_watching_takes_its_share_and_no_more(look_s: float, turn_s: float) -> None:
-    seconds = 100.0
-    took, most = spent(filled(), look_s, seconds, turn_s)
-    always = 2 * look_s * seconds / turn_s  # looks at the clock in each turn, however little there is to spend
-    assert took <= SHARE * seconds + SAVED_S + 10 * look_s + always
-    assert most <= 10 * look_s
-    assert took > 0.5 * min(SHARE * seconds, seconds / turn_s * look_s)
+@pytest.mark.parametrize("call_s", [10e-6, 100e-6, 5e-3])
+def test_a_walk_takes_its_share_and_no_more(call_s: float, turn_s: float) -> None:
+    """Also where a slice takes much longer than planned."""
+    seconds, walk = max(20.0, 100 * turn_s), SlowWalk(call_s)
+    watch = walked(walk, seconds, turn_s)
+    assert walk.busy <= 1.001 * (SHARE * seconds + SAVED_S + call_s) and max(walk.steps) <= MOST_STEPS
+    assert walk.busy > 0.9 * min(SHARE * seconds, call_s * seconds / turn_s)
+    assert watch.due <= seconds + call_s / SHARE, "and it goes on"
+
+
+def test_the_pace_of_a_walk_follows_what_a_step_takes() -> None:
+    """A step that takes five times as long is taken a fifth as often in a turn."""
+    for step_s in (1e-6, 5e-6):
+        walk = SlowWalk(0.0, step_s)
+        walked(walk, 200.0, 1.0)
+        assert walk.steps[-1] == pytest.approx(SLICE_S / step_s, rel=0.05)
 
 
 def test_the_budget() -> None:
@@ -189,27 +196,6 @@ def test_the_budget() -> None:
     assert not budget.fill(1e9), "no more is saved than that"
     budget.spend(-5.0)
     assert not budget.fill(1e9), "a clock that goes back brings nothing"
-
-
-def test_the_pace_of_a_walk_follows_what_a_step_takes() -> None:
-    """A step that takes five times as long is taken a fifth as often in a turn."""
-    loop, steps = filled(), []
-
-    class Walk:
-        nodes = 0
-
-        def advance(self, count: int) -> bool:
-            machine.busy += count * step_s
-            steps.append(count)
-            return False
-
-    for step_s in (1e-6, 5e-6):
-        machine = Machine(0.0)
-        watch = Watch(loop.scheduler, loop, machine.clock)  # type: ignore[arg-type]
-        watch._walk = Walk()  # type: ignore[assignment]
-        for turn in range(200):
-            watch.turn([], None, turn * 1.0)
-        assert steps[-1] == pytest.approx(SLICE_S / step_s, rel=0.05) and steps[-1] <= MOST_STEPS
 
 
 # -- the time of ticks -------------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""``/dashboard``: a page that shows the server at work, its files, and the one stream of events that they read."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ....runtime.tokenizer_manager import TokenizerManager
+from ....scheduler.outcome import RequestRefused
+from ...dashboard.broadcaster import Broadcaster
+from ...dashboard.page_files import FIRST, PageFile, page_files
+from ...dashboard.texts import Texts
+from ...description.operation import Operation
+from ...server_args import ServerArgs
+from ...version import baton_version
+from ..route import GET, PROBE, Route
+from .page_stream import PageStream
+
+_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "img-src 'self' data:",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+_PAGE = Operation(
+    summary="A page that shows the server at work",
+    about="The page and its files hold nothing of this server, and so need no key. `GET /dashboard/events`, which they "
+    "read, does: docs/http_api.md.",
+    text="text/html",
+    tag="Dashboard",
+)
+_FILE = Operation(summary="A file of that page", text="*/*", refusals=(404,), tag="Dashboard")
+
+
+class DashboardRoutes:
+    """None with --no-dashboard."""
+
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, texts: Texts | None) -> None:
+        """texts: of tokens; None where no admin key guards them."""
+        self._manager = manager
+        self._args = args
+        self._shows_text = texts is not None
+        self._instance = uuid4().hex
+        self._broadcaster = Broadcaster(manager.watch, self._hello, texts)
+        self._files = page_files() if args.server.dashboard else {}
+
+    def routes(self) -> list[Route]:
+        if not self._args.server.dashboard:
+            return []
+        return [
+            Route("/dashboard", self.page, PROBE, "open", operation=_PAGE),
+            # An endless stream is for no tool that reads a description.
+            Route("/dashboard/events", self.events, GET, "admin"),
+            Route("/dashboard/{name}", self.file, PROBE, "open", operation=_FILE),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        return self._answer(request, FIRST)
+
+    async def file(self, request: Request, name: str) -> Response:
+        return self._answer(request, name)
+
+    def _answer(self, request: Request, name: str) -> Response:
+        file = self._files.get(name)
+        if file is None:
+            raise RequestRefused(f"there is no file {name[:100]!r} of the dashboard here", status=404, code="not_found")
+        return _file_answer(file, request.headers.get("if-none-match", ""))
+
+    async def events(self) -> Response:
+        self._manager.limits  # noqa: B018  # raises what is to be answered instead of a stream
+        self._broadcaster.check_room()
+        return PageStream(self._broadcaster.stream())
+
+    def _hello(self) -> dict[str, Any]:
+        info = self._manager.worker_info
+        scheduler, tiers = info.get("scheduler", {}), info.get("tiers", {})
+        return {
+            "instance": self._instance,
+            "version": baton_version(),
+            "model": self._args.served_model_name,
+            "page_size": scheduler.get("page_size", 1),
+            "total_tokens": scheduler.get("max_total_tokens", 0),
+            "host_tokens": tiers.get("host_tokens", 0),
+            "text_allowed": self._shows_text,
+            "radix_cache": not scheduler.get("disable_radix_cache", False),
+            "t": self._manager.watch.t,
+        }
+
+
+def _file_answer(file: PageFile, known: str) -> Response:
+    """known: If-None-Match."""
+    headers = {**_HEADERS, "ETag": file.tag}
+    if file.tag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.kind, headers=headers)

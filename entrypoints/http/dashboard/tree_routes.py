@@ -1,0 +1,175 @@
+"""``/cache/tree``: what the radix tree holds, node by node, in pages of one snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from fastapi import Request
+from starlette.responses import Response
+
+from ....radix.snapshot import NO_ROW, Has
+from ....runtime.dashboard.snapshot import Snapshot
+from ....runtime.dashboard.watch_client import WatchClient
+from ....scheduler.outcome import RequestRefused
+from ...dashboard.held_snapshots import HeldSnapshots
+from ...dashboard.texts import Texts
+from ...description.json_schema import answered, enum, flag, list_of, nullable, number, string, whole
+from ...description.operation import COUNT, Operation
+from ...fields.reading import MAX_INT, shown
+from ..route import GET, Route
+from ..wire.query import WHOSE_QUERY, whole_number, whose
+from ..wire.transport import JSONAnswer
+
+MAX_NODES = 1000
+"""On a page."""
+
+_NODE = answered(
+    {
+        "serial": COUNT,
+        "parent": nullable(whole("The serial of the node above; null at the top.", 0)),
+        "namespace": string("A digest; empty where a request named none."),
+        "start": whole("Position of its first token.", 0),
+        "tokens": COUNT,
+        "subtree_tokens": whole("In it and below.", 0),
+        "tiers": list_of(enum("device", "host"), "Where its KV is."),
+        "locks": whole("Who holds it, or a child that is held.", 0),
+        "leases": whole("Leases that end here, or a child that is leased.", 0),
+        "is_loading": flag("A copy to the device is under way."),
+        "is_storing": flag("A copy to the host is under way."),
+        "is_retired": flag("It is evicted before all else."),
+        "idle_s": number("Since it, or what is below it, was used last.", 0),
+        "uses": whole("Requests that began with it.", 0),
+    },
+    title="Node",
+    optional={"text": string("Of its first 16 tokens.")},
+)
+_TREE = Operation(
+    summary="List what the radix tree holds",
+    about="Of all namespaces, so it takes the admin key, where there is one. The first page takes a snapshot, which "
+    "may take some seconds for a large tree; the others are pages of the same, for as long as it is kept.",
+    tag="Cache",
+    query={
+        "snapshot": string("Of the page before; without it, a new one is taken.", most=64),
+        "after": whole("The ``next`` of the page before.", -1, default=-1),
+        "limit": whole("Nodes on a page.", 1, MAX_NODES, default=100),
+        "min_tokens": whole("Only nodes with so many tokens in them and below.", 1, default=1),
+        "with_text": enum("true", "false", about="The text of first tokens; takes a server with an admin key."),
+        **WHOSE_QUERY,
+    },
+    answer=answered(
+        {
+            "snapshot": string(),
+            "nodes": list_of(_NODE, "A node before those below it."),
+            "next": nullable(whole("To go on after; null on the last page.", 0)),
+            "total_nodes": COUNT,
+            "total_tokens": COUNT,
+            "took_s": number("From the first node that was looked at to the last.", 0),
+            "is_complete": flag("False if the tree was too large for a snapshot, or was replaced meanwhile."),
+        },
+        title="Tree",
+    ),
+    refusals=(403, 410, 504),
+)
+
+
+class _Asked(NamedTuple):
+    after: int
+    limit: int
+    min_tokens: int
+    namespace: str | None
+    with_text: bool
+
+
+class TreeRoutes:
+    def __init__(self, watch: WatchClient, texts: Texts | None) -> None:
+        """texts: of tokens; None where no admin key guards them."""
+        self._watch = watch
+        self._texts = texts
+        self._held = HeldSnapshots()
+
+    def routes(self) -> list[Route]:
+        return [Route("/cache/tree", self.tree, GET, "admin", operation=_TREE)]
+
+    async def tree(self, request: Request) -> Response:
+        namespace, given = whose(request, ("snapshot", "after", "limit", "min_tokens", "with_text"))
+        asked = _Asked(
+            whole_number(given, "after", -1, -1, MAX_INT),
+            whole_number(given, "limit", 100, 1, MAX_NODES),
+            whole_number(given, "min_tokens", 1, 1, MAX_INT),
+            namespace if {"cache_salt", "extra_key"} & given.keys() else None,
+            self._with_text(given.get("with_text", "false")),
+        )
+        if (id := given.get("snapshot")) is None:
+            snapshot = await self._watch.walk(with_heads=self._texts is not None)
+        elif (snapshot := self._held.find(id, time.monotonic())) is None:
+            raise RequestRefused(
+                f"snapshot {shown(id)} is not kept any more, or never was; leave snapshot and after out to begin with "
+                "a new one",
+                status=410,
+                code="snapshot_gone",
+                param="snapshot",
+            )
+        page = await asyncio.to_thread(self._page, snapshot, asked)
+        if page["next"] is not None:
+            self._held.hold(snapshot, time.monotonic())
+        else:
+            self._held.release(snapshot.id)
+        return JSONAnswer(page)
+
+    def _with_text(self, given: str) -> bool:
+        if given not in ("true", "false"):
+            raise RequestRefused(f"with_text is {shown(given)}; it takes true or false", param="with_text")
+        if given == "true" and self._texts is None:
+            raise RequestRefused(
+                "with_text shows what people wrote, and no admin key guards this server; set --admin-api-key, or leave "
+                "with_text out",
+                status=403,
+                code="admin_key_required",
+                param="with_text",
+            )
+        return given == "true"
+
+    def _page(self, snapshot: Snapshot, asked: _Asked) -> dict[str, Any]:
+        """Runs in a thread."""
+        wanted = snapshot.subtree_tokens >= asked.min_tokens
+        if asked.namespace is not None:
+            numbers = [at for at, name in enumerate(snapshot.names) if name == asked.namespace]
+            wanted &= np.isin(snapshot.rows["namespace"], numbers)
+        wanted[: asked.after + 1] = False
+        rows = np.flatnonzero(wanted)
+        shown_rows = rows[: asked.limit].tolist()
+        return {
+            "snapshot": snapshot.id,
+            "nodes": [self._node(snapshot, row, asked.with_text) for row in shown_rows],
+            "next": shown_rows[-1] if len(rows) > asked.limit else None,
+            "total_nodes": len(snapshot.rows),
+            "total_tokens": snapshot.num_tokens,
+            "took_s": snapshot.end.ended - snapshot.end.began,
+            "is_complete": snapshot.end.complete,
+        }
+
+    def _node(self, snapshot: Snapshot, row: int, with_text: bool) -> dict[str, Any]:
+        node = snapshot.rows[row]
+        has, parent = Has(int(node["has"])), int(node["parent"])
+        told = {
+            "serial": int(node["serial"]),
+            "parent": None if parent == NO_ROW else int(snapshot.rows["serial"][parent]),
+            "namespace": snapshot.namespace(int(node["namespace"])),
+            "start": int(node["start"]),
+            "tokens": int(node["tokens"]),
+            "subtree_tokens": int(snapshot.subtree_tokens[row]),
+            "tiers": [name for bit, name in ((Has.DEVICE, "device"), (Has.HOST, "host")) if bit in has],
+            "locks": int(node["locks"]),
+            "leases": int(node["leases"]),
+            "is_loading": Has.LOADING in has,
+            "is_storing": Has.STORING in has,
+            "is_retired": Has.RETIRED in has,
+            "idle_s": float(snapshot.idle[row]),
+            "uses": int(snapshot.uses[row]),
+        }
+        if with_text and self._texts is not None:
+            told["text"] = self._texts(snapshot.head(row))
+        return told
