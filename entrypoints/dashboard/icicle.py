@@ -194,7 +194,8 @@ def _in_order(found: list[_Found]) -> list[Span]:
     for row, parent, span in found:
         below.setdefault(parent, []).append((row, span))
     for siblings in below.values():
-        siblings.sort(key=lambda each: each[1].subtree)  # taken from the end
+        siblings.sort(key=lambda each: -each[1].subtree)
+        siblings.reverse()  # they are taken from the end
     spans: list[Span] = []
     open_ = [(-1, each) for each in below.get(-1, ())]
     while open_:

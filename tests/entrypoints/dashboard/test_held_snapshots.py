@@ -1,0 +1,39 @@
+"""Snapshots that are read page by page: few, and not for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tree_snapshots import snapshot_of
+
+from baton.entrypoints.dashboard.held_snapshots import MAX_HELD, UNREAD_S, HeldSnapshots
+from baton.runtime.dashboard.snapshot import Snapshot
+
+
+def named(id: str) -> Snapshot:
+    return dataclasses.replace(snapshot_of([-1]), id=id)
+
+
+def test_the_one_that_was_read_longest_ago_goes_first() -> None:
+    held = HeldSnapshots()
+    for number in range(MAX_HELD):
+        held.hold(named(f"s{number}"), float(number))
+    assert held.find("s0", 5.0) is not None
+    held.hold(named("new"), 6.0)
+    assert held.find("s0", 7.0) is not None and held.find("s1", 7.0) is None and len(held) == MAX_HELD
+
+
+def test_what_nobody_reads_is_given_up() -> None:
+    held = HeldSnapshots()
+    held.hold(named("a"), 0.0)
+    assert held.find("a", UNREAD_S) is not None, "which counts as read"
+    assert held.find("a", 2 * UNREAD_S) is not None
+    assert held.find("b", 3 * UNREAD_S + 1) is None and len(held) == 0
+
+
+def test_what_was_read_to_its_end() -> None:
+    held = HeldSnapshots()
+    held.hold(named("a"), 0.0)
+    held.release("a")
+    held.release("a")
+    assert held.find("a", 0.0) is None

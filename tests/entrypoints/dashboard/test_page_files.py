@@ -1,0 +1,35 @@
+"""The page's files: those of the package, by their exact names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.entrypoints.dashboard.page_files import FIRST, page_files
+
+PAGE = Path(__file__).parents[3] / "entrypoints" / "dashboard" / "page"
+
+
+def test_all_files_of_the_package_are_served() -> None:
+    found = page_files()
+    assert FIRST in found and {*found} == {file.name for file in PAGE.iterdir()}
+    for name, file in found.items():
+        assert file.content == (PAGE / name).read_bytes()
+
+
+def test_kinds_and_tags(tmp_path: Path) -> None:
+    for name in ("a.html", "b.js", "c.css", "d.svg", "e.py", "f", ".js"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "g.js").mkdir()
+    found = page_files(tmp_path)
+    assert {name: file.kind.split(";")[0] for name, file in found.items()} == {
+        "a.html": "text/html",
+        "b.js": "text/javascript",
+        "c.css": "text/css",
+        "d.svg": "image/svg+xml",
+        ".js": "text/javascript",
+    }
+    assert len({file.tag for file in found.values()}) == 5 and all(
+        file.tag[0] == '"' == file.tag[-1] for file in found.values()
+    )
+    (tmp_path / "b.js").write_text("other")
+    assert page_files(tmp_path)["b.js"].tag != found["b.js"].tag
