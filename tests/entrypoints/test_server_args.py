@@ -50,7 +50,8 @@ def test_every_field_is_a_flag_that_reaches_it() -> None:
                 argv = [flag, special[field.name]]
             else:
                 make = other[str(field.type)]
-                argv = [flag] if make is None else [flag, make(field.default)]
+                switch = flag.replace("--", "--no-", 1) if field.default is True else flag
+                argv = [switch] if make is None else [flag, make(field.default)]
             if field.name.startswith("pin_"):
                 argv += ["--schedule-policy", "handoff"]
             if field.name == "ssl_keyfile":

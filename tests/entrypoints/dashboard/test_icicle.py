@@ -57,12 +57,9 @@ def check(snapshot: Snapshot, spans: list[Span], most: int) -> None:
         letters = {"L": Has.LOCK, "S": Has.LEASE, "I": Has.LOADING, "O": Has.STORING, "R": Has.RETIRED}
         assert span.flags == "".join(letter for letter, bit in letters.items() if flags & bit)
     assert all(found == sorted(found, reverse=True) for found in sizes.values()), "siblings by their size"
-    parts = {
-        span.id
-        for span in spans
-        if span.id >= 0 and not any(spans[o.parent].id == span.id for o in spans if o.parent >= 0)
-    }
-    told += [row for span in spans if span.id in parts for row in below(snapshot, row_of[span.id])[1:]]
+    parents = {span.parent for span in spans}
+    lowest = [span.id for place, span in enumerate(spans) if span.id >= 0 and place not in parents]
+    told += [row for id in lowest for row in below(snapshot, row_of[id])[1:]]  # one that was alone in its group
     assert sorted(told) == [*range(len(snapshot.rows))]
 
 
