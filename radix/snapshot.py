@@ -31,7 +31,7 @@ HEAD_TOKENS = 16
 """Of a node, whose ids are told where somebody asks for ids."""
 
 NO_ROW, MANY, HIDDEN = -1, -2, -3
-"""Parent of a node right below the root. Namespaces: of more than `MAX_NAMES`; of a branch that no match finds."""
+"""Parent of a node right below the root. Namespaces: of more than `MAX_NAMES`; of such a node that no match finds."""
 
 
 class Has(IntFlag):
@@ -53,7 +53,6 @@ ROW = np.dtype(
     [
         ("serial", "<i8"),
         ("used", "<i8"),  # tick of the last access that ended here
-        ("born", "<i8"),  # tick at which its KV was first put into the tree
         ("uses", "<i8"),  # sequences that began with it, or with children that have gone
         ("parent", "<i4"),  # row of its parent in the same walk; NO_ROW
         ("start", "<i4"),  # position of its first token
@@ -66,7 +65,7 @@ ROW = np.dtype(
 )
 """One visited node, packed."""
 
-_pack = Struct("<qqqqiiiiiii").pack
+_pack = Struct("<qqqiiiiiii").pack
 
 
 @dataclass(slots=True)
@@ -132,38 +131,37 @@ class TreeWalk:
             if self.nodes == self._most:
                 self._cut()
                 return True
-            self._visit(node, row, namespace)
+            self._visit(node, above, row, namespace)
         return not open_
 
     def _cut(self) -> None:
         self.complete = False
         self._open.clear()
 
-    def _visit(self, node: TreeNode, parent_row: int, namespace: int) -> None:
-        if type(node.child_key) is tuple:  # right below the root, or hidden
+    def _visit(self, node: TreeNode, above: TreeNode, parent_row: int, namespace: int) -> None:
+        """above: its parent."""
+        # Most of what this takes is memory that is not in the processor's cache: look at nothing twice, or in vain.
+        start, accessed, used = above.prefix_len, node.last_access, node.used
+        locks, leases = node.lock_ref, node.lease_ref
+        if parent_row == NO_ROW:
             namespace = self._namespace(node)
-        tokens = len(node.key) // ID_BYTES
-        has = (
-            node.on_device
-            | (node.host is not None) << 1
-            | (node.lock_ref > 0) << 2
-            | (node.lease_ref > 0) << 3
-            | (node.loading > 0) << 4
-            | (node.storing > 0) << 5
-            | (node.last_access == 0) << 6
-        )
         self._rows += _pack(
             node.serial,
-            max(node.last_access, node.used),  # the former is 0 for what is retired
-            node.born,
+            accessed if accessed > used else used,  # the former is 0 for what is retired
             node.uses,
             parent_row,
-            node.prefix_len - tokens,
-            tokens,
-            node.lock_ref,
-            node.lease_ref,
+            start,
+            node.prefix_len - start,
+            locks,
+            leases,
             namespace,
-            has,
+            node.on_device
+            | (node.host is not None) << 1
+            | (locks > 0) << 2
+            | (leases > 0) << 3
+            | (node.loading > 0) << 4
+            | (node.storing > 0) << 5
+            | (accessed == 0) << 6,
         )
         if self._with_heads:
             self._heads += node.key[: HEAD_TOKENS * ID_BYTES]

@@ -45,7 +45,7 @@ class Seen:
         assert above == node.parent.serial and self.cache.tree.root.serial == 0
         assert (row["start"], row["tokens"]) == (node.prefix_len - len(node), len(node))
         assert (row["locks"], row["leases"]) == (node.lock_ref, node.lease_ref)
-        assert (row["used"], row["born"], row["uses"]) == (max(node.used, node.last_access), node.born, node.uses)
+        assert (row["used"], row["uses"]) == (max(node.used, node.last_access), node.uses)
         flags = {
             Has.DEVICE: node.on_device,
             Has.HOST: node.host is not None,
@@ -243,11 +243,12 @@ def test_what_is_hidden_or_in_too_many_namespaces_has_no_name(monkeypatch: pytes
     rig.insert(int32(1, 2, 3, 4), "a")
     node = next(rig.cache.tree.nodes())
     rig.cache.tree.hide(node, 2)
-    seen = Seen(rig.cache).finish()
-    assert sorted(seen.rows["namespace"].tolist()) == [HIDDEN, 0]
+    assert Seen(rig.cache).finish().rows["namespace"].tolist() == [0, 0], "what is above it has a name"
+    rig.cache.tree.hide(node, 0)
+    assert Seen(rig.cache).finish().rows["namespace"].tolist() == [HIDDEN, HIDDEN]
     monkeypatch.setattr("baton.radix.snapshot.MAX_NAMES", 1)
     rig.insert(int32(5), "b")
-    rig.insert(int32(5, 6), "b")
+    rig.insert(int32(5, 6), "c")
     seen = Seen(rig.cache).finish()
     assert len(seen.names) == 1 and MANY in seen.rows["namespace"].tolist()
 
