@@ -24,7 +24,7 @@ from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
-from .watching import CacheWatcher
+from .watching import CacheWatcher, TierWatcher
 
 LEAST_REST = 512
 """Tokens, or 1/256 of the pool if that is less: a shorter rest of an evicted leaf is not worth a node of its own."""
@@ -79,6 +79,7 @@ class RadixCache:
         """What there is beside the device."""
         self.watchers: list[CacheWatcher] = []
         """Told of every change, in this order."""
+        self.tier_watchers: list[TierWatcher] = []
         self.tick = 0
         """Counts accesses: the time of the orders of eviction."""
 

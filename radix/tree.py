@@ -214,6 +214,15 @@ class RadixTree:
             node = node.parent
         return found[::-1]
 
+    def without_copy(self, node: TreeNode) -> list[TreeNode]:
+        """The node and those above it that have no copy on the host, from the top down."""
+        found: list[TreeNode] = []
+        above: TreeNode | None = node
+        while above is not None and above is not self.root and above.host is None:
+            found.append(above)
+            above = above.parent
+        return found[::-1]
+
     def reachable(self, node: TreeNode) -> TreeNode:
         """The node if a match may begin there; else the root: it has left the tree, or is hidden."""
         above: TreeNode | None = node

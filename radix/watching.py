@@ -29,3 +29,20 @@ class CacheWatcher(Protocol):
     def cleared(self) -> None:
         """Everything is gone, on all tiers."""
         ...
+
+
+class TierWatcher(Protocol):
+    """Told what `CacheWatcher` says nothing of: the host's copies, and what no match finds any more. The same rules."""
+
+    def copied(self, node: TreeNode) -> None:
+        """A node has a copy on the host that a match may find: made, or read from a tier behind it."""
+        ...
+
+    def copy_removed(self, node: TreeNode) -> None:
+        """Its copy on the host goes, or what would have become one; ``host`` and the path above are still there."""
+        ...
+
+    def hidden(self, nodes: Sequence[TreeNode]) -> None:
+        """No match finds these any more, children before parents. They may stay where they are while somebody holds
+        them; what is put in below them later is as little to be found. Told before any of them is removed."""
+        ...

@@ -141,7 +141,7 @@ class HostTier:
     def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
         homeless: list[TreeNode] = []
         for node in nodes:
-            for upper in self._without_copy(node):
+            for upper in self._cache.tree.without_copy(node):
                 copy = self._store(upper, leaving=len(node) if upper is node else 0)
                 if copy is None:
                     break
@@ -156,7 +156,7 @@ class HostTier:
         tree = self._cache.tree
         if tree.reachable(node) is not node:
             return 0
-        missing = self._without_copy(node)
+        missing = self._cache.tree.without_copy(node)
         if not missing or node.prefix_len <= self.allocator.total_tokens:
             return node.prefix_len
         return missing[0].prefix_len - len(missing[0])
@@ -202,6 +202,8 @@ class HostTier:
         """Forget every copy, as nobody knows any more whose which page is. The device keeps what it has."""
         tree = self._cache.tree
         gone = [node for node in tree.nodes() if node.host is not None][::-1]
+        for node in gone:
+            _tell_removed(self._cache, node)
         for node in (*gone, tree.root):
             node.host, node.storing, node.host_children = None, 0, 0
         tree.remove_leaves([node for node in gone if not node.on_device])
@@ -216,21 +218,12 @@ class HostTier:
             node = self._wanted.popleft()
             if not node.on_device or node.host is not None or self._cache.tree.reachable(node) is not node:
                 continue  # it has left the device or the tree, is hidden, or was stored with a child
-            for upper in self._without_copy(node):
+            for upper in self._cache.tree.without_copy(node):
                 copy = self._store(upper)
                 if copy is None:
                     break
                 copies.append(copy)
         return copies
-
-    def _without_copy(self, node: TreeNode) -> list[TreeNode]:
-        """The node and those above it that have no copy, from the top down."""
-        found: list[TreeNode] = []
-        above: TreeNode | None = node
-        while above is not None and above is not self._cache.tree.root and above.host is None:
-            found.append(above)
-            above = above.parent
-        return found[::-1]
 
     def _store(self, node: TreeNode, leaving: int = 0) -> TierCopy | None:
         parent = node.parent
@@ -321,6 +314,7 @@ class HostTier:
     def _settle(self, node: TreeNode, start: int, fence: int, *, trusted: bool, to_host: bool) -> None:
         """The nodes from position ``start`` down to ``node`` are copied, or are not to be trusted."""
         nodes = self._cache.tree.path(node, start)
+        made = [copied for copied in nodes if copied.storing == fence]  # the others were given up meanwhile
         for copied in nodes:
             copied.storing = 0 if copied.storing == fence else copied.storing
             copied.loading = 0 if copied.loading == fence else copied.loading
@@ -332,6 +326,7 @@ class HostTier:
             self.may_be_leaf(copied)
         self._cache.unlock(node)
         if trusted and to_host:
+            _tell_copied(self._cache, made)
             for tier in self.below:
                 tier.stored(node)
 
@@ -367,6 +362,7 @@ class HostTier:
         fences = [fence for fence in (node.storing, node.loading) if fence]
         for tier in self.below:
             fences += tier.reading(node.host)
+        _tell_removed(self._cache, node)
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
         self.tokens -= len(node)
@@ -376,8 +372,20 @@ class HostTier:
     def took_copy(self, node: TreeNode) -> None:
         """A node got a copy from elsewhere."""
         self.tokens += len(node)
+        _tell_copied(self._cache, [node])
         self.may_be_leaf(node)
 
     def may_be_leaf(self, node: TreeNode) -> None:
         if HostOrder.is_leaf(node):
             self.order.add(node)
+
+
+def _tell_copied(cache: RadixCache, nodes: Sequence[TreeNode]) -> None:
+    for watcher in cache.tier_watchers:
+        for node in nodes:
+            watcher.copied(node)
+
+
+def _tell_removed(cache: RadixCache, node: TreeNode) -> None:
+    for watcher in cache.tier_watchers:
+        watcher.copy_removed(node)

@@ -334,3 +334,18 @@ def test_random_lives(seed: int, page: int) -> None:
     rig.check()
     assert rig.verify().free == rig.allocator.total_tokens and rig.cache.total_nodes == 0, f"seed {seed}"
     assert rig.host_allocator.free_tokens == rig.host_allocator.total_tokens and not len(rig.allocator.fences)
+
+
+def test_a_path_on_the_host_alone_is_dropped_from_there() -> None:
+    rig = TierRig()
+    rig.insert(tokens(8))
+    rig.store_all()
+    rig.cache.evict(8)
+    match = rig.cache.match_prefix("", tokens(8))
+    assert match.host_len == 8 and match.host_handle is not None
+    drop_path(rig.cache, match.host_handle, 3)
+    rig.check()
+    assert rig.cache.match_len("", tokens(8)) == 3
+    rig.insert(tokens(2, 50))
+    assert rig.cache.evict(100) == 2  # what is not on the device does not leave it once more
+    rig.check()

@@ -1,0 +1,164 @@
+"""Turns what happens to nodes of the tree into what happens to blocks: for whoever follows a cache from outside.
+
+    node:       |----- a -----|-- b --|------------ c ------------|
+    blocks:     |... 0 ...|... 1 ...|... 2 ...|... 3 ...|... 4 ...|
+    belong to:       a         b         c         c         c
+
+A block belongs to the node with its last token, so it is on a tier just when that node is: what comes before is there
+too, as tiers are prefix-closed. It does not depend on how a path is cut into nodes, so nobody needs to hear of splits.
+
+The hash of a block is kept by the slot of its last token, one array for each tier. A slot stays with its token while
+that is on the tier, whatever becomes of nodes. Where no block is announced the arrays hold 0, so nothing is taken back
+that was never announced: copies that failed, and what is hidden.
+
+A copy on the host counts when it is made, also if that of what comes before is still under way: that is on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..cache import RadixCache
+from ..node import ID_BYTES, TreeNode
+from .block_events import (
+    DEVICE,
+    HOST,
+    AllCleared,
+    BlockEvent,
+    BlocksRemoved,
+    BlocksStored,
+    block_hashes,
+    root_hash,
+    scope_name,
+)
+
+
+class BlockAnnouncer:
+    """Watches a cache from its start; whoever publishes takes the events, soon: they are not bounded here.
+
+    block_tokens: a multiple of the page size. host_tokens: of the host tier; 0 if what is there is not announced.
+    """
+
+    def __init__(self, cache: RadixCache, block_tokens: int, host_tokens: int = 0) -> None:
+        if block_tokens < 1 or block_tokens % cache.page_size:
+            raise ValueError(f"a block of {block_tokens} tokens is no multiple of the page size {cache.page_size}")
+        self.block_tokens = block_tokens
+        self._cache = cache
+        self._on_device = np.zeros(cache.allocator.total_tokens + cache.page_size, dtype=np.int64)
+        """By slot: the hash of the block that ends there; 0 if none is announced."""
+        self._on_host = np.zeros(host_tokens + cache.page_size if host_tokens else 0, dtype=np.int64)
+        self._events: list[BlockEvent] = []
+        cache.watchers.append(self)
+        cache.tier_watchers.append(self)
+
+    def take(self) -> list[BlockEvent]:
+        """What has happened since the last call, in this order."""
+        events, self._events = self._events, []
+        return events
+
+    # -- as a watcher -------------------------------------------------------------------------------------------------
+
+    def stored(self, node: TreeNode) -> None:
+        self._announce(node, DEVICE, self._on_device, node.value)
+
+    def used(self, node: TreeNode, tick: int) -> None:
+        pass
+
+    def removed(self, nodes: Sequence[TreeNode]) -> None:
+        self._take_back(DEVICE, self._on_device, [(node, node.value) for node in nodes])
+
+    def cleared(self) -> None:
+        self._on_device.fill(0)
+        self._on_host.fill(0)
+        self._events = [AllCleared()]  # what came before is over
+
+    def copied(self, node: TreeNode) -> None:
+        if len(self._on_host) and node.host is not None:
+            self._announce(node, HOST, self._on_host, node.host)
+
+    def copy_removed(self, node: TreeNode) -> None:
+        if len(self._on_host) and node.host is not None:
+            self._take_back(HOST, self._on_host, [(node, node.host)])
+
+    def hidden(self, nodes: Sequence[TreeNode]) -> None:
+        for node in nodes:
+            self.copy_removed(node)
+        self.removed(nodes)  # after the copies: what comes before one may be on the device alone
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def _first_end(self, node: TreeNode) -> int:
+        """Where in the node its first block ends; further ones do at steps of a block."""
+        start = node.prefix_len - len(node)
+        return self.block_tokens - 1 - start % self.block_tokens
+
+    def _announce(self, node: TreeNode, tier: str, on_tier: np.ndarray, slots: np.ndarray) -> None:
+        size, first_end = self.block_tokens, self._first_end(node)
+        if first_end >= len(node):
+            return
+        above = self._above(node)
+        if above is None:
+            return
+        previous, open_ids, namespace = above
+        whole = node.prefix_len % size
+        ids = open_ids + (node.key[: len(node.key) - whole * ID_BYTES] if whole else node.key)
+        hashes = self._known(node, first_end)
+        if hashes is None:
+            hashes = block_hashes(root_hash(namespace) if previous is None else previous, ids, size)
+        on_tier[slots[first_end::size]] = hashes
+        scope = scope_name(namespace) if previous is None else ""
+        self._events.append(BlocksStored(tier, hashes, previous, ids, scope))
+
+    def _take_back(self, tier: str, on_tier: np.ndarray, nodes: Sequence[tuple[TreeNode, np.ndarray]]) -> None:
+        """The blocks of nodes and their slots on the tier."""
+        size, hashes = self.block_tokens, list[int]()
+        for node, slots in nodes:
+            if (first_end := self._first_end(node)) < len(slots):
+                ends = slots[first_end::size]
+                hashes += on_tier[ends][::-1].tolist()
+                on_tier[ends] = 0
+        if hashes and (hashes := [hash for hash in hashes if hash]):
+            self._events.append(BlocksRemoved(tier, hashes))
+
+    def _known(self, node: TreeNode, first_end: int) -> list[int] | None:
+        """The hashes of a node's blocks, if they are announced on any tier."""
+        size = self.block_tokens
+        for slots, on_tier in ((node.value, self._on_device), (node.host, self._on_host)):
+            if slots is not None and len(slots) and len(on_tier):
+                hashes = on_tier[slots[first_end::size]].tolist()
+                if all(hashes):
+                    return hashes
+        return None
+
+    def _above(self, node: TreeNode) -> tuple[int | None, bytes, str] | None:
+        """What a node's first block builds on: (hash of the block before it, None if it is the first; ids of the tokens
+        between that and the node; the namespace, if it is the first). None if the node is hidden."""
+        tree = self._cache.tree
+        start = node.prefix_len - len(node)
+        block = start - start % self.block_tokens  # where its first block begins
+        open_ids: list[bytes] = []
+        above = node
+        while True:
+            if tree.is_hidden(above):
+                return None
+            parent = above.parent
+            assert parent is not None
+            if parent is tree.root:
+                assert isinstance(above.child_key, tuple)
+                return None, b"".join(reversed(open_ids)), above.child_key[0]
+            above = parent
+            begin = above.prefix_len - len(above)
+            if above.prefix_len > block:
+                open_ids.append(above.key[max(0, block - begin) * ID_BYTES :])
+            if block and begin < block:
+                previous = self._hash_at(above, block - 1 - begin)
+                return (previous, b"".join(reversed(open_ids)), "") if previous else None
+
+    def _hash_at(self, node: TreeNode, place: int) -> int:
+        """Of the block that ends at this token of the node; 0 if it is not announced on any tier."""
+        found = int(self._on_device[node.value[place]]) if node.on_device else 0
+        if not found and node.host is not None and len(self._on_host):
+            found = int(self._on_host[node.host[place]])
+        return found
