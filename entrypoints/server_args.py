@@ -1,8 +1,8 @@
 """All settings of a server. CLI flags and `Engine` keywords come from the same dataclass fields.
 
 Nothing is declared twice: each flag takes its name, type, default and help from a field of `ModelArgs`,
-`SchedulerConfig`, `TierConfig`, `JobConfig` or `ServerConfig`. ``compose`` is pure; it refuses bad combinations before
-any process starts.
+`SchedulerConfig`, `TierConfig`, `JobConfig`, `KVEventConfig`, `ChatConfig` or `ServerConfig`. ``compose`` is pure; it
+refuses bad combinations before any process starts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..runtime.config import JobConfig, ModelArgs, TierConfig, WorkerConfig
+from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
+from ..runtime.kv_events.endpoints import refusal
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
 from ..scheduler.policies.registry import NEEDS_HOST_TIER, PINNING
@@ -80,6 +81,7 @@ class ServerArgs:
     scheduler: SchedulerConfig
     tiers: TierConfig
     jobs: JobConfig
+    kv_events: KVEventConfig
     chat: ChatConfig
     server: ServerConfig
 
@@ -98,6 +100,7 @@ class ServerArgs:
             scheduler=self.scheduler,
             tiers=self.tiers,
             jobs=self.jobs,
+            kv_events=self.kv_events,
             item_tries=_named_files(self.server.item_trie),
             max_item_tries=self.server.max_item_tries,
             max_item_trie_bytes=self.server.max_item_trie_mb * 2**20,
@@ -110,6 +113,7 @@ _PARTS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "tiers": TierConfig,
     "jobs": JobConfig,
+    "kv_events": KVEventConfig,
     "chat": ChatConfig,
     "server": ServerConfig,
 }
@@ -118,6 +122,7 @@ _TITLES = {
     "scheduler": "scheduler and KV cache",
     "tiers": "tiers of the KV cache",
     "jobs": "jobs of agents",
+    "kv_events": "KV cache events",
     "chat": "chat",
     "server": "server",
 }
@@ -135,14 +140,7 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
             raise UsageError(f"unknown setting {name!r}{_nearest(name, owner)}")
         part, field = owner[name]
         grouped[part][name] = _checked(field, value, get_type_hints(_PARTS[part])[name])
-    args = ServerArgs(
-        model=ModelArgs(**grouped["model"]),
-        scheduler=SchedulerConfig(**grouped["scheduler"]),
-        tiers=TierConfig(**grouped["tiers"]),
-        jobs=JobConfig(**grouped["jobs"]),
-        chat=ChatConfig(**grouped["chat"]),
-        server=ServerConfig(**grouped["server"]),
-    )
+    args = ServerArgs(**{part: cls(**grouped[part]) for part, cls in _PARTS.items()})
     _refuse_contradictions(args)
     return args
 
@@ -283,6 +281,8 @@ def _refuse_contradictions(args: ServerArgs) -> None:
     _check_model(args.model)
     _check_scheduler(args.scheduler)
     _check_tiers(args.tiers, args.scheduler)
+    refused = refusal(args.kv_events, args.scheduler.page_size, cached=not args.scheduler.disable_radix_cache)
+    _need(refused is None, refused or "")
     _at_least(args.chat, 0, ("conversation_ttl", "response_ttl", "max_stored_responses"))
     _check_server(args.server)
 

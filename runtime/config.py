@@ -69,6 +69,26 @@ class JobConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KVEventConfig:
+    """Whom this server tells what its KV cache holds."""
+
+    kv_events_endpoint: str = flag(
+        "",
+        "address, such as tcp://127.0.0.1:5557 or ipc://PATH, on which every block of KV that comes or goes is "
+        "published, as vLLM and SGLang do; whoever reaches it reads the token ids of all prompts",
+    )
+    kv_events_replay_endpoint: str = flag("", "address at which followers ask for events they have missed")
+    kv_events_topic: str = flag("", "first frame of every message, for followers of several servers")
+    kv_events_block_size: int = flag(
+        0, "tokens of a block in events, a multiple of --page-size; 0: a page, but 16 at least"
+    )
+    kv_events_tiers: Literal["all", "device"] = flag(
+        "all", "device: say nothing of host memory, for followers that do not know of tiers"
+    )
+    kv_events_buffer_mb: int = flag(64, "memory for events that followers may ask for again")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """Everything a scheduler worker needs, as plain data."""
 
@@ -76,6 +96,7 @@ class WorkerConfig:
     scheduler: SchedulerConfig
     tiers: TierConfig = field(default_factory=TierConfig)
     jobs: JobConfig = field(default_factory=JobConfig)
+    kv_events: KVEventConfig = field(default_factory=KVEventConfig)
     item_tries: dict[str, str] = field(default_factory=dict)
     """The item tries to start with: name -> .npy file."""
     max_item_tries: int = 64

@@ -27,6 +27,7 @@ from .constraints.item_tries import ItemTries
 from .control import Control
 from .dashboard.watch import Watch
 from .jobs.records import JobRecords
+from .kv_events.publisher import KVEventPublisher
 from .messages import (
     AbortRequest,
     DescribeJobs,
@@ -95,10 +96,11 @@ class EventLoop:
         watch_threads: Callable[[float], None] = lambda now: None,
         tier_io: TierIO | None = None,
         job_records: JobRecords | None = None,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
         that time, see `runner/cpu_threads.py`. tier_io: who does what the scheduler's tiers order; None where there
-        are none. job_records: who writes down what jobs do, if anybody."""
+        are none. job_records: who writes down what jobs do, kv_events: who tells others what is cached, if anybody."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -113,6 +115,7 @@ class EventLoop:
         self._watch_threads = watch_threads
         self._tier_io = tier_io
         self._job_records = job_records
+        self._kv_events = kv_events
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
@@ -152,6 +155,8 @@ class EventLoop:
             self.launch(batch)
         self._watch.turn([ended for ended, _ in finished], batch, now)
         self._outbox.flush()
+        if self._kv_events is not None:
+            self._kv_events.publish()
         self._profiler.end_turn(batch)
 
     # -- steps ---------------------------------------------------------------------------------------------------------

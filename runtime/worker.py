@@ -38,6 +38,7 @@ from .constraints.item_trie_file import load_item_trie
 from .constraints.item_tries import ItemTries
 from .event_loop import EventLoop
 from .jobs.records import JobRecords, JobTraceFile, ToolHistoryFile
+from .kv_events.publisher import KVEventPublisher, open_kv_events
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads
@@ -71,10 +72,12 @@ def build_scheduler(
     host_policy: HostPolicy | None = None,
     stores: Stores | None = None,
     bytes_per_token: int = 0,
+    watch: Callable[[RadixCache, HostTier | None], None] | None = None,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
     host_tokens: of the host tier; 0 for none. stores: what is behind it. bytes_per_token: of KV, for the stats.
+    watch: is given the cache and its host tier before anything is in them.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -89,6 +92,8 @@ def build_scheduler(
     if host_tokens:
         tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
         cache.residency = tier
+    if watch is not None:
+        watch(cache, tier)
     behind: list[BlockTier] = []
     if tier is not None and stores is not None:
         names = BlockNames(cache, stores.fingerprint, stores.block_tokens)
@@ -111,10 +116,12 @@ class Worker(NamedTuple):
     stores: Stores | None
 
 
-def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -> Worker:
+def build_worker(
+    config: WorkerConfig, backends: DeviceBackends | None = None, kv_events: KVEventPublisher | None = None
+) -> Worker:
     """Load the model and build everything around it.
 
-    backends: None chooses those that fit the device.
+    backends: None chooses those that fit the device. kv_events: whom the cache has to be shown.
     """
     asked = config.scheduler
     runner = ModelRunner(
@@ -145,30 +152,50 @@ def build_worker(config: WorkerConfig, backends: DeviceBackends | None = None) -
         model = model_fingerprint(resolve_model_folder(config.model.model_path), runner.config, dummy_device=dummy)
         stores = open_stores(config.tiers, host_pool, model)
     policy = HOST_POLICIES[config.tiers.host_write_policy]
-    scheduler = build_scheduler(resolved, eos_token_ids, host_tokens, policy, stores, runner.kv_pool.bytes_per_token)
+    scheduler = build_scheduler(
+        resolved,
+        eos_token_ids,
+        host_tokens,
+        policy,
+        stores,
+        runner.kv_pool.bytes_per_token,
+        watch=kv_events.watch if kv_events is not None else None,
+    )
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
     tokenizer = load_tokenizer(config)
     step_runner = StepRunner(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
-    info = {
+    info = _describe(config, resolved, runner, host_pool, stores)
+    info["kv_events"] = kv_events.describe() if kv_events is not None else None
+    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores)
+
+
+def _describe(
+    config: WorkerConfig,
+    resolved: SchedulerConfig,
+    runner: ModelRunner,
+    host_pool: HostPool | None,
+    stores: Stores | None,
+) -> dict:
+    """What /server_info says of a worker."""
+    return {
         "model_path": config.model.model_path,
         "vocab_size": runner.config.vocab_size,
-        "eos_token_ids": list(eos_token_ids),
+        "eos_token_ids": list(runner.config.eos_token_ids),
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
         "attention_backend": runner.attention_name,
         "cuda_graphs": runner.has_graphs,
-        "overlap": _overlaps(asked.overlap_schedule, runner.device.type),
+        "overlap": _overlaps(resolved.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
         "tiers": {
             **dataclasses.asdict(config.tiers),
-            "host_tokens": host_tokens,
+            "host_tokens": host_pool.num_tokens if host_pool is not None else 0,
             "host_copied_by": host_pool.copied_by if host_pool is not None else None,
             "remote_cache_url": _shown(stores),
         },
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
     }
-    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores)
 
 
 def _shown(stores: Stores | None) -> str:
@@ -221,12 +248,14 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
     worker: Worker | None = None
     tier_io: TierIO | None = None
     job_records: JobRecords | None = None
+    kv_events: KVEventPublisher | None = None
     try:
         tries = {
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
         trace = JobTraceFile(config.jobs.scheduler_trace, time.monotonic()) if config.jobs.scheduler_trace else None
-        worker = build_worker(config)
+        kv_events = open_kv_events(config.kv_events, config.scheduler.page_size)
+        worker = build_worker(config, kv_events=kv_events)
         scheduler, step_runner, profiler, info = worker[:4]
         item_tries = ItemTries(
             info["vocab_size"], max_tries=config.max_item_tries, max_bytes=config.max_item_trie_bytes
@@ -259,6 +288,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             watch_threads=watch_cpu_threads(info["device"]),
             tier_io=tier_io,
             job_records=job_records,
+            kv_events=kv_events,
         )
         loop.run(stop)
     finally:
@@ -266,8 +296,9 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             job_records.close(time.monotonic())
         if tier_io is not None and tier_io.close(CLOSE_S) and worker is not None and worker.stores is not None:
             worker.stores.close()  # a store that hangs in a thread's hands stays open
-        for channel in (waker, inbox, outbox):
-            channel.close()
+        for part in (kv_events, waker, inbox, outbox):
+            if part is not None:
+                part.close()
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ class InformationRoutes:
     async def server_info(self) -> Response:
         """Every setting but the API keys, and the worker's current report."""
         args = self._args
-        settings = {**asdict(args.model), **asdict(args.scheduler), **asdict(args.tiers), **asdict(args.server)}
+        parts = (args.model, args.scheduler, args.tiers, args.kv_events, args.server)
+        settings = {name: value for part in parts for name, value in asdict(part).items()}
         for secret in (*SECRETS, "remote_cache_url"):  # the worker shows the URL without its password
             del settings[secret]
         settings["served_model_name"] = self._args.served_model_name

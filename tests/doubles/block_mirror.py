@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 
 from baton.radix.cache import RadixCache
@@ -28,6 +29,7 @@ class BlockMirror:
         self.block_tokens = block_tokens
         self.parents: dict[int, int | None] = {}
         self.ids: dict[int, bytes] = {}
+        self.children: Counter[int | None] = Counter()
         self.on: dict[str, set[int]] = {}
         self.cleared = 0
 
@@ -39,7 +41,7 @@ class BlockMirror:
                 case BlocksRemoved():
                     self.removed(event)
                 case AllCleared():
-                    self.parents, self.ids, self.on = {}, {}, {}
+                    self.parents, self.ids, self.on, self.children = {}, {}, {}, Counter()
                     self.cleared += 1
 
     def stored(self, event: BlocksStored) -> None:
@@ -52,6 +54,7 @@ class BlockMirror:
             ids = event.ids[number * size : (number + 1) * size]
             assert parent is None or any(parent in held for held in self.on.values()), "the block before is nowhere"
             assert name not in self.on.setdefault(event.tier, set()), "it was there"
+            self.children[parent] += name not in self.parents
             assert self.parents.setdefault(name, parent) == parent and self.ids.setdefault(name, ids) == ids
             self.on[event.tier].add(name)
             parent = name
@@ -61,9 +64,8 @@ class BlockMirror:
         for name in event.hashes:
             self.on[event.tier].remove(name)
             if not any(name in held for held in self.on.values()):
-                assert not any(self.parents[other] == name for held in self.on.values() for other in held), (
-                    "what comes after it is left"
-                )
+                assert not self.children[name], "what comes after it is left"
+                self.children[self.parents[name]] -= 1
                 del self.parents[name], self.ids[name]
 
 

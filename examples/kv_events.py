@@ -1,0 +1,138 @@
+r"""Follows what a server has in its KV cache, as a router would, and says what a prompt would find there.
+
+    baton-server --model-path examples/toy_model --kv-events-endpoint tcp://127.0.0.1:5557 \
+        --kv-events-replay-endpoint tcp://127.0.0.1:5558
+    python examples/kv_events.py                            every event, until Ctrl-C
+    python examples/kv_events.py --hit 12,7,9,…             the hit that these token ids would get, and end
+
+Nothing of Baton is imported: docs/kv_events.md is all that a follower needs to know, and servers of vLLM and SGLang
+can be followed just as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import zmq
+
+END = b"\xff" * 8
+"""Ends an answer of the replay endpoint."""
+
+
+class Mirror:
+    """Which blocks are on which tier. A block is known by its place: the hash of the one before it, and its ids."""
+
+    def __init__(self) -> None:
+        self.block_size = 0
+        self.places: dict[tuple[int | None, tuple[int, ...]], int] = {}
+        self.blocks: dict[int, tuple[tuple[int | None, tuple[int, ...]], set[str]]] = {}
+
+    def apply(self, event: list[Any]) -> None:
+        match event:
+            case ["BlockStored", _, _, _, _, _, _, _, [_, *_], *_]:
+                pass  # of a namespace: no prompt without its salt finds it
+            case ["BlockStored", hashes, parent, ids, size, _, tier, *_]:
+                self.block_size = size
+                self.store(hashes, parent, ids, tier)
+            case ["BlockRemoved", hashes, tier, *_]:
+                for name in hashes:
+                    self.remove(name, tier)
+            case ["AllBlocksCleared", *_]:
+                self.places.clear()
+                self.blocks.clear()
+
+    def store(self, hashes: list[int], parent: int | None, ids: list[int], tier: str) -> None:
+        if parent is not None and parent not in self.blocks:
+            return  # it follows what is not followed
+        for number, name in enumerate(hashes):
+            place = parent, tuple(ids[number * self.block_size : (number + 1) * self.block_size])
+            self.blocks.setdefault(name, (place, set()))[1].add(tier)
+            self.places[place] = parent = name
+
+    def remove(self, name: int, tier: str) -> None:
+        if name in self.blocks:
+            place, tiers = self.blocks[name]
+            tiers.discard(tier)
+            if not tiers:
+                del self.blocks[name], self.places[place]
+
+    def hit(self, ids: list[int]) -> dict[str, int]:
+        """By tier, the leading tokens of a prompt that are there; each counts for the fastest tier that has it."""
+        tokens: dict[str, int] = {}
+        parent: int | None = None
+        for start in range(0, len(ids) - self.block_size + 1, self.block_size or len(ids) + 1):
+            parent = self.places.get((parent, tuple(ids[start : start + self.block_size])))
+            if parent is None:
+                break
+            tiers = self.blocks[parent][1]
+            fastest = "GPU" if "GPU" in tiers else min(tiers)
+            tokens[fastest] = tokens.get(fastest, 0) + self.block_size
+        return tokens
+
+
+class Follower:
+    """Batches in the order of their numbers, from the first on."""
+
+    def __init__(self, endpoint: str, replay: str, topic: str) -> None:
+        self.last = -1
+        self._replay = replay
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+        self._socket.connect(endpoint)
+
+    def batches(self) -> Iterator[list[Any]]:
+        yield from self.missed()  # what was there before
+        while True:
+            _, frame, payload = self._socket.recv_multipart()
+            number = int.from_bytes(frame, "big")
+            if number == 0 and self.last >= 0:
+                self.last = -1  # another server, which has just been started
+            if number > self.last + 1:
+                yield from self.missed()
+            if number > self.last:
+                self.last = number
+                yield msgspec.msgpack.decode(payload)
+
+    def missed(self) -> Iterator[list[Any]]:
+        with contextlib.closing(zmq.Context.instance().socket(zmq.DEALER)) as dealer:
+            dealer.linger = 0
+            dealer.connect(self._replay)
+            dealer.send_multipart([b"", (self.last + 1).to_bytes(8, "big")])
+            while dealer.poll(5000):
+                _, frame, payload = dealer.recv_multipart()
+                if frame == END:
+                    return
+                self.last = int.from_bytes(frame, "big")
+                yield msgspec.msgpack.decode(payload)
+        raise SystemExit(f"{self._replay} does not answer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Follow the KV cache of a server.")
+    parser.add_argument("--endpoint", default="tcp://127.0.0.1:5557")
+    parser.add_argument("--replay", default="tcp://127.0.0.1:5558")
+    parser.add_argument("--topic", default="")
+    parser.add_argument("--hit", help="token ids with commas between them")
+    options = parser.parse_args()
+    follower, mirror = Follower(options.endpoint, options.replay, options.topic), Mirror()
+    if options.hit:
+        for _, events, *_ in follower.missed():
+            for event in events:
+                mirror.apply(event)
+        ids = [int(part) for part in options.hit.split(",")]
+        print(f"of {len(ids)} tokens are cached, by tier: {mirror.hit(ids)}")
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        for _, events, *_ in follower.batches():
+            for event in events:
+                mirror.apply(event)
+                shown = [len(field) if isinstance(field, list) else field for field in event]
+                print(f"batch {follower.last}: {shown}, {len(mirror.blocks)} blocks now", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Publishes what happens to blocks of KV, for routers and whoever else follows this server's cache.
+
+    tree ──BlockAnnouncer──▶ events of one turn ──▶ batch n ──PUB──▶ followers
+                                                      └──▶ PastBatches ◀──ROUTER── who has missed some
+
+It all happens in the worker's thread, between two steps: ZMQ's own thread does the sending, and drops what a follower
+leaves unread, so that one who never reads holds up nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import zmq
+
+from ...radix.cache import RadixCache
+from ...radix.events.announcer import BlockAnnouncer
+from ...radix.events.block_events import AllCleared, BlockEvent
+from ...radix.tiers.host_tier import HostTier
+from ..config import KVEventConfig
+from .endpoints import bind, event_block_tokens
+from .past_batches import PastBatches
+from .replay import ReplayServer, replay_socket
+from .wire import Packer, sequence_frame
+
+MAX_BATCH_TOKENS = 1 << 14
+"""In one batch, which is then less than 100 KB long."""
+
+MAX_UNREAD = 1000
+"""Batches that wait for one follower; of further ones it misses all until it reads."""
+
+
+class KVEventPublisher:
+    """Owns the sockets, numbers the batches. `watch` a cache, then `publish` once a turn."""
+
+    def __init__(self, config: KVEventConfig, page_size: int, wall_clock: Callable[[], float] = time.time) -> None:
+        """Raises ModelLoadError if an address cannot be had. wall_clock: in seconds since 1970."""
+        self.block_tokens = event_block_tokens(config, page_size)
+        self._config = config
+        self._wall_clock = wall_clock
+        self._packer = Packer(self.block_tokens)
+        self._most_blocks = max(1, MAX_BATCH_TOKENS // self.block_tokens)
+        self._topic = config.kv_events_topic.encode()
+        self._next = 0
+        self._announcer: BlockAnnouncer | None = None
+        self._past: PastBatches | None = None
+        self._replay: ReplayServer | None = None
+        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)  # followers send topics, nothing else
+        self.endpoint = bind(self._socket, config.kv_events_endpoint, "--kv-events-endpoint")
+        self.replay_endpoint = ""
+        if config.kv_events_replay_endpoint:
+            self._open_replay(config)
+        self._send([AllCleared()])  # whoever followed an earlier server forgets it
+
+    def _open_replay(self, config: KVEventConfig) -> None:
+        router = replay_socket()
+        try:
+            self.replay_endpoint = bind(router, config.kv_events_replay_endpoint, "--kv-events-replay-endpoint")
+        except BaseException:
+            self._socket.close(linger=0)
+            raise
+        max_bytes = config.kv_events_buffer_mb * 2**20
+        self._past = PastBatches(self._packer, self.block_tokens, max_bytes, self._wall_clock)
+        self._replay = ReplayServer(router, self._past)
+
+    def watch(self, cache: RadixCache, tier: HostTier | None) -> None:
+        """Publish what happens to this cache, which holds nothing yet."""
+        host_tokens = tier.allocator.total_tokens if tier is not None else 0
+        if self._config.kv_events_tiers == "device":
+            host_tokens = 0
+        self._announcer = BlockAnnouncer(cache, self.block_tokens, host_tokens)
+
+    def publish(self) -> None:
+        """Send what has happened since the last call. Never waits."""
+        if self._announcer is not None and (events := self._announcer.take()):
+            for batch in self._packer.in_batches(events, self._most_blocks):
+                self._send(batch)
+
+    def _send(self, events: list[BlockEvent]) -> None:
+        payload = self._packer.payload(events, self._wall_clock())
+        number, self._next = self._next, self._next + 1
+        if self._past is not None:
+            self._past.add(number, payload, events)
+        self._socket.send_multipart([self._topic, sequence_frame(number), payload], zmq.NOBLOCK)
+
+    def describe(self) -> dict:
+        """For /server_info: what a follower needs to know."""
+        return {
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "topic": self._config.kv_events_topic,
+            "block_size": self.block_tokens,
+            "tiers": self._config.kv_events_tiers,
+        }
+
+    def close(self) -> None:
+        if self._replay is not None:
+            self._replay.close()
+        self._socket.close(linger=0)
+
+
+def open_kv_events(config: KVEventConfig, page_size: int) -> KVEventPublisher | None:
+    """The publisher that the settings ask for, if any. Raises ModelLoadError if an address cannot be had."""
+    return KVEventPublisher(config, page_size) if config.kv_events_endpoint else None

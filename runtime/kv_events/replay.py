@@ -1,0 +1,89 @@
+"""Answers followers that ask for batches they have missed, on a thread of its own: a slow one holds nobody else up but
+other askers.
+
+A request is the first sequence number wanted, 8 bytes; the answer is one message for each batch, and one to end it.
+REQ and DEALER sockets both may ask: an empty frame before the request comes back before each answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from uuid import uuid4
+
+import zmq
+
+from .past_batches import PastBatches
+from .wire import END, SEQUENCE_BYTES, sequence_frame
+
+logger = logging.getLogger(__name__)
+
+MAX_UNREAD = 128
+"""Answers that wait for one asker."""
+
+PATIENCE_MS = 1000
+"""The longest that a message waits for an asker to read others; then it gets no more, and may ask again."""
+
+ANSWER_S = 10.0
+"""The longest that a whole answer takes, for the same reason."""
+
+
+def replay_socket() -> zmq.Socket:
+    """To be bound by whoever makes a `ReplayServer` of it."""
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.setsockopt(zmq.SNDHWM, MAX_UNREAD)
+    router.setsockopt(zmq.RCVHWM, MAX_UNREAD)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # or what is not read would be dropped in the middle of an answer
+    router.setsockopt(zmq.SNDTIMEO, PATIENCE_MS)
+    router.setsockopt(zmq.MAXMSGSIZE, 256)  # a longer frame ends its connection
+    return router
+
+
+class ReplayServer:
+    """Owns the socket and the thread."""
+
+    def __init__(self, router: zmq.Socket, past: PastBatches) -> None:
+        self._router = router
+        self._past = past
+        self._closing = False
+        address = f"inproc://baton-kv-replay-{uuid4().hex}"
+        self._ended, self._end = (zmq.Context.instance().socket(zmq.PAIR) for _ in range(2))
+        self._ended.bind(address)
+        self._end.connect(address)
+        self._thread = threading.Thread(target=self._run, name="kv-events-replay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits for a message that is being sent, see `PATIENCE_MS`."""
+        self._closing = True
+        self._end.send(b"")
+        self._thread.join()
+        self._end.close(linger=0)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._ended, zmq.POLLIN)
+        try:
+            while self._ended not in (ready := dict(poller.poll())):
+                if self._router in ready:
+                    self._answer(self._router.recv_multipart())
+        finally:
+            self._router.close(linger=0)
+            self._ended.close(linger=0)
+
+    def _answer(self, frames: Sequence[bytes]) -> None:
+        *envelope, request = frames
+        if len(request) != SEQUENCE_BYTES or envelope[1:] not in ([], [b""]):
+            logger.warning("a request for earlier KV cache events is 8 bytes, the first number wanted; this is not one")
+            return
+        first, deadline = int.from_bytes(request, "big"), time.monotonic() + ANSWER_S
+        with contextlib.suppress(zmq.ZMQError):  # it has gone, or does not read
+            for number, payload in self._past.since(first):
+                if self._closing or time.monotonic() > deadline:
+                    return
+                self._router.send_multipart([*envelope, sequence_frame(number), payload])
+            self._router.send_multipart([*envelope, END, b""])

@@ -1,0 +1,101 @@
+"""Whoever asks for earlier batches ends up where all others are, whatever is still kept of them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from block_mirror import BlockMirror
+from cache_rig import CacheRig
+from event_follower import read_batch
+
+from baton.radix.events.announcer import BlockAnnouncer
+from baton.radix.events.block_events import BlocksRemoved, BlocksStored
+from baton.runtime.kv_events.known_blocks import KnownBlocks, events_for
+from baton.runtime.kv_events.past_batches import PastBatches
+from baton.runtime.kv_events.wire import Packer
+
+
+def replayed(past: PastBatches, first: int, mirror: BlockMirror) -> int:
+    """The number of the last batch."""
+    last = first - 1
+    for number, payload in past.since(first):
+        assert number > last
+        mirror.apply(read_batch(payload, mirror.block_tokens))
+        last = number
+    return last
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("max_bytes", [1, 2000, 1 << 20])
+def test_every_answer_leads_to_what_is_there(seed: int, max_bytes: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rig = CacheRig(num_tokens=200)
+    announcer, packer = BlockAnnouncer(rig.cache, 2), Packer(2)
+    past = PastBatches(packer, 2, max_bytes, lambda: 0.0)
+    now, followers, number = BlockMirror(2), [(0, BlockMirror(2))], 0
+    for _ in range(150):
+        match rng.randrange(6):
+            case 0 | 1 | 2:
+                rig.insert(
+                    np.array([rng.randrange(3) for _ in range(rng.randrange(2, 20))], np.int32),
+                    rng.choice(["", "salt"]),
+                )
+            case 3:
+                rig.cache.evict(rng.randrange(20))
+            case 4 if rng.random() < 0.1:
+                rig.cache.reset()
+            case _:
+                first, mirror = followers.pop(rng.randrange(len(followers)))
+                assert replayed(past, first, mirror) == max(first, number) - 1
+                assert {t: on for t, on in mirror.on.items() if on} == {t: on for t, on in now.on.items() if on}
+                followers += [(number, mirror), (0, BlockMirror(2))][: 1 if len(followers) > 4 else 2]
+        if events := announcer.take():
+            now.apply(events)
+            past.add(number, packer.payload(events, 0.0), events)
+            number += 1
+
+
+def test_what_is_kept_is_bounded() -> None:
+    packer = Packer(1)
+    past = PastBatches(packer, 1, 1000, lambda: 0.0)
+    for number in range(500):
+        events = [BlocksStored("GPU", [number + 1], None, b"abcd"), BlocksRemoved("GPU", [number + 1])]
+        past.add(number, packer.payload(events, 0.0), events)
+    kept = past.since(492)
+    assert [number for number, _ in kept] == list(range(492, 500)) and past._bytes <= 1000
+    assert past.since(500) == past.since(2**64 - 1) == []
+    [(number, payload)] = past.since(0)
+    assert number == 499 and len(read_batch(payload, 1)) == 1, "all cleared, and nothing there"
+
+
+def test_what_is_there_is_put_together_once_for_all_askers() -> None:
+    packer = Packer(1)
+    past = PastBatches(packer, 1, 400, lambda: 0.0)
+    for number in range(50):
+        past.add(number, packer.payload([], 0.0), [BlocksStored("GPU", [number + 1], None, b"abcd")])
+    [first] = past.since(0)
+    past.add(50, b"next", [BlocksStored("GPU", [99], None, b"abcd")])
+    assert past.since(0) == [first, (50, b"next")]
+    for number in range(51, 100):
+        past.add(number, packer.payload([], 0.0), [])
+    [later] = past.since(0)
+    assert later[0] == 99 and len(later[1]) > len(first[1])
+
+
+def test_blocks_are_told_in_runs() -> None:
+    known = KnownBlocks(1)
+    known.apply(BlocksStored("GPU", [1, 2, 3], None, b"aaaabbbbcccc", "scope"))
+    known.apply(BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"))
+    known.apply(BlocksStored("GPU", [9], 2, b"dddd"))
+    known.apply(BlocksRemoved("GPU", [3]))
+    known.apply(BlocksRemoved("GPU", [4]))  # of two blocks of one hash, the second
+    cleared, *stored = events_for(known.copy())
+    assert stored == [
+        BlocksStored("GPU", [1, 2, 9], None, b"aaaabbbbdddd", "scope"),
+        BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"),
+    ]
+    known.apply(cleared)
+    assert known.copy() == []

@@ -1,0 +1,216 @@
+"""Followers over real sockets: what they hear, what they miss and get again, and that nobody waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from block_mirror import BlockMirror, blocks_in_tree
+from cache_rig import CacheRig
+from event_follower import END, ask, following, read_batch
+from host_rig import TierRig, tokens
+from server_under_test import free_port
+
+from baton.radix.events.block_events import BlockEvent, BlocksRemoved, BlocksStored
+from baton.runtime.checkpoint.model_files import ModelLoadError
+from baton.runtime.config import KVEventConfig
+from baton.runtime.kv_events import publisher as publisher_module
+from baton.runtime.kv_events import replay as replay_module
+from baton.runtime.kv_events.publisher import KVEventPublisher
+
+
+@contextlib.contextmanager
+def publishing(config: KVEventConfig, rig: CacheRig | None = None) -> Iterator[KVEventPublisher]:
+    publisher = KVEventPublisher(config, rig.cache.page_size if rig is not None else 1, lambda: 1.0)
+    try:
+        if rig is not None:
+            publisher.watch(rig.cache, rig.tier if isinstance(rig, TierRig) else None)
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def on_ports(block_tokens: int = 0, topic: str = "") -> KVEventConfig:
+    """Port 0 takes a free one."""
+    return KVEventConfig(
+        kv_events_endpoint="tcp://127.0.0.1:0",
+        kv_events_replay_endpoint="tcp://127.0.0.1:0",
+        kv_events_block_size=block_tokens,
+        kv_events_topic=topic,
+    )
+
+
+def random_ids(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.integers(0, 1000, count).astype(np.int32)
+
+
+def test_a_follower_keeps_up() -> None:
+    rig = TierRig(num_tokens=512, host_tokens=256)
+    with (
+        publishing(on_ports(4, "kv@pod"), rig) as publisher,
+        following(publisher.endpoint, publisher.replay_endpoint, 4, b"kv@pod") as follower,
+    ):
+        rng = np.random.default_rng(1)
+        while follower.last < 0:  # a subscription takes a moment to arrive
+            rig.insert(random_ids(rng, 9))
+            publisher.publish()
+            with contextlib.suppress(AssertionError):
+                follower.receive(50)
+        for number in range(40):
+            rig.insert(random_ids(rng, 40), "salt" if number % 3 == 0 else "")
+            rig.store_all()
+            publisher.publish()
+        publisher.publish()  # nothing happened: no batch
+        follower.receive_until(lambda: follower.last == publisher._next - 1)
+        assert follower.mirror.on == blocks_in_tree(rig.cache, 4) and follower.mirror.cleared == 1
+        assert rig.cache.reset()
+        publisher.publish()
+        follower.receive()
+        assert follower.mirror.on == {} and follower.mirror.cleared == 2
+        assert publisher.describe() == {
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+            "topic": "kv@pod",
+            "block_size": 4,
+            "tiers": "all",
+        }
+
+
+def test_who_comes_late_or_missed_something_asks_for_it() -> None:
+    rig = CacheRig(num_tokens=2048)
+    with publishing(on_ports(1), rig) as publisher:
+        rng = np.random.default_rng(2)
+        for _ in range(20):
+            rig.insert(random_ids(rng, 30))
+            publisher.publish()
+        numbers = [number for number, _ in ask(publisher.replay_endpoint, 5)]
+        assert numbers == list(range(5, 21)), "20 batches, and the first, which clears all"
+        mirror = BlockMirror(1)
+        for _, payload in ask(publisher.replay_endpoint, 0):
+            mirror.apply(read_batch(payload, 1))
+        assert mirror.on == {"GPU": blocks_in_tree(rig.cache, 1)["GPU"]}
+        assert ask(publisher.replay_endpoint, 21) == []
+
+
+def test_a_req_socket_may_ask_too() -> None:
+    with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.REQ) as req:
+        req.linger = 0
+        req.connect(publisher.replay_endpoint)
+        req.send(bytes(8))
+        assert req.poll(20_000)
+        number, payload = req.recv_multipart()
+        assert number == bytes(8) and len(read_batch(payload, 16)) == 1
+
+
+def test_nonsense_is_passed_over() -> None:
+    with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(publisher.replay_endpoint)
+        for frames in ([b""], [b"", b"short"], [b"", b"x" * 100], [b"a", b"b", bytes(8)], [b"", bytes(8), b""]):
+            dealer.send_multipart(frames)
+        dealer.send_multipart([bytes(8)])  # without the empty frame, so the answer has none
+        assert dealer.poll(20_000)
+        assert dealer.recv_multipart()[0] == bytes(8) and dealer.recv_multipart() == [END, b""]
+        with zmq.Context.instance().socket(zmq.DEALER) as other:
+            other.linger = 0
+            other.connect(publisher.replay_endpoint)
+            other.send_multipart([b"", b"x" * 10_000])  # too long for any request: its connection ends
+        assert len(ask(publisher.replay_endpoint, 0)) == 1
+
+
+def long_events(number: int) -> list[BlockEvent]:
+    """Blocks of 1000 tokens, some 30 KB on the wire, after which what was there before them is gone."""
+    first = 1 + number * 10
+    stored = BlocksStored("GPU", list(range(first, first + 10)), None, tokens(10_000).tobytes())
+    return [*([BlocksRemoved("GPU", list(range(first - 10, first))[::-1])] if number else []), stored]
+
+
+def test_a_follower_that_never_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "MAX_UNREAD", 5)
+    with (
+        publishing(on_ports(1000)) as publisher,
+        following(publisher.endpoint, publisher.replay_endpoint, 1000) as follower,
+    ):
+        follower._socket.setsockopt(zmq.RCVHWM, 5)
+        numbers = itertools.count()
+        while not follower._socket.poll(20):
+            publisher._send(long_events(next(numbers)))
+        for _ in range(400):  # some 12 MB: more than the sockets hold
+            publisher._send(long_events(next(numbers)))
+        follower.receive_until(lambda: follower.last == publisher._next - 1)
+        assert follower.missed > 0
+        [stored] = [event for event in long_events(next(numbers) - 1) if isinstance(event, BlocksStored)]
+        assert follower.mirror.on == {"GPU": set(stored.hashes)}
+
+
+def test_an_asker_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "MAX_UNREAD", 2)
+    monkeypatch.setattr(replay_module, "PATIENCE_MS", 50)
+    with publishing(on_ports(1000)) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        for number in range(800):
+            publisher._send(long_events(number))
+        dealer.linger, dealer.rcvhwm, dealer.rcvbuf = 0, 1, 4096
+        dealer.connect(publisher.replay_endpoint)
+        dealer.send_multipart([b"", (publisher._next - 700).to_bytes(8, "big")])
+        assert dealer.poll(20_000)
+        assert ask(publisher.replay_endpoint, publisher._next) == []  # it is somebody else's turn now
+        answers = 0
+        while dealer.poll(500):
+            answers += 1
+            assert dealer.recv_multipart()[1] != END, "an answer that is not whole has no end"
+        assert 0 < answers < 700
+
+
+def test_long_prompts_are_several_batches() -> None:
+    rig = CacheRig(num_tokens=40_000, context=40_000)
+    with publishing(on_ports(16), rig) as publisher:
+        announcer = publisher._announcer
+        assert announcer is not None
+        ids = tokens(40_000)
+        rig.cache.tree.add_leaf(rig.cache.tree.root, "", ids.tobytes(), ids, 0)
+        announcer.stored(next(rig.cache.tree.nodes()))
+        publisher.publish()
+        batches = ask(publisher.replay_endpoint, 1)
+        assert len(batches) == 3 and all(len(payload) < 100_000 for _, payload in batches)
+        mirror = BlockMirror(16)
+        for _, payload in batches:
+            mirror.apply(read_batch(payload, 16))
+        assert len(mirror.on["GPU"]) == 2500
+
+
+def test_without_a_replay_endpoint_nothing_is_kept() -> None:
+    config = KVEventConfig(kv_events_endpoint="tcp://127.0.0.1:0")
+    before = threading.active_count()
+    with publishing(config) as publisher:
+        assert publisher.replay_endpoint == "" and publisher._past is None and threading.active_count() == before
+
+
+def test_an_address_belongs_to_one_server(tmp_path: Path) -> None:
+    port = free_port()
+    for address in (f"tcp://127.0.0.1:{port}", f"ipc://{tmp_path}/e"):
+        config = KVEventConfig(kv_events_endpoint=address)
+        with publishing(config):
+            with pytest.raises(ModelLoadError, match=r"--kv-events-endpoint .* give each an address of its own"):
+                KVEventPublisher(config, 1)
+            replay = KVEventConfig(kv_events_endpoint="tcp://127.0.0.1:0", kv_events_replay_endpoint=address)
+            with pytest.raises(ModelLoadError, match=r"--kv-events-replay-endpoint .* give each an address"):
+                KVEventPublisher(replay, 1)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match="this machine has no such address"):
+        KVEventPublisher(KVEventConfig(kv_events_endpoint="tcp://192.0.2.1:5557"), 1)
+
+
+def test_an_open_address_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with publishing(KVEventConfig(kv_events_endpoint="tcp://0.0.0.0:0")):
+        assert "reads the token ids of all prompts" in caplog.text
+    caplog.clear()
+    with publishing(KVEventConfig(kv_events_endpoint="tcp://127.0.0.1:0")):
+        assert caplog.text == ""
