@@ -3,8 +3,9 @@
 A slot holds the K and V of one token; a page is ``page_size`` consecutive slots and is given out whole. Page p covers
 slots p * page_size … (p + 1) * page_size - 1; page 0 is padding and never leaves the allocator.
 
-The free list is a stack of page numbers in one array with a cursor, so that neither alloc nor free ever copies the
-list. Last in, first out: what was freed last is the warmest, and a pool that is never full touches little memory.
+The free list is a stack of pages in one array with a cursor, so that neither alloc nor free ever copies the list. Last
+in, first out: what was freed last is the warmest, and a pool that is never full touches little memory. A page stands
+there by its first slot, which is what nodes and rows know of it.
 """
 
 from __future__ import annotations
@@ -60,19 +61,20 @@ class Allocator:
         is_free = np.ones(self._num_pages + 1, dtype=bool)
         is_free[0] = False
         for _, pages in kept:
-            is_free[pages] = False
+            is_free[pages >> self._shift] = False
         free = np.flatnonzero(is_free).astype(np.int32)
-        self._stack = np.zeros(self._num_pages, dtype=np.int32)
-        self._stack[: len(free)] = free
-        self._top = len(free)
+        self._stack = np.zeros(self._num_pages + 1, dtype=np.int32)
+        """Below the first page is a place for `_extend_one`."""
+        self._stack[1 : len(free) + 1] = free << self._shift
+        self._top = 1 + len(free)
         self._quarantine = kept
         """(fences, pages) of what was given back and is still in use."""
-        self._quarantined_pages = self._num_pages - self._top
+        self._quarantined_pages = self._num_pages - len(free)
         self._given_back = np.ones(self._num_pages + 1, dtype=bool) if self._check else None
 
     @property
     def free_tokens(self) -> int:
-        return self._top << self._shift
+        return self._top - 1 << self._shift
 
     @property
     def quarantined_tokens(self) -> int:
@@ -115,7 +117,7 @@ class Allocator:
         starts = np.cumsum(counts) - counts
         # Tokens that still fit the partial last page; all others come, in order, from the new pages.
         heads = np.minimum(counts, (pages_before << shift) - old_lens)
-        slots_of_pages = ((pages << shift)[:, None] + self._offsets).ravel()
+        slots_of_pages = (pages[:, None] | self._offsets).ravel()
         out = np.empty(int(counts.sum()), dtype=np.int32)
         if len(pages):
             first_page_slot = (np.cumsum(page_counts) - page_counts) << shift
@@ -131,18 +133,23 @@ class Allocator:
     def _extend_one(self, old: int, new: int, last: int) -> np.ndarray | None:
         """`alloc_extend` of a single sequence, as in most prefills: a slice of whole pages, with the partial last page
         before the new ones."""
-        shift, page = self._shift, self.page_size
-        end = -(-old >> shift)
-        pages = self._take(-(-new >> shift) - end)
-        if pages is None:
+        shift, page, stack = self._shift, self.page_size, self._stack
+        count = -(-new >> shift) + (-old >> shift)
+        end, top = self._top, self._top - count
+        if top < 1:
             return None
+        if count < 0:
+            raise _shrinks(count)
+        self._top = top
+        if self._given_back is not None:
+            self._given_back[stack[top:end] >> shift] = False
         if not (filled := old & (page - 1)):
-            return (pages[:, None] << shift | self._offsets).ravel()[: new - old]
-        if not len(pages):
-            return np.arange(last + 1, last + 1 + new - old, dtype=np.int32)
-        run = np.empty(len(pages) + 1, dtype=np.int32)
-        run[0], run[1:] = last >> shift, pages
-        return (run[:, None] << shift | self._offsets).ravel()[filled : filled + new - old]
+            return (stack[top:end, None] | self._offsets).reshape(-1)[: new - old]
+        below = stack[top - 1]
+        stack[top - 1] = last & -page  # for now, so that its slots come with the others'
+        slots = (stack[top - 1 : end, None] | self._offsets).reshape(-1)[filled : filled + new - old]
+        stack[top - 1] = below
+        return slots
 
     def _extend_by_one(self, old_lens: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
         """`alloc_extend` by one token each, as in a decode step: the same result in a few operations on [bs]."""
@@ -151,19 +158,20 @@ class Allocator:
         if pages is None:
             return None
         slots = last_slots + 1
-        slots[needs_page] = pages << self._shift
+        slots[needs_page] = pages
         return slots
 
     def _take(self, count: int) -> np.ndarray | None:
+        """The first slots of so many pages, int32 [count]."""
         top = self._top - count
-        if top < 0:
+        if top < 1:
             return None
         if count < 0:
-            raise ValueError(f"new_lens must not be below old_lens; together they ask for {count} pages")
+            raise _shrinks(count)
         pages = self._stack[top : self._top].copy()
         self._top = top
         if self._given_back is not None:
-            self._given_back[pages] = False
+            self._given_back[pages >> self._shift] = False
         return pages
 
     # -- back --------------------------------------------------------------------------------------------------------
@@ -173,15 +181,11 @@ class Allocator:
 
         Slots of one page must stand next to each other, as they do in a row or a tree node.
         """
-        pages = self._pages_of(slots)
-        self._mark_given_back(pages)
-        self._push(pages)
+        self._push(self._pages_of(slots))
 
     def free_run(self, slots: np.ndarray) -> None:
-        """As `free`, quicker: for whole pages one after the other, of which the last may be there in part."""
-        pages = slots if self._shift == 0 else slots[:: self.page_size] >> self._shift
-        self._mark_given_back(pages)
-        self._push(pages)
+        """As `free`, quicker: for pages one after the other from their first slots on; the last may be there in part."""
+        self._push(slots[:: self.page_size] if self._shift else slots)
 
     def quarantine(self, slots: np.ndarray, fences: Sequence[int]) -> None:
         """Like `free`, but the pages come back only with the first `release_quarantine` after all fences are closed: at
@@ -206,25 +210,29 @@ class Allocator:
             if any(map(self.fences.is_open, fences)):
                 waiting.append((fences, pages))
             else:
-                self._push(pages)
+                self._push(pages, marked=True)
                 count += len(pages)
         self._quarantine = waiting
         self._quarantined_pages -= count
         return count << self._shift
 
     def _pages_of(self, slots: np.ndarray) -> np.ndarray:
+        """The first slots of the pages that these touch."""
         if self._shift == 0:
             return slots
-        pages = slots >> self._shift
+        pages = slots & -self.page_size
         first_of_page = np.ones(len(pages), dtype=bool)
         np.not_equal(pages[1:], pages[:-1], out=first_of_page[1:])
         return pages[first_of_page]
 
-    def _push(self, pages: np.ndarray) -> None:
+    def _push(self, pages: np.ndarray, *, marked: bool = False) -> None:
+        """marked: `_mark_given_back` knows of them."""
+        if self._given_back is not None and not marked:
+            self._mark_given_back(pages)
         end = self._top + len(pages)
-        if end > self._num_pages:
+        if end > self._num_pages + 1:
             raise DoubleFreeError(
-                f"freeing {len(pages)} pages makes {end} free of {self._num_pages} in all; some page was freed twice"
+                f"freeing {len(pages)} pages makes {end - 1} free of {self._num_pages} in all; some page was freed twice"
             )
         self._stack[self._top : end] = pages
         self._top = end
@@ -232,7 +240,7 @@ class Allocator:
     def _mark_given_back(self, pages: np.ndarray) -> None:
         if self._given_back is None:
             return
-        unique, counts = np.unique(pages, return_counts=True)
+        unique, counts = np.unique(pages >> self._shift, return_counts=True)
         if len(unique) and not 0 < unique[0] <= unique[-1] <= self._num_pages:
             raise DoubleFreeError(f"pages outside 1 … {self._num_pages} were freed: {unique[[0, -1]].tolist()}")
         wrong = unique[self._given_back[unique] | (counts > 1)]
@@ -243,14 +251,18 @@ class Allocator:
     # -- inspection --------------------------------------------------------------------------------------------------
 
     def free_pages(self) -> np.ndarray:
-        """int32 [n]: a copy of the free list, for invariants and dumps."""
-        return self._stack[: self._top].copy()
+        """int32 [n]: the numbers of the pages in the free list, for invariants and dumps."""
+        return self._stack[1 : self._top] >> self._shift
 
     def quarantined_pages(self) -> np.ndarray:
-        """int32 [n]: pages in quarantine, for invariants and dumps."""
-        return np.concatenate([np.empty(0, dtype=np.int32), *(pages for _, pages in self._quarantine)])
+        """int32 [n]: the numbers of the pages in quarantine, for invariants and dumps."""
+        return np.concatenate([np.empty(0, dtype=np.int32), *(pages for _, pages in self._quarantine)]) >> self._shift
 
 
 def _total(counts: np.ndarray) -> int:
     """Sum of counts; for the few sequences of a prefill Python is faster than numpy's reduce."""
     return sum(counts.tolist()) if len(counts) < 32 else int(counts.sum())
+
+
+def _shrinks(pages: int) -> ValueError:
+    return ValueError(f"new_lens must not be below old_lens; together they ask for {pages} pages")
