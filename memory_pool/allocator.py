@@ -184,7 +184,7 @@ class Allocator:
         self._push(self._pages_of(slots))
 
     def free_run(self, slots: np.ndarray) -> None:
-        """As `free`, quicker: for pages one after the other from their first slots on; the last may be there in part."""
+        """As `free`, quicker: for pages one after the other from their first slots on, the last perhaps in part."""
         self._push(slots[:: self.page_size] if self._shift else slots)
 
     def quarantine(self, slots: np.ndarray, fences: Sequence[int]) -> None:
@@ -231,9 +231,8 @@ class Allocator:
             self._mark_given_back(pages)
         end = self._top + len(pages)
         if end > self._num_pages + 1:
-            raise DoubleFreeError(
-                f"freeing {len(pages)} pages makes {end - 1} free of {self._num_pages} in all; some page was freed twice"
-            )
+            free = f"{end - 1} free of {self._num_pages} in all"
+            raise DoubleFreeError(f"freeing {len(pages)} pages makes {free}; some page was freed twice")
         self._stack[self._top : end] = pages
         self._top = end
 

@@ -12,7 +12,7 @@ hands between tree and sequence:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,12 +30,15 @@ LEAST_REST = 512
 """Tokens, or 1/256 of the pool if that is less: a shorter rest of an evicted leaf is not worth a node of its own."""
 
 
+LONG_PROMPT, FIRST_LOOK = 4096, 256
+"""Tokens: before more than so many are copied to be looked up, the first are looked up alone."""
+
+
 class StaleHandleError(RuntimeError):
     """A handle was used whose node is gone (evicted between match and lock), or a lock was given back twice."""
 
 
-@dataclass(slots=True, frozen=True)
-class MatchResult:
+class MatchResult(NamedTuple):
     """A cached prefix. Valid until the next evict unless locked."""
 
     device_len: int
@@ -98,7 +101,7 @@ class RadixCache:
         if self.disabled:
             return MatchResult(0, 0, self.tree.root)
         top = self.tree.root if after is None else self.tree.reachable(after)
-        node = self.tree.match(top, namespace, _id_bytes(token_ids, top.prefix_len))
+        node = self.tree.match(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
         self.touch(node)
         self.residency.accessed(node)
         if node.on_device:
@@ -117,7 +120,7 @@ class RadixCache:
     ) -> tuple[TreeNode, int, TreeNode]:
         """As `match_prefix`, but splits nothing and is no access: (last node matched whole, tokens, where they end)."""
         top = self.tree.root if after is None else self.tree.reachable(after)
-        node, whole, partial, part = self.tree.find(top, namespace, _id_bytes(token_ids, top.prefix_len))
+        node, whole, partial, part = self.tree.find(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
         return node, top.prefix_len + (whole + part) // ID_BYTES, node if partial is None else partial
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
@@ -356,3 +359,14 @@ def _id_bytes(token_ids: np.ndarray, start: int = 0) -> bytes:
     if token_ids.dtype != np.int32:
         raise TypeError(f"token ids must be int32, not {token_ids.dtype}")
     return token_ids.tobytes()
+
+
+def _needed_bytes(tree: RadixTree, top: TreeNode, namespace: str, token_ids: np.ndarray) -> bytes:
+    """What follows ``top``, as far as it takes to look it up: a long prompt that nobody has sent is not copied."""
+    start = top.prefix_len
+    if len(token_ids) - start > LONG_PROMPT:
+        first = _id_bytes(token_ids[start : start + FIRST_LOOK])
+        _, whole, _, part = tree.find(top, namespace, first)
+        if whole + part + tree.page_bytes <= len(first):  # the next page is there, and is another
+            return first
+    return _id_bytes(token_ids, start)

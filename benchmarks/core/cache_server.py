@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import multiprocessing
+import os
 import random
 import time
 import tracemalloc
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +19,8 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.kv_sequence import KVSequence
+from baton.runtime.config import KVEventConfig
+from baton.runtime.kv_events.publisher import KVEventPublisher
 
 VOCABULARY = 32_000
 
@@ -27,13 +34,27 @@ class CacheServer:
         self.rows = ReqToTokenPool(num_rows, max_context)
         self.allocator = Allocator(num_tokens // page_size * page_size, page_size)
         self.cache = RadixCache(self.rows, self.allocator, page_size=page_size)
+        self.events: KVEventPublisher | None = None
 
-    def start(self, ids: np.ndarray, length: int) -> KVSequence:
+    def publish_events(self) -> None:
+        """Begin to tell followers what is cached, on free ports."""
+        here = "tcp://127.0.0.1:0"
+        config = KVEventConfig(kv_events_endpoint=here, kv_events_replay_endpoint=here)
+        self.events = KVEventPublisher(config, self.cache.page_size)
+        self.events.watch(self.cache, None)
+
+    def end_step(self) -> None:
+        """What a worker does once a step."""
+        self.rows.take_updates()
+        if self.events is not None:
+            self.events.publish()
+
+    def start(self, ids: np.ndarray, length: int, namespace: str = "") -> KVSequence:
         """Match ids[:-1], lock, evict if needed, allocate slots up to ``length``, write the row."""
-        match = self.cache.match_prefix("", ids[:-1])
+        match = self.cache.match_prefix(namespace, ids[:-1])
         row = self.rows.alloc()
         assert row is not None
-        seq = self.cache.open_sequence("", match, row)
+        seq = self.cache.open_sequence(namespace, match, row)
         self.extend(seq, length)
         return seq
 
@@ -49,8 +70,8 @@ class CacheServer:
         self.rows.write(seq.row, seq.length, slots)
         seq.length = length
 
-    def insert(self, ids: np.ndarray) -> None:
-        self.cache.cache_finished_req(self.start(ids, len(ids)), ids)
+    def insert(self, ids: np.ndarray, namespace: str = "") -> None:
+        self.cache.cache_finished_req(self.start(ids, len(ids), namespace), ids)
 
 
 def random_ids(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -68,6 +89,7 @@ class Trace:
     turns: int = 8
     in_flight: int = 16
     pool: int = 500_000
+    kv_events: bool = False
     hit_rate: float = 0.0
     prompt_tokens: float = 0.0
 
@@ -76,6 +98,8 @@ class Trace:
         rng, choose = np.random.default_rng(self.seed), random.Random(self.seed)
         prompts = [random_ids(rng, 500) for _ in range(20)]
         server = CacheServer(self.pool, self.in_flight, 8192, self.page_size)
+        if self.kv_events:
+            server.publish_events()
         ids_of: dict[int, np.ndarray] = {}
         turn_of: dict[int, int] = {}
         next_job = 0
@@ -110,35 +134,68 @@ class Trace:
             hit += seq.tree_len
             server.cache.cache_unfinished_req(seq, ids[:prompt_len])
             server.extend(seq, len(ids))
-            server.rows.take_updates()
+            server.end_step()
             elapsed += time.perf_counter() - begin
             queried += prompt_len
             ids_of[job] = ids
             turn_of[job] += 1
             running.append((job, seq, ids))
+        if server.events is not None:
+            server.events.close()
         self.hit_rate = hit / queried
         self.prompt_tokens = queried / done
         return elapsed / done * 1e6
 
 
-def tree_memory(tokens: int = 1_000_000, node_tokens: int = 64) -> float:
-    """MB of host memory that a tree of so many tokens takes, branching at random, with nodes of this length on average;
-    the pools not counted."""
-    rng, choose = np.random.default_rng(0), random.Random(0)
+@dataclass(frozen=True)
+class TreeMemory:
+    """MB of host memory that a tree takes; the pools not counted."""
+
+    traced: float
+    """What Python and numpy have asked for."""
+    resident: float
+    """By how much the process has grown."""
+
+
+def tree_memory(tokens: int = 1_000_000, node_tokens: int = 64) -> TreeMemory:
+    """Of a tree of so many tokens that branches at random, with nodes of this length on average. Each figure comes from
+    a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
+        return TreeMemory(*(processes.apply(measure, (tokens, node_tokens)) for measure in (_traced_mb, _resident_mb)))
+
+
+def _traced_mb(tokens: int, node_tokens: int) -> float:
     server = CacheServer(tokens + 2 * node_tokens, max_context=16_384)
-    paths: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
     tracemalloc.start()
-    try:
-        while server.cache.evictable_tokens < tokens - 2 * node_tokens:
-            above = choose.choice(paths)
-            ids = np.concatenate([above[:4096], random_ids(rng, choose.randint(1, 2 * node_tokens))])
-            server.insert(ids)
-            server.rows.take_updates()
-            if len(paths) < 500:
-                paths.append(ids)
-            else:
-                paths[choose.randrange(1, 500)] = ids
-        paths.clear()
-        return tracemalloc.get_traced_memory()[0] / 1e6
-    finally:
-        tracemalloc.stop()
+    _grow(server, tokens, node_tokens)
+    return tracemalloc.get_traced_memory()[0] / 1e6
+
+
+def _resident_mb(tokens: int, node_tokens: int) -> float:
+    small = CacheServer(100 * node_tokens, max_context=16_384)
+    _grow(small, 50 * node_tokens, node_tokens)  # what is imported and made once
+    server = CacheServer(tokens + 2 * node_tokens, max_context=16_384)
+    server.rows.rows.fill(1)  # numpy's zeros take no memory until they are written to
+    before = _resident_bytes()
+    _grow(server, tokens, node_tokens)
+    return (_resident_bytes() - before) / 1e6
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _grow(server: CacheServer, tokens: int, node_tokens: int) -> None:
+    rng, choose = np.random.default_rng(0), random.Random(0)
+    paths: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
+    while server.cache.evictable_tokens < tokens - 2 * node_tokens:
+        above = choose.choice(paths)
+        ids = np.concatenate([above[:4096], random_ids(rng, choose.randint(1, 2 * node_tokens))])
+        server.insert(ids)
+        server.rows.take_updates()
+        if len(paths) < 500:
+            paths.append(ids)
+        else:
+            paths[choose.randrange(1, 500)] = ids

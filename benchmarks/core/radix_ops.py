@@ -18,6 +18,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +27,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from benchmarks.common.measured import RESULTS
-from benchmarks.core.cache_server import CacheServer, Trace, random_ids, tree_memory
+from benchmarks.core.cache_server import CacheServer, Trace, TreeMemory, random_ids, tree_memory
 
 
 @dataclass
@@ -49,13 +50,15 @@ def per_call(call: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - begin) / repeats * 1e6
 
 
-def with_leaves(count: int, leaf_tokens: int = 16, spare: int = 0) -> CacheServer:
-    """A pool full of ``count`` unrelated leaves, with ``spare`` free tokens."""
+def with_leaves(
+    count: int, leaf_tokens: int = 16, spare: int = 0, page_size: int = 1, namespaces: int = 0
+) -> CacheServer:
+    """A pool full of ``count`` unrelated leaves, with ``spare`` free tokens; in no namespace, or in so many."""
     rng = np.random.default_rng(count)
-    server = CacheServer(count * leaf_tokens + spare)
+    server = CacheServer(count * leaf_tokens + spare, page_size=page_size)
     for number, ids in enumerate(random_ids(rng, count * leaf_tokens).reshape(count, leaf_tokens)):
         ids[0] = number  # all differ in the first token, so that each is a leaf of its own
-        server.insert(ids)
+        server.insert(ids, f"{number % namespaces:032x}" if namespaces else "")
     server.rows.take_updates()
     return server
 
@@ -121,10 +124,17 @@ def insert_new(server: CacheServer, repeats: int = 20) -> float:
     return elapsed / repeats * 1e6
 
 
-def match_nothing(server: CacheServer) -> float:
-    ids = random_ids(np.random.default_rng(5), 8192)
-    ids[0] = -1
-    return per_call(lambda: server.cache.match_prefix("", ids), 500)
+def match_nothing(server: CacheServer, namespace: str = "", known: int = 0) -> float:
+    """Prompts of 8192 tokens, a new one each time, of which nothing is cached, or only so many first tokens."""
+    prompts = random_ids(np.random.default_rng(5), 200 * 8192).reshape(200, 8192)
+    leaves = list(server.cache.tree.nodes())
+    for prompt, leaf in zip(prompts, leaves[:: len(leaves) // 200], strict=False):
+        prompt[:known] = np.frombuffer(leaf.key, dtype=np.int32)[:known]
+        prompt[known] = -1
+    if known:  # what is cached of them is split off once, and not again
+        assert all(server.cache.match_prefix(namespace, prompt).device_len == known for prompt in prompts)
+    todo = iter(prompts)
+    return per_call(lambda: server.cache.match_prefix(namespace, next(todo)), len(prompts))
 
 
 def evict_many(leaves: int) -> Callable[[], float]:
@@ -194,6 +204,20 @@ def decode_rows(bs: int = 256) -> float:
     return per_call(step, 500)
 
 
+def zero_hits() -> list[Operation]:
+    """Prompts that find nothing, or a page and no more, in trees of 100k leaves of other kinds."""
+    none, table = ("–", "–", "–"), list[Operation]()
+    for page in (1, 16, 64):
+        server = with_leaves(100_000, leaf_tokens=max(16, 2 * page), page_size=page)
+        if page > 1:
+            table.append(Operation(f"… page {page}", 3, none, partial(match_nothing, server)))
+        name = f"… page {page}, of which the first is cached"
+        table.append(Operation(name, 3, none, partial(match_nothing, server, known=page)))
+    server = with_leaves(100_000, namespaces=1000)
+    table.append(Operation("… 1,000 namespaces", 3, none, partial(match_nothing, server, f"{7:032x}")))
+    return table
+
+
 def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
     none = ("–", "–", "–")
     deep, deep_ids = chain(8192, 100)
@@ -212,6 +236,7 @@ def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
         Operation("… path locked", 1, none, lambda: lock_unlock(deep, deep_ids, locked=True)),
         Operation("insert new 8k among 100k leaves", 40, ("216", "64", "1461"), lambda: insert_new(wide)),
         Operation("zero-hit match 8k", 3, ("9", "7", "4"), lambda: match_nothing(wide)),
+        *zero_hits(),
         Operation("evict 10k tokens of 10k leaves, full pool", 2000, ("17000", "20000", "–"), evict_many(10_000)),
         Operation("… of 100k leaves", 2500, ("23000", "67000", "–"), evict_many(100_000)),
         Operation("evict one leaf of 100k", 10, ("4000", "56000", "–"), evict_one),
@@ -223,8 +248,9 @@ def operations(traces: dict[str, Trace], rounds: int) -> list[Operation]:
         table.append(Operation(f"decode of 256: slots, page {page}", 10, none, decode_slots(page)))
     table.append(Operation("decode of 256: rows and their update", 20, none, decode_rows))
     for name, trace in traces.items():
-        peers = ("273", "452", "680–800") if (trace.active_jobs, trace.page_size) == (128, 1) else none
-        table.append(Operation(name, 60, peers, trace.measure))
+        is_published = (trace.active_jobs, trace.page_size, trace.kv_events) == (128, 1, False)
+        peers = ("273", "452", "680–800") if is_published else none
+        table.append(Operation(name, 120 if trace.kv_events else 60, peers, trace.measure))
     return table
 
 
@@ -242,7 +268,7 @@ def show(table: list[Operation]) -> None:
     print("SGLang keeps slots in torch tensors, on a GPU a part of its cost is asynchronous.")
 
 
-def write_json(table: list[Operation], tree_mb: float) -> Path:
+def write_json(table: list[Operation], memory: TreeMemory) -> Path:
     rows = [{k: v for k, v in asdict(op).items() if k != "measure"} | {"median": median(op.rounds)} for op in table]
     report = {
         "machine": platform.processor() or platform.machine(),
@@ -250,7 +276,7 @@ def write_json(table: list[Operation], tree_mb: float) -> Path:
         "numpy": np.__version__,
         "load_average": os.getloadavg()[0],
         "operations": rows,
-        "tree_mb": tree_mb,
+        "tree_mb": asdict(memory),
     }
     out = RESULTS / "radix_ops.json"
     out.parent.mkdir(exist_ok=True)
@@ -265,6 +291,7 @@ def main() -> None:
     args = parser.parse_args()
     traces = {f"agent trace, per turn, {active} active jobs": Trace(active) for active in (128, 300)}
     traces |= {f"… 128 active jobs, page {page}": Trace(128, page) for page in (16, 64)}
+    traces["… 128 active jobs, KV cache events"] = Trace(128, kv_events=True)
     table = [op for op in operations(traces, args.rounds) if args.only in op.name]
     gc.freeze()  # what a server does after start-up: the collector need not visit what stays
     for number in range(args.rounds):
@@ -274,9 +301,12 @@ def main() -> None:
         if trace := traces.get(op.name):
             op.note = f"hit rate {trace.hit_rate:.4f}, {trace.prompt_tokens:.0f} prompt tokens"
     show(table)
-    tree_mb = tree_memory()
-    print(f"a tree of 1 M tokens with nodes of 64 takes {tree_mb:.1f} MB of host memory (goal: below 40)")
-    out = write_json(table, tree_mb)
+    memory = tree_memory()
+    print(
+        f"a tree of 1 M tokens with nodes of 64 takes {memory.traced:.1f} MB of host memory, and the process grows by "
+        f"{memory.resident:.1f} (goal: below 40)"
+    )
+    out = write_json(table, memory)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; written to {out}")
 
 

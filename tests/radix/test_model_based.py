@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cache_rig import CacheRig, Running
 
+from baton.radix import cache as cache_module
 from baton.radix.node import TreeNode
 
 SEED = int(os.environ.get("BATON_RADIX_SEED", "1"))
@@ -238,6 +239,18 @@ class Episode:
 def test_random_operations_equal_the_models(offset: int, page: int) -> None:
     print(f"BATON_RADIX_SEED={SEED + offset}")
     episode = Episode(SEED + offset, page)
+    episode.run(300)
+    episode.end()
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_long_prompts_are_looked_up_in_part(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever counts as long, the same is found."""
+    print(f"BATON_RADIX_SEED={SEED + offset}")
+    rng = random.Random(offset)
+    monkeypatch.setattr(cache_module, "LONG_PROMPT", rng.randrange(12))
+    monkeypatch.setattr(cache_module, "FIRST_LOOK", rng.randrange(1, 12))
+    episode = Episode(SEED + offset, rng.choice([1, 2, 4]))
     episode.run(300)
     episode.end()
 
