@@ -18,8 +18,9 @@ import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
+from .eviction.lanes import Lanes, OneLane
 from .eviction.order import EvictionOrder
-from .eviction.ranks import Rank, lru
+from .eviction.ranks import lru
 from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
@@ -52,8 +53,8 @@ class MatchResult(NamedTuple):
 
 
 class RadixCache:
-    """Owns the tree and its locks. ``disabled``: nothing is matched or inserted, all else is the same. rank: which
-    leaves are evicted first."""
+    """Owns the tree and its locks. ``disabled``: nothing is matched or inserted, all else is the same. lanes: the order
+    in which leaves are evicted; lru if None."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class RadixCache:
         *,
         page_size: int,
         disabled: bool = False,
-        rank: Rank = lru,
+        lanes: Lanes | None = None,
     ) -> None:
         if page_size != allocator.page_size:
             raise ValueError(f"page_size {page_size} differs from the allocator's {allocator.page_size}")
@@ -77,10 +78,11 @@ class RadixCache:
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.tree = RadixTree(page_size)
-        self.order = EvictionOrder(max(page_size, min(LEAST_REST, allocator.total_tokens // 256)), rank)
+        lanes = lanes or OneLane(lru)
+        self.order = EvictionOrder(lanes, max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
         """What there is beside the device."""
-        self.watchers: list[CacheWatcher] = []
+        self.watchers: list[CacheWatcher] = [lanes.watcher] if lanes.watcher is not None else []
         """Told of every change, in this order."""
         self.tier_watchers: list[TierWatcher] = []
         self.tick = 0

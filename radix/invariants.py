@@ -18,7 +18,7 @@ from .cache import RadixCache
 from .kv_sequence import KVSequence
 from .lazy_heap import SPARE_ENTRIES
 from .lease import LeaseState, LeaseTable
-from .node import ID_BYTES, NO_ENTRY, TreeNode
+from .node import ID_BYTES, TreeNode
 
 SLOT = np.dtype(np.int32)
 
@@ -261,8 +261,8 @@ def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
     _expect(len(entries) == len(listed), cache, "a node has two entries in the eviction order")
     for node in nodes:
         rank = entries.get(id(node))
-        if (node.entry_rank != NO_ENTRY) != (rank is not None):
-            raise _broken(cache, node, f"entry_rank is {node.entry_rank}, and there is no such entry")
+        if (node.entry is not None) != (rank is not None):
+            raise _broken(cache, node, f"has the entry {node.entry and node.entry[:2]}, which is in no lane")
         if rank is not None:
             if rank > cache.order.rank(node):
                 raise _broken(cache, node, f"would be evicted late: its entry says {rank}")

@@ -1,7 +1,7 @@
 """One node of the radix tree: plain data.
 
 tree.py changes its place and contents, cache.py lock_ref, last_access, used, uses, turn and priority, lease.py
-lease_ref, eviction/order.py entry_rank and, when it chooses a victim, on_device and what its parent inherits,
+lease_ref, eviction/order.py entry and, when it chooses a victim, on_device and what its parent inherits,
 host_tier.py what a node has on the host.
 """
 
@@ -11,8 +11,6 @@ import numpy as np
 
 ID_BYTES = 4
 """Bytes of a token id; keys are raw int32 memory."""
-
-NO_ENTRY = -1
 
 NO_SLOTS = np.empty(0, dtype=np.int32)
 """The value of a node that is not on the device."""
@@ -33,7 +31,7 @@ class TreeNode:
         "children",
         "demoted",
         "device_children",
-        "entry_rank",
+        "entry",
         "hits",
         "host",
         "host_children",
@@ -103,13 +101,14 @@ class TreeNode:
         self.uses = 0
         """Sequences that began with it, and since they have gone, with its children."""
         self.turn = 0
-        """How many requests one after the other led here: 1 for KV that was computed from the start."""
+        """How many requests one after the other led here: 1 for KV that was computed from the start. As long as it
+        never branched, also those that led to children that have gone."""
         self.priority = 0
         """The highest of the requests that computed it or began with it, or with children that have gone."""
-        self.note: object = None
-        """What an order of eviction that learns knows of it (see eviction/learned.py)."""
-        self.entry_rank = NO_ENTRY
-        """The rank of this node's entry in the eviction order; NO_ENTRY while there is none."""
+        self.note: tuple[float, int] | None = None
+        """What an order of eviction has learned of it (see eviction/learned.py)."""
+        self.entry: tuple[int, int, TreeNode] | None = None
+        """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
 
     def __len__(self) -> int:
         """Tokens on this node."""

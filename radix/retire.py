@@ -7,7 +7,7 @@ nothing an order can learn from accesses, so it is said: by the last step of a j
 from __future__ import annotations
 
 from .cache import RadixCache
-from .node import NO_ENTRY, TreeNode
+from .node import TreeNode
 
 
 def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = False) -> int:
@@ -31,7 +31,7 @@ def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = F
         node.last_access = 0
         tokens += len(node)
         is_leaf = not (node.device_children or node.lock_ref)
-        if node.on_device and (is_leaf or node.entry_rank != NO_ENTRY):
+        if node.on_device and (is_leaf or node.entry is not None):
             cache.order.add(node)
         below, node = node, node.parent
     return tokens

@@ -96,7 +96,7 @@ class RadixTree:
         upper = self._new_node(node.parent, node.child_key, node.key[:cut], node.value[:count].copy(), node.last_access)
         upper.on_device, upper.hits = node.on_device, node.hits
         upper.born, upper.used = node.born, node.used
-        upper.turn, upper.priority = node.turn, node.priority
+        upper.turn, upper.priority, upper.note = node.turn, node.priority, node.note
         upper.storing, upper.loading = node.storing, node.loading
         node.block_keys = None
         upper.lock_ref = 1 if node.lock_ref else 0

@@ -22,7 +22,7 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.tiers.host_pool import HostPool
 from ..memory_pool.tiers.remote_store import RemoteStore
 from ..radix.cache import RadixCache
-from ..radix.eviction.ranks import RANKS
+from ..radix.eviction.orders import ORDERS
 from ..radix.tiers.block_names import BlockNames
 from ..radix.tiers.block_tier import BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
@@ -86,7 +86,7 @@ def build_scheduler(
         allocator,
         page_size=config.page_size,
         disabled=config.disable_radix_cache,
-        rank=RANKS[config.radix_eviction_policy],
+        lanes=ORDERS[config.radix_eviction_policy](config.max_total_tokens),
     )
     tier = None
     if host_tokens:

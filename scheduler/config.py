@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..radix.eviction.ranks import RANKS
+from ..radix.eviction.orders import ORDERS
 from .policies.registry import POLICIES
 from .policies.tools import PinTime
 
@@ -45,8 +45,9 @@ class SchedulerConfig:
     radix_eviction_policy: str = flag(
         "lru",
         "which cached KV goes first when room is needed: the least recently used (lru), the least often used (lfu), "
-        "what was never used again (slru), the oldest (fifo), what requests of a low priority left (priority)",
-        RANKS,
+        "what was never used again (slru), the oldest (fifo), what requests of a low priority left (priority), or what "
+        "by experience is asked for again least likely and latest (learned)",
+        ORDERS,
     )
     pin_time: PinTime = flag(
         "auto",

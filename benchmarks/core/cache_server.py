@@ -18,6 +18,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
+from baton.radix.eviction.orders import ORDERS
 from baton.radix.kv_sequence import KVSequence
 from baton.runtime.config import KVEventConfig
 from baton.runtime.kv_events.publisher import KVEventPublisher
@@ -29,11 +30,16 @@ class CacheServer:
     """The three parts a scheduler would hold, and the calls it would make."""
 
     def __init__(
-        self, num_tokens: int, num_rows: int = 64, max_context: int = 131_072 + 64, page_size: int = 1
+        self,
+        num_tokens: int,
+        num_rows: int = 64,
+        max_context: int = 131_072 + 64,
+        page_size: int = 1,
+        eviction: str = "lru",
     ) -> None:
         self.rows = ReqToTokenPool(num_rows, max_context)
         self.allocator = Allocator(num_tokens // page_size * page_size, page_size)
-        self.cache = RadixCache(self.rows, self.allocator, page_size=page_size)
+        self.cache = RadixCache(self.rows, self.allocator, page_size=page_size, lanes=ORDERS[eviction](num_tokens))
         self.events: KVEventPublisher | None = None
 
     def publish_events(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import RadixCache
-from ...radix.eviction.ranks import RANKS
+from ...radix.eviction.orders import ORDERS
 from ...radix.tiers.host_tier import HostTier
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.policies.policy import SchedulePolicy
@@ -44,7 +44,7 @@ def build_engine(
         allocator,
         page_size=config.page_size,
         disabled=config.disable_radix_cache,
-        rank=RANKS[config.radix_eviction_policy],
+        lanes=ORDERS[config.radix_eviction_policy](config.max_total_tokens),
     )
     host = None
     if host_tokens:

@@ -1,12 +1,9 @@
-"""The order in which leaves are evicted, the lowest rank first (`ranks.py`), and the choice of victims.
+"""The order in which leaves are evicted, and the choice of victims.
 
-It consists of entries (rank, serial, node). Each node has at most one entry, made when it becomes an unlocked leaf. A
-later access or lock does not touch the order, so it is free: an entry that turns out to be out of date when it comes
-first is put back with the right rank, or dropped if its node is locked or no leaf any more.
-
-By default the rank is the time of the last access. Then most entries are made for new leaves, in order of time: they go
-into a queue, O(1). The few that come late (an old leaf was unlocked, a rank was corrected, a parent became a leaf) go
-into a heap beside it, O(log n).
+It consists of entries (rank, serial, node), which wait in lanes (`lanes.py`), the lowest rank first. Each node has at
+most one entry that counts, made when it becomes an unlocked leaf. A later access or lock does not touch the order, so
+it is free: an entry that turns out to be out of date when its turn comes is put back where it belongs, or dropped if
+its node is locked or no leaf any more. By default there is one lane, and the rank is the time of the last access.
 
 A node that is to go early (retire.py) gets a second entry; its first one is dead then, and passed over.
 
@@ -16,69 +13,55 @@ for a node at the moment it becomes a leaf, which is the only time it matters.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import chain
 
-from ..node import NO_ENTRY, TreeNode
+from ..node import TreeNode
 from ..tree import RadixTree
-from .ranks import Rank, lru
+from .lanes import Lanes
 
 
 class EvictionOrder:
     """Owns the entries. Every unlocked leaf has one, with a rank not above its own."""
 
-    def __init__(self, least_rest: int = 1, rank: Rank = lru) -> None:
-        """least_rest: if fewer tokens than these would be left of a leaf, all of it goes; at least a page."""
+    def __init__(self, lanes: Lanes, least_rest: int = 1) -> None:
+        """lanes: a new one. least_rest: if fewer tokens than these would be left of a leaf, all of it goes; at least a
+        page."""
+        self._lanes = lanes
         self._least_rest = least_rest
-        self.rank = rank
-        """What leaves are compared by."""
-        self._queue: deque[tuple[int, int, TreeNode]] = deque()
-        self._heap: list[tuple[int, int, TreeNode]] = []
+        self.rank = lanes.rank
+        """What the leaves of a lane are compared by."""
 
     def add(self, leaf: TreeNode) -> None:
         """Call when a node becomes an unlocked leaf, or is one that is to go earlier."""
         rank = self.rank(leaf)
-        if leaf.entry_rank == NO_ENTRY or rank < leaf.entry_rank:
-            self._push(leaf, rank)
-
-    def _push(self, leaf: TreeNode, rank: int) -> None:
-        leaf.entry_rank = rank
-        entry = (rank, leaf.serial, leaf)
-        if not self._queue or entry > self._queue[-1]:
-            self._queue.append(entry)
-        else:
-            heappush(self._heap, entry)
+        if leaf.entry is None or rank < leaf.entry[0]:
+            leaf.entry = (rank, leaf.serial, leaf)
+            self._lanes.lane_of(leaf).push(leaf.entry)
 
     def pop(self) -> TreeNode | None:
-        """Remove the entry of the unlocked leaf with the lowest rank and return the leaf; None if there is none."""
-        queue, heap = self._queue, self._heap
-        while queue or heap:
-            if not heap or (queue and queue[0] < heap[0]):
-                rank, _, node = queue.popleft()
-            else:
-                rank, _, node = heappop(heap)
-            if node.entry_rank != rank:
+        """Remove the entry of the unlocked leaf whose turn it is and return the leaf; None if there is none."""
+        lanes = self._lanes
+        while (lane := lanes.next()) is not None:
+            entry = lane.take()
+            node = entry[2]
+            if node.entry is not entry:
                 continue
-            node.entry_rank = NO_ENTRY
+            node.entry = None
             if node.lock_ref or node.device_children or node.parent is None:
                 continue
-            now = self.rank(node)
-            if now == rank:
+            if self.rank(node) == entry[0] and lanes.lane_of(node) is lane:
                 return node
-            self._push(node, now)
+            self.add(node)
         return None
 
     def clear(self) -> None:
-        self._queue.clear()
-        self._heap.clear()
+        for lane in self._lanes.all:
+            lane.clear()
 
     def forget_removed(self) -> None:
         """Drop the entries of nodes that have left the tree other than by eviction, which would keep them alive."""
-        self._queue = deque(entry for entry in self._queue if entry[2].parent is not None)
-        self._heap = [entry for entry in self._heap if entry[2].parent is not None]
-        heapify(self._heap)
+        for lane in self._lanes.all:
+            lane.forget_removed()
 
     def choose_victims(
         self, tree: RadixTree, num_tokens: int, keeps: Callable[[TreeNode], bool]
@@ -122,6 +105,8 @@ class EvictionOrder:
             victim.uses = 0  # it may be back, from another tier
         if victim.priority > parent.priority:
             parent.priority = victim.priority
+        if victim.turn > parent.turn and not parent.branched and parent.parent is not None:
+            parent.turn = victim.turn  # what is left of a session has come as far as the session has
         self.lost_child(parent)
 
     def lost_child(self, parent: TreeNode) -> None:
@@ -131,4 +116,4 @@ class EvictionOrder:
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(rank, node) of every entry that counts, in no particular order, for invariants."""
-        return ((rank, node) for rank, _, node in chain(self._queue, self._heap) if node.entry_rank == rank)
+        return ((entry[0], entry[2]) for lane in self._lanes.all for entry in lane if entry[2].entry is entry)

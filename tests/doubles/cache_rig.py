@@ -13,7 +13,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.eviction.ranks import Rank, lru
+from baton.radix.eviction.orders import ORDERS
 from baton.radix.invariants import Account, check_tree, conservation
 from baton.radix.kv_sequence import KVSequence
 
@@ -41,11 +41,13 @@ class CacheRig:
         rows: int = 8,
         context: int = 512,
         disabled: bool = False,
-        rank: Rank = lru,
+        eviction: str = "lru",
     ) -> None:
         self.pool = ReqToTokenPool(rows, context)
         self.allocator = Allocator(num_tokens, page_size, check=True)
-        self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disabled, rank=rank)
+        self.cache = RadixCache(
+            self.pool, self.allocator, page_size=page_size, disabled=disabled, lanes=ORDERS[eviction](num_tokens)
+        )
         self.kv: list[object] = [None] * (num_tokens + page_size)
         self.running: list[Running] = []
 

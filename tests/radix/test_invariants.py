@@ -148,13 +148,14 @@ def key_too_long(rig: CacheRig, running: Running) -> None:
 
 
 def two_entries(rig: CacheRig, running: Running) -> None:
-    rig.cache.order._queue.append(rig.cache.order._queue[0])
+    lane = rig.cache.order._lanes.all[0]
+    lane.push(lane.first())
 
 
 def no_entry_but_marked(rig: CacheRig, running: Running) -> None:
     assert running.kv.node is not None
     assert running.kv.node.parent is not None
-    running.kv.node.parent.entry_rank = 7
+    running.kv.node.parent.entry = (7, 0, running.kv.node.parent)
 
 
 def misfiled_below_the_root(rig: CacheRig, running: Running) -> None:
@@ -204,12 +205,12 @@ def slot_twice_in_the_tree(rig: CacheRig, running: Running) -> None:
         (wide_slots, r"^node #1 .*slots that are not int32"),
         (key_too_long, r"^node #1 .*has a wrong prefix_len"),
         (two_entries, "^a node has two entries in the eviction order"),
-        (no_entry_but_marked, r"^node #2 .*entry_rank is \d+, and there is no such entry"),
+        (no_entry_but_marked, r"^node #2 .*has the entry \(\d+, \d+\), which is in no lane"),
         (miscount_evictable, "evictable tokens, counted"),
         (miscount_protected, "protected tokens, counted"),
         (miscount_nodes, "total_nodes"),
         (forget_a_leaf, r"^node #3 .*an unlocked leaf without an entry"),
-        (forget_the_order, r"^node #\d .*entry_rank is \d+, and there is no such entry"),
+        (forget_the_order, r"^node #\d .*has the entry \(\d+, \d+\), which is in no lane"),
         (entry_too_late, r"^node #\d .*would be evicted late: its entry says"),
         (wrong_parent, r"^node #1 .*and its parent disagree"),
         (wrong_prefix_len, r"^node #1 .*has a wrong prefix_len"),

@@ -5,8 +5,9 @@ import pytest
 from cache_rig import CacheRig
 
 from baton.radix.cache import StaleHandleError
+from baton.radix.eviction.lanes import OneLane
 from baton.radix.eviction.order import EvictionOrder
-from baton.radix.node import NO_ENTRY
+from baton.radix.eviction.ranks import lru
 from baton.radix.tree import RadixTree
 
 
@@ -21,7 +22,7 @@ def leaves(tree: RadixTree, count: int):
 
 
 def test_order_corrects_times_when_it_must_and_not_before() -> None:
-    tree, order = RadixTree(1), EvictionOrder()
+    tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     a, b, c = leaves(tree, 3)
     for node in (a, b, c):
         order.add(node)
@@ -29,11 +30,11 @@ def test_order_corrects_times_when_it_must_and_not_before() -> None:
     a.last_access = 10
     assert sorted(time for time, _ in order.entries()) == [0, 1, 2]
     assert [order.pop(), order.pop(), order.pop(), order.pop()] == [b, c, a, None]
-    assert a.entry_rank == NO_ENTRY
+    assert a.entry is None
 
 
 def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> None:
-    tree, order = RadixTree(1), EvictionOrder()
+    tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     locked, inner, removed, leaf = leaves(tree, 4)
     for node in (locked, inner, removed, leaf):
         order.add(node)
@@ -149,11 +150,11 @@ def test_a_parent_is_entered_only_once_it_is_an_unlocked_leaf() -> None:
     rig.insert(tokens(1, 2, 3, 4))
     rig.insert(tokens(1, 2, 3, 9))
     stem = rig.cache.match_prefix("", tokens(1, 2, 3)).handle
-    assert rig.cache.evict(1) == 1 and stem.entry_rank == NO_ENTRY, "the other child is still there"
+    assert rig.cache.evict(1) == 1 and stem.entry is None, "the other child is still there"
     rig.cache.lock(stem)
-    assert rig.cache.evict(1) == 1 and stem.entry_rank == NO_ENTRY, "it is locked"
+    assert rig.cache.evict(1) == 1 and stem.entry is None, "it is locked"
     rig.cache.unlock(stem)
-    assert stem.entry_rank != NO_ENTRY and rig.cache.evict(3) == 3
+    assert stem.entry is not None and rig.cache.evict(3) == 3
 
 
 @pytest.mark.parametrize("page", [1, 16, 64])
@@ -170,7 +171,7 @@ def test_evicted_pages_are_whole(page: int) -> None:
 
 def test_100_000_leaves_go_in_order() -> None:
     count = 100_000
-    tree, order = RadixTree(1), EvictionOrder()
+    tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     nodes = list(leaves(tree, count))
     for node in nodes:
         order.add(node)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cache_rig import CacheRig
 
-from baton.radix.eviction.ranks import RANKS
+from baton.radix.eviction.orders import ORDERS
 from baton.radix.retire import retire
 
 
@@ -36,7 +36,7 @@ def gone_in_turn(rig: CacheRig, values: tuple[int, ...]) -> list[int]:
     [("lru", [3, 4, 1, 2]), ("lfu", [4, 3, 2, 1]), ("slru", [4, 3, 1, 2]), ("fifo", [1, 2, 3, 4])],
 )
 def test_who_goes_first(name: str, order: list[int]) -> None:
-    rig = CacheRig(rank=RANKS[name])
+    rig = CacheRig(eviction=name)
     for value in (1, 2, 3, 4):
         rig.insert(ids(value))
     for value in (1, 1, 2, 2, 1, 3, 1, 4, 1, 2) if name == "lru" else (3, 1, 1, 1, 2, 2):
@@ -45,7 +45,7 @@ def test_who_goes_first(name: str, order: list[int]) -> None:
 
 
 def test_priorities() -> None:
-    rig = CacheRig(rank=RANKS["priority"])
+    rig = CacheRig(eviction="priority")
     rig.insert(ids(1), priority=5)
     rig.insert(ids(2), priority=-7)
     rig.insert(ids(3))
@@ -55,9 +55,9 @@ def test_priorities() -> None:
     assert gone_in_turn(rig, (1, 2, 3, 4)) == [2, 3, 1, 4]
 
 
-@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("name", ORDERS)
 def test_what_nobody_comes_back_for_goes_first(name: str) -> None:
-    rig = CacheRig(rank=RANKS[name])
+    rig = CacheRig(eviction=name)
     for value in (1, 2, 3):
         rig.insert(ids(value), priority=value)
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_what_nobody_comes_back_for_goes_first(name: str) -> None:
 @pytest.mark.parametrize("name", ["lfu", "slru", "priority"])
 def test_a_stem_inherits_what_its_branches_were_worth(name: str) -> None:
     """Without that, a system prompt would go before what nobody used, as soon as its last branch has gone."""
-    rig = CacheRig(rank=RANKS[name])
+    rig = CacheRig(eviction=name)
     rig.insert(ids(1, 2), priority=5)
     rig.insert(ids(1, 3), priority=5)
     for _ in range(2):
@@ -83,12 +83,12 @@ def test_a_stem_inherits_what_its_branches_were_worth(name: str) -> None:
     assert cached(rig, 1) and not cached(rig, 7)
 
 
-@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("name", ORDERS)
 def test_any_order_keeps_the_books(name: str) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    rig = CacheRig(num_tokens=96, rank=RANKS[name])
+    rig = CacheRig(num_tokens=96, eviction=name)
     for _ in range(300):
         path = [rng.randrange(3) for _ in range(rng.randint(1, 4))]
         if rng.random() < 0.3 and len(rig.running) < 4:

@@ -1,0 +1,66 @@
+"""What has been evicted and may be asked for again: who only sees what is there never learns that it gave up too
+early."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..node import ID_BYTES, TreeNode
+
+HEAD_TOKENS = 16
+"""By so many first tokens, and by what they follow, an evicted node is known again; their memory is not shared, so
+they are few."""
+
+MOST_GHOSTS = 16_384
+
+
+class Ghost(NamedTuple):
+    number: int
+    """Of its class, when it was evicted."""
+    used: int
+    """Tick of its last use."""
+    tokens: int
+    habit: tuple[float, int] | None
+    """Its ``note``."""
+
+
+class Ghosts:
+    """The latest evicted nodes, as many as the device could hold; the oldest one is forgotten first."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._by_place: OrderedDict[tuple[int, bytes], Ghost] = OrderedDict()
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def add(self, node: TreeNode, number: int) -> None:
+        self.take(node)
+        self._by_place[_place(node)] = Ghost(number, node.used, len(node), node.note)
+        self.tokens += len(node)
+
+    def take(self, node: TreeNode) -> Ghost | None:
+        """The ghost that a node is the return of, if any; it is none any more."""
+        ghost = self._by_place.pop(_place(node), None)
+        if ghost is not None:
+            self.tokens -= ghost.tokens
+        return ghost
+
+    def forget(self) -> Iterator[Ghost]:
+        """Those that are too many; they are gone."""
+        while self.tokens > self._most_tokens or len(self._by_place) > MOST_GHOSTS:
+            _, ghost = self._by_place.popitem(last=False)
+            self.tokens -= ghost.tokens
+            yield ghost
+
+    def clear(self) -> None:
+        self._by_place.clear()
+        self.tokens = 0
+
+
+def _place(node: TreeNode) -> tuple[int, bytes]:
+    assert node.parent is not None
+    return node.parent.serial, node.key[: HEAD_TOKENS * ID_BYTES]

@@ -1,0 +1,140 @@
+"""What the learned order gives up first once it has seen how people come back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig
+
+from baton.radix.eviction.lanes import Lanes
+from baton.radix.eviction.learned import GAPS, TURNS, LearnedLanes, _class_of
+from baton.radix.retire import retire
+
+FRESH = iter(range(10**6, 10**9, 1000))
+"""Where token ids begin that nobody has used."""
+
+
+def fresh(count: int) -> np.ndarray:
+    first = next(FRESH)
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def ask(rig: CacheRig, *parts: np.ndarray) -> int:
+    """A request with this prompt, which is cached afterwards; how much of it was there, all but its last token."""
+    running = rig.start(np.concatenate(parts))
+    found = running.kv.tree_len
+    assert rig.compute(running)
+    rig.finish(running)
+    return found
+
+
+def lanes_of(rig: CacheRig) -> LearnedLanes:
+    lanes: Lanes = rig.cache.order._lanes
+    assert isinstance(lanes, LearnedLanes)
+    return lanes
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_while_it_knows_nothing_it_is_lru(page: int) -> None:
+    rigs = [CacheRig(num_tokens=512, page_size=page, eviction=name) for name in ("lru", "learned")]
+    for token in (1, 2, 3, 1, 4):
+        for rig in rigs:
+            rig.insert(np.repeat(np.int32(token), 64))
+    for _ in range(8):
+        lru, learned = (
+            [rig.cache.match_len("", np.repeat(np.int32(token), 64)) for token in (1, 2, 3, 4)] for rig in rigs
+        )
+        assert lru == learned
+        assert [rig.cache.evict(32) for rig in rigs] == [32, 32]
+
+
+@pytest.mark.parametrize(("name", "kept"), [("lru", False), ("learned", True)])
+def test_a_burst_of_single_prompts_leaves_the_system_prompt_alone(name: str, kept: bool) -> None:
+    """It has no leaf below it when the burst comes, and is the longest idle. Only who knows that such prompts are never
+    asked for again, and it always was, keeps it."""
+    rig = CacheRig(num_tokens=1_000, eviction=name)
+    system = fresh(200)
+    for _ in range(40):
+        ask(rig, system, fresh(30))
+        ask(rig, fresh(100))
+    for _ in range(20):
+        ask(rig, fresh(150))
+    assert (rig.cache.match_len("", system) == 200) is kept
+    rig.verify()
+
+
+def test_with_a_hint_a_burst_touches_nothing_in_any_order() -> None:
+    for name in ("lru", "lfu", "slru", "fifo", "learned"):
+        rig = CacheRig(num_tokens=1_000, eviction=name)
+        system = fresh(200)
+        ask(rig, system)
+        for _ in range(20):
+            burst = fresh(150)
+            ask(rig, burst)
+            retire(rig.cache, rig.cache.match_prefix("", burst).handle)
+        assert rig.cache.match_len("", system) == 200
+
+
+def test_what_is_asked_for_often_outlives_what_is_younger() -> None:
+    """Documents below a system prompt: one is in every fourth request, the others come back after a hundred."""
+    rig = CacheRig(num_tokens=1_200, eviction="learned")
+    system, often, seldom = fresh(20), fresh(100), [fresh(100) for _ in range(25)]
+    found = []
+    for number in range(400):
+        document = often if number % 4 == 0 else seldom[number % 25]
+        found.append((document is often, ask(rig, system, document, fresh(10))))
+    late = found[200:]
+    assert all(hit >= 120 for is_often, hit in late if is_often)
+    rig.verify()
+
+
+def test_tails_are_classed_by_turn_and_what_is_shared_by_its_gap() -> None:
+    rig = CacheRig(num_tokens=2_000, rows=8, context=1_000, eviction="learned")
+    ids = fresh(20)
+    for turn in range(1, 40):
+        ask(rig, ids)
+        node = rig.cache.match_prefix("", ids).handle
+        assert node.turn == turn and not node.branched
+        assert _class_of(node) == {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 7: 4, 8: 5, 15: 5, 16: 6, 31: 6, 32: 7}.get(
+            turn, _class_of(node)
+        )
+        ids = np.append(ids, fresh(20))
+    rig.cache.evict(20 * 20)
+    assert rig.cache.match_prefix("", ids).handle.turn == 39, "what is left of a session is where it was"
+    ask(rig, ids[:20], fresh(5))
+    top = rig.cache.match_prefix("", ids[:20]).handle
+    assert top.branched and top.turn == 1 and TURNS <= _class_of(top) < TURNS + GAPS
+
+
+def test_a_return_after_an_eviction_counts_as_a_reuse() -> None:
+    rig = CacheRig(num_tokens=400, eviction="learned")
+    spells = lanes_of(rig)._reuse._of_class[0]
+    prompt = fresh(50)
+    ask(rig, prompt)
+    rig.cache.evict(400)
+    assert spells.total == 0, "its spell goes on"
+    ask(rig, prompt)
+    assert (sum(spells.reuses), spells.total) == (1, 1)
+    for _ in range(40):
+        ask(rig, fresh(50))
+    assert (sum(spells.reuses), spells.total) == (1, 41 - 2 * 400 // 50 + 1), "who is forgotten never came back"
+    rig.cache.reset()
+    assert len(lanes_of(rig)._ghosts) == 0
+
+
+def test_ranks_of_all_workers_agree() -> None:
+    """Two caches that see the same evict the same."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng, rigs = random.Random(seed), [CacheRig(num_tokens=300, eviction="learned") for _ in range(2)]
+    for _ in range(300):
+        ids = np.array([rng.randrange(3) for _ in range(rng.randint(1, 60))], dtype=np.int32)
+        over = rng.random() < 0.2
+        for rig in rigs:
+            rig.insert(ids)
+            if over:
+                retire(rig.cache, rig.cache.match_prefix("", ids).handle)
+        held = [sorted((node.prefix_len, node.key) for node in rig.cache.tree.nodes()) for rig in rigs]
+        assert held[0] == held[1]
