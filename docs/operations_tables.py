@@ -12,7 +12,7 @@ from typing import Any
 
 from baton.entrypoints.chat.config import ChatConfig
 from baton.entrypoints.server_args import ServerConfig, build_parser
-from baton.runtime.config import KVEventConfig, ModelArgs, TierConfig
+from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parent / "operations.md"
 
 def flag_table() -> str:
     """One row for each flag, in the order of --help, with a row of its own for each group."""
-    parts = (ModelArgs, SchedulerConfig, TierConfig, KVEventConfig, ChatConfig, ServerConfig)
+    parts = (ModelArgs, SchedulerConfig, TierConfig, KVEventConfig, ChatConfig, RecordingConfig, ServerConfig)
     fields = {f.name: f for part in parts for f in dataclasses.fields(part)}
     lines = ["| flag | takes | default | |", "|---|---|---|---|"]
     for group in build_parser()._action_groups:

@@ -37,8 +37,8 @@ class Engine:
     """Generates in this process. Safe to use from several threads and loops at once.
 
     Raises UsageError for a wrong setting, ModelLoadError or TokenizerError for a model that cannot be served,
-    ItemTrieError for an item trie that cannot be loaded. Calls raise RequestRefused where the server would answer with
-    a 4xx or 5xx.
+    ItemTrieError for an item trie that cannot be loaded, RecordingError for a log that cannot be written. Calls raise
+    RequestRefused where the server would answer with a 4xx or 5xx.
     """
 
     def __init__(self, *, worker: WorkerFunction | None = None, **settings: Any) -> None:

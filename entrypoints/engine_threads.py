@@ -20,6 +20,7 @@ from ..runtime.channels import Endpoints, Sender
 from ..runtime.config import WorkerConfig
 from ..runtime.detokenizer import run_detokenizer
 from ..runtime.metrics import ServerMetrics
+from ..runtime.recording.recorder import open_recorder
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
@@ -48,6 +49,9 @@ class EngineThreads:
     """Started by `start`, ended by `shutdown` or with the process."""
 
     def __init__(self, args: ServerArgs, tokenizer: Tokenizer, run_worker: WorkerFunction) -> None:
+        """Raises RecordingError."""
+        metrics = ServerMetrics(args.served_model_name)
+        recorder = open_recorder(args.recording, metrics)
         self._ready_timeout = args.server.ready_timeout
         self._endpoints = Endpoints.for_threads()
         self._stop = threading.Event()
@@ -60,10 +64,13 @@ class EngineThreads:
         self._failure: BaseException | None = None
         self._refusal: RequestRefused | None = None
         self._loop = uvloop.new_event_loop()
-        metrics = ServerMetrics(args.served_model_name)
         read_calls = _call_reader(args.chat).read_calls
         self.manager = TokenizerManager(
-            tokenizer=tokenizer, endpoints=self._endpoints, metrics=metrics, read_calls=read_calls
+            tokenizer=tokenizer,
+            endpoints=self._endpoints,
+            metrics=metrics,
+            read_calls=read_calls,
+            recorder=recorder,
         )
         self._threads: list[threading.Thread] = []
         self._parts: dict[str, Callable[[], None]] = {

@@ -24,12 +24,13 @@ import setproctitle
 import uvicorn
 import uvloop
 
-from ..runtime.channels import Endpoints
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.prompt import Prompt
+from ..runtime.recording.log_file import RecordingError
+from ..runtime.recording.recorder import open_recorder
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
@@ -92,12 +93,17 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
         tokenizer = Tokenizer.load(tokenizer_folder)
         chat = ChatSetup(args.chat, tokenizer)
-    except (ModelLoadError, TokenizerError, ChatSetupError) as error:
+        metrics = ServerMetrics(args.served_model_name)
+        recorder = open_recorder(args.recording, metrics)
+    except (ModelLoadError, TokenizerError, ChatSetupError, RecordingError) as error:
         raise ServerFailure(str(error)) from None
     processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
     try:
         endpoints = await processes.start()
-        server = _Server(args, keys, listener, tokenizer, chat, processes, endpoints)
+        manager = TokenizerManager(
+            tokenizer=tokenizer, endpoints=endpoints, metrics=metrics, read_calls=chat.read_calls, recorder=recorder
+        )
+        server = _Server(args, keys, listener, manager, chat, processes)
     except BaseException:
         await processes.stop(0.5)
         raise
@@ -112,21 +118,15 @@ class _Server:
         args: ServerArgs,
         keys: Keys,
         listener: socket.socket,
-        tokenizer: Tokenizer,
+        manager: TokenizerManager,
         chat: ChatSetup,
         processes: ServerProcesses,
-        endpoints: Endpoints,
     ) -> None:
         self._args = args
         self._chat = chat
         self._listener = listener
         self._processes = processes
-        self._manager = TokenizerManager(
-            tokenizer=tokenizer,
-            endpoints=endpoints,
-            metrics=ServerMetrics(args.served_model_name),
-            read_calls=chat.read_calls,
-        )
+        self._manager = manager
         self._state = Readiness()
         limits = ConnectionLimits(
             connections=args.server.max_connections,

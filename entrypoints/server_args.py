@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, TierConfig, WorkerConfig
+from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
 from ..runtime.kv_events.endpoints import refusal
 from ..scheduler.config import SchedulerConfig, flag
@@ -83,6 +83,7 @@ class ServerArgs:
     jobs: JobConfig
     kv_events: KVEventConfig
     chat: ChatConfig
+    recording: RecordingConfig
     server: ServerConfig
 
     @property
@@ -115,6 +116,7 @@ _PARTS: dict[str, type] = {
     "jobs": JobConfig,
     "kv_events": KVEventConfig,
     "chat": ChatConfig,
+    "recording": RecordingConfig,
     "server": ServerConfig,
 }
 _TITLES = {
@@ -124,6 +126,7 @@ _TITLES = {
     "jobs": "jobs of agents",
     "kv_events": "KV cache events",
     "chat": "chat",
+    "recording": "recording of requests",
     "server": "server",
 }
 
@@ -284,6 +287,7 @@ def _refuse_contradictions(args: ServerArgs) -> None:
     refused = refusal(args.kv_events, args.scheduler.page_size, cached=not args.scheduler.disable_radix_cache)
     _need(refused is None, refused or "")
     _at_least(args.chat, 0, ("conversation_ttl", "response_ttl", "max_stored_responses"))
+    _check_recording(args.recording)
     _check_server(args.server)
 
 
@@ -338,6 +342,12 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
     )
 
 
+def _check_recording(recording: RecordingConfig) -> None:
+    most, is_on = recording.record_requests_gb, bool(recording.record_requests)
+    _need(0 < most < math.inf, f"--record-requests-gb is {most}; use a number of GiB above 0")
+    _need(is_on or not recording.record_requests_hashed, "--record-requests-hashed needs --record-requests PATH")
+
+
 def _check_pins(scheduler: SchedulerConfig) -> None:
     policy, why = scheduler.schedule_policy, f"pins nothing; use {', '.join(PINNING)}"
     for name in ("pin_time", "pin_seconds"):
@@ -360,15 +370,8 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     _at_least(scheduler, 1, (*sizes, "decode_interval", "max_jobs"))
     counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
     records = ("max_finished_requests", "max_finished_tokens")
-    times = (
-        "request_timeout",
-        "pin_seconds",
-        "provisional_ttl",
-        "default_retain_ttl",
-        "max_retain_ttl",
-        "lease_protection",
-    )
-    _at_least(scheduler, 0, (*counts, *records, *times))
+    times = ("request_timeout", "pin_seconds", "provisional_ttl", "lease_protection")
+    _at_least(scheduler, 0, (*counts, *records, *times, "default_retain_ttl", "max_retain_ttl"))
     _need(
         not scheduler.learn_tools or find_spec("sklearn") is not None,
         "--learn-tools needs scikit-learn, which is not there: pip install 'baton[learned]', or leave it out",

@@ -244,8 +244,10 @@ def _output(
     output = update.output
     news = Output(
         prompt, position, sample, update.text, _ids(output.new_ids),
-        output.prompt_tokens, output.completion_tokens, output.found, output.prompt_ids,
+        output.prompt_tokens, output.completion_tokens, output.found,
     )  # fmt: skip
+    if prompt.spec.returns_prompt:  # the server may have asked for them on its own account, too
+        news.prompt_ids = output.prompt_ids
     named = prompt.spec.logprobs.token_ids if prompt.spec.logprobs is not None else ()
     if output.input_logprobs is not None:
         news.input_logprobs = Logprobs([output.input_logprobs], token_text, named)

@@ -89,6 +89,15 @@ class KVEventConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordingConfig:
+    """What is written down of requests, for `baton.entrypoints.analyze`."""
+
+    record_requests: str = flag("", "file that a line for each request is appended to: its token ids, no text")
+    record_requests_hashed: bool = flag(False, "with salted hashes of blocks of 16 tokens in it in place of the ids")
+    record_requests_gb: float = flag(1.0, "the most that this file and the one before it (PATH.1) take, in GiB")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """Everything a scheduler worker needs, as plain data."""
 

@@ -168,6 +168,10 @@ class ServerMetrics:
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens of finished outputs that came from the cache.")
         self.num_aborted_requests = counter("num_aborted_requests", "Calls given up before their end.")
+        self.recorded_requests = counter("recorded_requests", "Requests written to the log of --record-requests.")
+        self.unrecorded_requests = counter(
+            "unrecorded_requests", "Requests that this log lacks: it could not be written, or not fast enough."
+        )
         self._finished = Counter(
             "baton:request_success", "Outputs that ended, by reason.", ["model_name", "finished_reason"],
             registry=self.registry,

@@ -37,6 +37,7 @@ from .messages import (
 )
 from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
+from .recording.recorder import RequestRecorder
 from .text.bad_words import banned_sequences
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, tokens_to_read
 from .text.tokenizer import Tokenizer
@@ -66,9 +67,16 @@ class TokenizerManager:
     """
 
     def __init__(
-        self, *, tokenizer: Tokenizer, endpoints: Endpoints, metrics: ServerMetrics, read_calls: ReadCalls | None = None
+        self,
+        *,
+        tokenizer: Tokenizer,
+        endpoints: Endpoints,
+        metrics: ServerMetrics,
+        read_calls: ReadCalls | None = None,
+        recorder: RequestRecorder | None = None,
     ) -> None:
-        """read_calls: finds the calls of tools in a text, for jobs."""
+        """read_calls: finds the calls of tools in a text, for jobs. recorder: writes down the requests; closed with the
+        manager."""
         self.tokenizer = tokenizer
         self.metrics = metrics
         self.worker_info: dict = {}
@@ -79,6 +87,7 @@ class TokenizerManager:
         self.watch = WatchClient(self._sender, self._availability)
         self._prompt_tokenizer = PromptTokenizer(tokenizer)
         self._step_reader = StepReader(self._sender, read_calls)
+        self._recorder = recorder
         self._open: dict[str, _OpenRequest] = {}
         self._heard_at = self._output_at = time.monotonic()
         self._emptied = asyncio.Event()
@@ -179,6 +188,8 @@ class TokenizerManager:
         self._prompt_tokenizer.close()
         self._receiver.close()
         self._sender.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     # -- towards the worker ----------------------------------------------------------------------------------------
 
@@ -197,6 +208,8 @@ class TokenizerManager:
             if prompt.rid in rids:
                 raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
             rids.add(prompt.rid)
+        if self._recorder is not None:
+            specs = list(map(self._recorder.asking, specs))
         frames = list(map(self._sender.packed, specs))  # all of them first: what cannot be packed leaves nothing open
         answer = Answer(prompts, started, self._abandon, self.tokenizer.token_text)
         first = 0
@@ -208,6 +221,8 @@ class TokenizerManager:
             self.metrics.num_requests.inc()
             if prompt.continuation is None:
                 self.metrics.prompt_tokens.inc(len(unpack_ids(spec.input_ids)))
+            if self._recorder is not None:
+                self._recorder.opened(prompt, spec)
             self._sender.send_packed(frame)
         self._emptied.clear()
         return answer
@@ -269,6 +284,8 @@ class TokenizerManager:
         now = self._heard_at
         request.meter.count(output, now)
         self._step_reader.take(request.prompt, update)
+        if self._recorder is not None:
+            self._recorder.take(output)
         if output.beam is not None and output.index == 0:
             first, found = request.first, output.beam.num_results
             missing = range(first + found, first + request.prompt.sampling.n)
@@ -280,6 +297,8 @@ class TokenizerManager:
         if output.finish is not None:
             request.unfinished -= 1
             if request.unfinished == 0:
+                if self._recorder is not None:
+                    self._recorder.ended(output.rid)
                 self._forget(output.rid)
 
     def _take_error(self, error: RequestError) -> None:
@@ -295,6 +314,8 @@ class TokenizerManager:
     def _forget(self, rid: str) -> None:
         del self._open[rid]
         self._step_reader.forget(rid)
+        if self._recorder is not None:
+            self._recorder.forget(rid)
         if not self._open:
             self._emptied.set()
 

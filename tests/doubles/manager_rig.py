@@ -19,6 +19,7 @@ from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.messages import ControlReply, TextOutput, TextOutputs, TokenOutput, ToWorker, WorkerReady
 from baton.runtime.metrics import ServerMetrics
 from baton.runtime.prompt import Prompt
+from baton.runtime.recording.recorder import RequestRecorder
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.runtime.tokenizer_manager import TokenizerManager
 from baton.scheduler.outcome import FinishReason
@@ -52,9 +53,11 @@ class Backend:
 
 
 @asynccontextmanager
-async def running(tokenizer: Tokenizer, *, ready: bool = True, context_length: int = 500) -> AsyncIterator[Backend]:
+async def running(
+    tokenizer: Tokenizer, *, ready: bool = True, context_length: int = 500, recorder: RequestRecorder | None = None
+) -> AsyncIterator[Backend]:
     endpoints = Endpoints.for_threads()
-    manager = TokenizerManager(tokenizer=tokenizer, endpoints=endpoints, metrics=ServerMetrics("m"))
+    manager = TokenizerManager(tokenizer=tokenizer, endpoints=endpoints, metrics=ServerMetrics("m"), recorder=recorder)
     backend = Backend(manager, endpoints)
     task = asyncio.create_task(manager.run())
     try:

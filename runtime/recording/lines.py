@@ -1,0 +1,133 @@
+"""What a log of requests has of one: plain data, and the line of JSON that it becomes.
+
+Texts are never among it, nor names that clients gave: rids, jobs and namespaces are keyed digests, and so are blocks
+of token ids where ids are not wanted. Keys are drawn when a log is opened and kept nowhere, so that nobody can try a
+guess against a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+HEADER = "baton_request_log"
+"""Names the line that a log begins with, and each start of a server in it; the value is the version of the format."""
+
+VERSION = 1
+BLOCK_TOKENS = 16
+"""Of a block that has one hash."""
+
+HASH_BYTES = 8
+
+_ID_BYTES = 4
+_IDS_AT_ONCE = 8192
+_BLOCKS_AT_ONCE = 64
+"""After so many the other threads get their turn, whose answers are waited for."""
+
+Breathe = Callable[[], None]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RecordedRequest:
+    """prompt_ids: packed int32, the whole prompt; a continuation's begins with its parent's tokens. output_ids: packed
+    int32 of each output that was begun. time: seconds since 1970 when it arrived; seconds: until it ended. finish: of
+    the last output that ended: stop, length or abort. parent_rid: named by the caller."""
+
+    rid: str
+    prompt_ids: bytes
+    output_ids: tuple[bytes, ...]
+    time: float
+    seconds: float
+    finish: str
+    cached_tokens: int
+    namespace: str = ""
+    job_id: str | None = None
+    parent_rid: str | None = None
+    no_reuse_from: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its ids."""
+        return len(self.prompt_ids) + sum(map(len, self.output_ids))
+
+
+class LineMaker:
+    """Makes lines of requests. hashed: of blocks, in place of ids. breathe: called often while a long one is made."""
+
+    def __init__(self, *, hashed: bool, breathe: Breathe) -> None:
+        self._hashed = hashed
+        self._breathe = breathe
+        self._key = os.urandom(32)
+
+    def header(self, now: float) -> bytes:
+        kind = {"block_tokens": BLOCK_TOKENS} if self._hashed else {}
+        return _line({HEADER: VERSION, "time": round(now, 3), "holds": "hashes" if self._hashed else "ids", **kind})
+
+    def line(self, request: RecordedRequest) -> bytes:
+        outputs = request.output_ids
+        fields: dict[str, Any] = {
+            "time": round(request.time, 3),
+            "seconds": round(request.seconds, 3),
+            "rid": self._digest("rid", request.rid),
+            "input_tokens": len(request.prompt_ids) // _ID_BYTES,
+            "output_tokens": sum(map(len, outputs)) // _ID_BYTES,
+            "cached_tokens": request.cached_tokens,
+            "finish": request.finish,
+        }
+        if request.namespace:
+            fields["namespace"] = self._digest("namespace", request.namespace)
+        if request.job_id is not None:
+            fields["job"] = self._digest("job", request.job_id)
+        if request.parent_rid is not None:
+            fields["continuation_of"] = self._digest("rid", request.parent_rid)
+        if request.no_reuse_from is not None:
+            fields["no_reuse_from"] = request.no_reuse_from
+        if self._hashed:
+            fields |= self._blocks(request)
+        else:
+            lists = [self._ids(ids) for ids in outputs]
+            fields["input_ids"] = self._ids(request.prompt_ids)
+            fields["output_ids"] = lists[0] if len(lists) == 1 else lists
+        return _line(fields)
+
+    def _ids(self, packed: bytes) -> list[int]:
+        ids: list[int] = []
+        view = memoryview(packed).cast("i")
+        for start in range(0, len(view), _IDS_AT_ONCE):
+            ids += view[start : start + _IDS_AT_ONCE].tolist()
+            self._breathe()
+        return ids
+
+    def _blocks(self, request: RecordedRequest) -> dict[str, Any]:
+        """A hash for each whole block, which stands for all that comes before it too. An output's blocks follow the
+        prompt's whole ones, so the first of them may begin in the prompt. Its last token is left out: its KV is not
+        computed."""
+        width = BLOCK_TOKENS * _ID_BYTES
+        prompt, namespace = request.prompt_ids, request.namespace.encode("utf-8", "surrogatepass")
+        first = hashlib.blake2b(namespace, digest_size=HASH_BYTES, key=self._key).digest()
+        hashes = list(self._chain(first, prompt))
+        last, rest = hashes[-1] if hashes else first, prompt[len(prompt) // width * width :]
+        outputs = [b"".join(self._chain(last, rest + ids[:-_ID_BYTES])).hex() for ids in request.output_ids]
+        return {"block_tokens": BLOCK_TOKENS, "input_blocks": b"".join(hashes).hex(), "output_blocks": outputs}
+
+    def _chain(self, before: bytes, ids: bytes) -> Iterator[bytes]:
+        width = BLOCK_TOKENS * _ID_BYTES
+        for number in range(len(ids) // width):
+            block = ids[number * width : (number + 1) * width]
+            before = hashlib.blake2b(before + block, digest_size=HASH_BYTES, key=self._key).digest()
+            yield before
+            if number % _BLOCKS_AT_ONCE == 0:
+                self._breathe()
+
+    def _digest(self, kind: str, name: str) -> str:
+        data = f"{kind} {name}".encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, digest_size=HASH_BYTES, key=self._key).hexdigest()
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(fields) + b"\n"

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.recording import log_file
+from baton.runtime.recording.log_file import LogFile, RecordingError
+
+
+def opened(path: Path, max_bytes: int = 1000) -> LogFile:
+    return LogFile(str(path), max_bytes, lambda: b"header\n")
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\n")
+    path.chmod(0o644)
+    for name in ("log", "new"):
+        opened(tmp_path / name).close()
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert path.read_text() == "old\nheader\n"
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text('{"input_ids": [1, 2')
+    log = opened(path)
+    log.append(b"line\n")
+    log.close()
+    assert path.read_text().splitlines() == ['{"input_ids": [1, 2', "header", "line"]
+
+
+def test_it_and_the_one_before_stay_within_their_size(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = opened(path, 200)
+    lines = [b"%020d\n" % number for number in range(40)]
+    for line in lines:
+        log.append(line)
+        kept = [each.read_bytes() for each in tmp_path.iterdir()]
+        assert sum(map(len, kept)) <= 200
+    log.close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["log", "log.1"]
+    before, now = (tmp_path / "log.1").read_bytes(), path.read_bytes()
+    assert before.startswith(b"header\n") and now.startswith(b"header\n")
+    written = [line for line in (before + now).splitlines(keepends=True) if line != b"header\n"]
+    assert written == lines[-len(written) :] and len(written) > 4
+
+
+def test_a_line_that_fits_no_file_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = opened(path, 100)
+    log.append(b"first\n")
+    with pytest.raises(ValueError, match="longer than half of --record-requests-gb"):
+        log.append(b"x" * 60 + b"\n")
+    log.append(b"second\n")
+    log.close()
+    assert path.read_bytes() == b"header\nfirst\nsecond\n"
+
+
+def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    log = opened(path)
+    log.append(b"first\n")
+    write = os.write
+
+    def short_of_room(fd: int, data: memoryview) -> int:
+        if len(data) > 3:
+            return write(fd, data[:3])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log_file.os, "write", short_of_room)
+        with pytest.raises(OSError, match="No space left"):
+            log.append(b"second\n")
+    log.append(b"third\n")
+    log.close()
+    assert path.read_bytes() == b"header\nfirst\nthird\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path / "no folder" / "log", "No such file or directory"),
+        (lambda path: path, "Is a directory"),
+        (lambda path: os.mkfifo(path / "fifo") or path / "fifo", "no regular file"),
+    ],
+    ids=["no-folder", "folder", "fifo"],
+)
+def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path, make, reason: str) -> None:
+    with pytest.raises(RecordingError, match=f"--record-requests .*{reason}"):
+        opened(make(tmp_path))

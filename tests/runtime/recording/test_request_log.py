@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.config import RecordingConfig
+from baton.runtime.recording import log_file
+from baton.runtime.recording.lines import RecordedRequest
+from baton.runtime.recording.request_log import RequestLog
+from baton.scheduler.token_buffer import pack_ids
+
+
+def request(number: int, length: int = 4) -> RecordedRequest:
+    ids = pack_ids([number] * length)
+    return RecordedRequest(
+        rid=str(number), prompt_ids=ids, output_ids=(), time=0.0, seconds=0.0, finish="stop", cached_tokens=0
+    )
+
+
+def written(path: Path) -> list[int]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["input_ids"][0] for line in lines if "input_ids" in line]
+
+
+class Counts:
+    """What was recorded, and what not."""
+
+    def __init__(self) -> None:
+        self.recorded = self.lost = 0
+        self.changed = threading.Condition()
+
+    def __call__(self, recorded: bool) -> None:
+        with self.changed:
+            self.recorded += recorded
+            self.lost += not recorded
+            self.changed.notify_all()
+
+    def wait_for_losses(self, lost: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.lost >= lost, 60)
+
+    @property
+    def all(self) -> int:
+        return self.recorded + self.lost
+
+
+def test_the_end_writes_all_that_waits(tmp_path: Path) -> None:
+    counts = Counts()
+    log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts)
+    for number in range(500):
+        log.put(request(number))
+    log.close()
+    log.close()
+    assert written(tmp_path / "log") == list(range(500)) and (counts.recorded, counts.lost) == (500, 0)
+    log.put(request(0))
+    assert counts.lost == 1, "after the end nothing is recorded, and that is counted"
+
+
+def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, free = Counts(), threading.Event()
+    log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts, max_waiting_bytes=10 * 16)
+    write = os.write
+
+    def slow(fd: int, data: memoryview) -> int:
+        free.wait(60)
+        return write(fd, data)
+
+    monkeypatch.setattr(log_file.os, "write", slow)
+    for number in range(100):
+        log.put(request(number))
+    assert 89 <= counts.lost <= 90, "ten wait, and one more may be on its way"
+    free.set()
+    log.close()
+    assert counts.all == 100 and written(tmp_path / "log") == list(range(counts.recorded))
+
+
+def test_a_full_disk_is_told_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = Counts()
+    log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts)
+
+    def full(fd: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as patched:
+            patched.setattr(log_file.os, "write", full)
+            for number in range(20):
+                log.put(request(number))
+            counts.wait_for_losses(20)
+        log.put(request(20))
+        log.close()
+    assert written(tmp_path / "log") == [20] and counts.recorded == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2 and "No space left on device" in messages[0] and "again" in messages[1]
