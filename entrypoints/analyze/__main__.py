@@ -1,0 +1,126 @@
+"""`python -m baton.entrypoints.analyze LOG`: what a prefix cache would do for the requests of a log. See
+docs/analyze.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
+from ...runtime.text.tokenizer import Tokenizer, TokenizerError
+from ..chat.rendering import Renderer
+from .advice import GIB
+from .analysis import Analysis
+from .arguments import parse
+from .log.lines import LogFile
+from .log.prompt_text import BYTES_PER_TOKEN, PromptText
+from .log.read import LogReader, ReadOptions, refuse_empty
+from .log.request import LogError
+from .model_size import ModelSizeError, kv_bytes_per_token
+from .report import make_report
+from .reuse.curve import sizes
+from .table import show
+
+
+class OutputError(ValueError):
+    """The report cannot be written; the message says why."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        return analyze(args)
+    except (LogError, ModelSizeError, TokenizerError, ChatTemplateError, OutputError) as error:
+        print(f"baton analyze: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read the table has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def analyze(args: argparse.Namespace) -> int:
+    if args.plot is not None:
+        _need_matplotlib()
+    kv_bytes = args.kv_bytes_per_token
+    if kv_bytes is None and args.model is not None:
+        kv_bytes = kv_bytes_per_token(args.model)
+    text = prompt_text(args)
+    pool = args.pool_tokens or (int(args.pool_gb * GIB / kv_bytes) if args.pool_gb is not None else None)
+    options = ReadOptions(args.format, args.page_size, args.block_tokens, args.max_line_mb << 20, args.max_requests)
+    with LogFile(args.log) as file:
+        reader = LogReader(file, text, options)
+        analysis = read_through(file, reader, int(args.memory_gb * GIB), pool)
+    if analysis is None:
+        raise refuse_empty(reader)
+    if not text.has_tokens and "bytes count as a token" in analysis.units.what:
+        reader.story.notes.append("texts were counted by their bytes; --tokenizer counts tokens")
+    report = make_report(analysis, reader.story, kv_bytes=kv_bytes, pool_tokens=pool, reach=tuple(args.reach))
+    show(report)
+    write(report, args.json, args.plot)
+    return 0
+
+
+def read_through(file: LogFile, reader: LogReader, max_bytes: int, pool_tokens: int | None) -> Analysis | None:
+    """None if there is no request in the log. pool_tokens: a size that the curves are to have, too."""
+    analysis = None
+    with tqdm(total=file.size, unit="B", unit_scale=True, desc="reading", disable=None, file=sys.stderr) as bar:
+        for request in reader.requests(lambda read: bar.update(read - bar.n)):
+            if analysis is None:
+                assert reader.reader is not None and reader.reader.units is not None
+                units = reader.reader.units
+                extra = {pool_tokens // units.tokens} if pool_tokens else set()
+                grid = sorted({*sizes(), *extra})
+                analysis = Analysis(units, max_bytes=max_bytes, has_times=request.time is not None, grid=grid)
+            analysis.add(request)
+    if analysis is not None:
+        analysis.end()
+    return analysis
+
+
+def prompt_text(args: argparse.Namespace) -> PromptText:
+    """Raises TokenizerError, ChatTemplateError."""
+    folder = args.tokenizer
+    if folder is None and args.model is not None and (args.model / "tokenizer.json").is_file():
+        folder = args.model
+    if folder is None:
+        if args.chat_template is not None:
+            raise ChatTemplateError(f"--chat-template: there is no tokenizer.json in {args.model}; give --tokenizer")
+        return PromptText(bytes_per_token=args.bytes_per_token or BYTES_PER_TOKEN)
+    tokenizer = Tokenizer.load(folder)
+    if args.chat_template is None:
+        return PromptText(tokenizer)
+    try:
+        source = args.chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatTemplateError(f"--chat-template {args.chat_template}: {error}") from None
+    return PromptText(tokenizer, Renderer(ChatTemplate(source, tokenizer.special_tokens)))
+
+
+def write(report: dict, json_path: Path | None, plot_path: Path | None) -> None:
+    """Raises OutputError."""
+    try:
+        if json_path is not None:
+            json_path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if plot_path is not None:
+            from .plot import plot
+
+            plot(report, plot_path)
+    except OSError as error:
+        raise OutputError(f"the report cannot be written: {error}") from None
+
+
+def _need_matplotlib() -> None:
+    """Raises OutputError: better now than after an hour of reading."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise OutputError("--plot needs matplotlib, which is not there: pip install 'baton[bench]'") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

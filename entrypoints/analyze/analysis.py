@@ -1,0 +1,161 @@
+"""One pass over the requests of a log: everything that a report needs, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .log.request import LoggedRequest, Units
+from .reuse.curve import Curve, sizes
+from .reuse.forgotten import Forgotten
+from .reuse.histogram import Histogram
+from .reuse.sharing import Sharing
+from .reuse.tree import Access, ReuseTree
+from .reuse.turns import Turns
+from .reuse.working_set import WorkingSet
+
+WINDOWS_S = (60.0, 600.0, 3600.0)
+WINDOWS_REQUESTS = (100.0, 1000.0, 10_000.0)
+
+_CHUNK_TOKENS = 64
+"""In which what was forgotten is remembered."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Over the log, in tokens but for the first. recorded_hits: what the server itself found, where the log says."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    longest: int = 0
+    """Prompt and output of one request."""
+    endless_hits: int = 0
+    """Prompt tokens that a cache without end had."""
+    hinted: int = 0
+    """Requests with ``no_reuse_from``."""
+    recorded: int = 0
+    """Prompt tokens of the requests of which the log says how many were cached."""
+    recorded_hits: int = 0
+
+
+class Analysis:
+    """Takes requests in the order of the log: each is looked up, and then used as a whole, before the next comes."""
+
+    def __init__(self, units: Units, *, max_bytes: int, has_times: bool, grid: list[int] | None = None) -> None:
+        """max_bytes: of memory for the tree; 0 for any. grid: sizes in units for the curves, in place of all."""
+        self.units = units
+        self.has_times = has_times
+        self.totals = Totals()
+        self.tree = ReuseTree(units.num_bytes, max_bytes)
+        grid = grid or sizes()
+        self.curve = Curve(grid)
+        self.turns = Turns(Curve(grid))
+        self.sharing = Sharing()
+        self.working_set = WorkingSet(self.tree, WINDOWS_S if has_times else WINDOWS_REQUESTS)
+        self.forgotten: Forgotten | None = None
+        self.lengths = Histogram()
+        self.span = 0.0
+        """Seconds from the first request to the last; 0 where there are no times."""
+        self._began: float | None = None
+        self._points_at = 0.0
+
+    @property
+    def exact_tokens(self) -> int | None:
+        """Sizes up to this are exact; None if all are."""
+        exact = self.tree.exact_units
+        return None if exact is None else exact * self.units.tokens
+
+    def add(self, request: LoggedRequest) -> None:
+        totals = self.totals
+        totals.requests += 1
+        totals.prompt_tokens += request.prompt_tokens
+        totals.output_tokens += request.output_tokens
+        longest = request.prompt_tokens + request.output_tokens // max(1, len(request.outputs))
+        totals.longest = max(totals.longest, longest)
+        totals.hinted += request.hinted
+        self.turns.named += request.continues
+        self.lengths.add(request.prompt_tokens)
+        if request.cached_tokens is not None:
+            totals.recorded += request.prompt_tokens
+            totals.recorded_hits += request.cached_tokens
+        at = self._moment(request)
+        self.working_set.before_access(at)
+        found = self._use(request)
+        totals.endless_hits += found
+        self.sharing.add(request.prompt_tokens, found)
+        self.working_set.after_access(at, totals.prompt_tokens, totals.endless_hits)
+        self._forget()
+
+    def end(self) -> None:
+        """The log has ended."""
+        if self.totals.requests:
+            totals = self.totals
+            self.working_set.after_access(self._points_at, totals.prompt_tokens, totals.endless_hits, last=True)
+
+    def _moment(self, request: LoggedRequest) -> float:
+        """Of the working set: seconds since the log began, never backwards; or how many requests came before."""
+        if not self.has_times:
+            self._points_at = float(self.totals.requests)
+        elif request.time is not None and math.isfinite(request.time):
+            if self._began is None:
+                self._began = request.time
+            self._points_at = max(self._points_at, request.time - self._began)
+            self.span = self._points_at
+        return self._points_at
+
+    def _use(self, request: LoggedRequest) -> int:
+        """Look a request's prompt up and put it, with its outputs, into the tree. Returns the tokens an endless cache
+        had of its prompt."""
+        per_unit = self.units.tokens
+        limit = (request.prompt_tokens - 1) // per_unit  # at least the last token is computed
+        first, *others = self._sequences(request)
+        ended = None if request.time is None else request.time + request.seconds
+        found = 0
+        if first:
+            access = self.tree.access(request.namespace, first)
+            found = self._count(request, access, first, limit)
+            self.turns.ended(access.last, request.prompt_tokens + self._output_tokens(request, 0), ended)
+        for number, key in enumerate(others, 1):
+            if key:
+                last = self.tree.access(request.namespace, key, counts=False).last
+                self.turns.ended(last, request.prompt_tokens + self._output_tokens(request, number), ended)
+        return found * per_unit
+
+    def _count(self, request: LoggedRequest, access: Access, key: bytes, limit: int) -> int:
+        left = limit
+        for above, units in access.runs:
+            self.curve.add(above, min(units, left))
+            left -= min(units, left)
+        self.turns.arrived(access, limit, request.prompt_tokens, self.units.num_bytes, request.time)
+        found = min(access.known, limit)
+        if self.forgotten is not None and access.known < limit:
+            found += self.forgotten.known(request.namespace, key, access.known, limit)
+        return found
+
+    def _sequences(self, request: LoggedRequest) -> list[bytes]:
+        """The whole units of prompt and output whose KV there is at the end, for each output. The last token of an
+        output has none."""
+        width, per_unit = self.units.num_bytes, self.units.tokens
+        if not request.has_outputs:
+            return [request.prompt[: request.prompt_tokens // per_unit * width]]
+        found = []
+        for number, output in enumerate(request.outputs):
+            committed = (request.prompt_tokens + self._output_tokens(request, number) - 1) // per_unit * width
+            found.append((request.prompt + output)[:committed])
+        return [key[: len(key) // width * width] for key in found]
+
+    def _output_tokens(self, request: LoggedRequest, number: int) -> int:
+        """Of one output. Hashes tell whole blocks alone, so of several outputs each counts as long as the others."""
+        if len(request.outputs) < 2:
+            return request.output_tokens if request.has_outputs else 0
+        total = sum(map(len, request.outputs))
+        if not total:
+            return request.output_tokens // len(request.outputs)
+        return round(request.output_tokens * len(request.outputs[number]) / total)
+
+    def _forget(self) -> None:
+        for namespace, key, start in self.tree.forget_oldest():
+            if self.forgotten is None:
+                self.forgotten = Forgotten(self.units.num_bytes, max(1, _CHUNK_TOKENS // self.units.tokens))
+            self.forgotten.add(namespace, key, start)

@@ -1,0 +1,89 @@
+"""The command line of the analysis."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .advice import REACH
+from .log.formats import FORMATS, MOONCAKE_BLOCK
+from .log.prompt_text import BYTES_PER_TOKEN
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m baton.entrypoints.analyze",
+        description="Read a log of requests and tell what a prefix cache of each size would find, how large the cache "
+        "should be, and what continuations and leases would save.",
+    )
+    parser.add_argument("log", help="file of JSON lines, or one JSON array; gzip too; - for the standard input")
+    reading = parser.add_argument_group("how the log is read")
+    reading.add_argument("--format", choices=FORMATS, help="default: seen from its first item")
+    reading.add_argument(
+        "--tokenizer", type=Path, help="folder with tokenizer.json, for logs of text; default: --model"
+    )
+    reading.add_argument("--chat-template", type=Path, help="file, in place of the tokenizer's")
+    reading.add_argument(
+        "--bytes-per-token", type=_count, help=f"of text without a tokenizer (default: {BYTES_PER_TOKEN})"
+    )
+    reading.add_argument("--page-size", type=_count, help="tokens, as the server's (default: 1, or the log's blocks)")
+    reading.add_argument("--block-tokens", type=_count, help=f"of Mooncake's blocks (default: {MOONCAKE_BLOCK})")
+    reading.add_argument("--max-line-mb", type=_count, default=32, help="longer lines are passed over (default: 32)")
+    reading.add_argument("--max-requests", type=_count, help="stop after so many")
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--model", type=Path, help="Hugging Face folder: its config.json says what a token's KV takes")
+    sizes.add_argument("--kv-bytes-per-token", type=_count, help="in place of what --model says")
+    pool = sizes.add_mutually_exclusive_group()
+    pool.add_argument("--pool-tokens", type=_count, help="your KV pool, for what leases save; default: as recommended")
+    pool.add_argument("--pool-gb", type=_positive, help="the same in GiB")
+    sizes.add_argument(
+        "--reach",
+        type=_share,
+        nargs=3,
+        default=REACH,
+        metavar=("DEVICE", "HOST", "DISK"),
+        help="of the hits that any cache could have, what each tier is to reach (default: 0.8 0.95 0.99)",
+    )
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("--json", type=Path, help="write the report there, too")
+    out.add_argument("--plot", type=Path, help="PNG of it (needs matplotlib: pip install 'baton[bench]')")
+    out.add_argument(
+        "--memory-gb",
+        type=_positive,
+        default=1.0,
+        help="for the tree; beyond that the oldest is forgotten (default: 1)",
+    )
+    args = parser.parse_args(argv)
+    if args.kv_bytes_per_token is None and args.model is None and args.pool_gb is not None:
+        parser.error("--pool-gb needs --model or --kv-bytes-per-token")
+    if list(args.reach) != sorted(args.reach):
+        parser.error("--reach: each tier finds at least what those above it do; give growing shares")
+    if args.bytes_per_token is not None and (args.tokenizer or args.model):
+        parser.error("--bytes-per-token is for text without a tokenizer; leave it out, or --tokenizer and --model")
+    if args.chat_template is not None and not (args.tokenizer or args.model):
+        parser.error("--chat-template needs --tokenizer, or --model")
+    for name in ("json", "plot"):
+        path = getattr(args, name)
+        if path is not None and not path.parent.is_dir():
+            parser.error(f"--{name} {path}: there is no folder {path.parent}")
+    return args
+
+
+def _number(kind: Callable[[str], Any], check: Callable[[Any], bool], what: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not check(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {what}")
+        return value
+
+    return read
+
+
+_count = _number(int, lambda value: value >= 1, "a whole number of at least 1")
+_positive = _number(float, lambda value: 0 < value < float("inf"), "a number above 0")
+_share = _number(float, lambda value: 0 < value <= 1, "a share above 0, and at most 1")

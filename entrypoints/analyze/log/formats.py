@@ -1,0 +1,181 @@
+"""The formats of logs: each reader makes requests of an item. Which one a log has is seen from its first good item.
+
+| format | an item |
+|---|---|
+| requests | an object with ``text``, ``messages``, ``input_ids`` or ``input_blocks``: what --record-requests writes, and any other that keeps to it |
+| sharegpt | ``{"id", "conversations": [{"from", "value"}, …]}``, as in the ShareGPT collection: a request for each answer |
+| mooncake | ``{"timestamp", "input_length", "output_length", "hash_ids"}``, Mooncake's traces: an id for each block and what comes before it |
+| openai-batch | ``{"custom_id", "method", "url", "body"}``, a line of a batch file |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .prompt_text import PromptText
+from .recorded import RequestReader
+from .request import BadItem, LogError, LoggedRequest, Units
+
+MOONCAKE_BLOCK = 512
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+"""ShareGPT's names -> those of chat templates; others stay."""
+
+
+class Reader(Protocol):
+    """Of one log."""
+
+    notes: list[str]
+    """What a reader of the report has to know of this format."""
+
+    @property
+    def units(self) -> Units | None:
+        """None until the first request says."""
+        ...
+
+    def read(self, item: Any) -> Iterator[LoggedRequest]:
+        """The requests of an item, in order. Raises BadItem."""
+        ...
+
+
+class ShareGPTReader:
+    """Conversations: a request for each answer, with all that was said before."""
+
+    def __init__(self, text: PromptText, page_size: int) -> None:
+        self.units = text.units(page_size)
+        self.notes = ["conversations have no times: the turns of each follow each other at once"]
+        self._text = text
+
+    def read(self, item: Any) -> Iterator[LoggedRequest]:
+        turns = _field(item, "conversations", list)
+        messages: list[dict[str, str]] = []
+        answered = False
+        for turn in turns:
+            if not isinstance(turn, dict):
+                raise BadItem("a turn of conversations is no object")
+            role = turn.get("from", turn.get("role"))
+            said = turn.get("value", turn.get("content"))
+            if not isinstance(role, str) or not isinstance(said, str):
+                raise BadItem("a turn of conversations has no from and value")
+            role = ROLES.get(role, role)
+            if role == "assistant" and messages:
+                answered = True
+                prompt, output = self._text.encode_chat(messages), self._text.go_on(said)
+                yield LoggedRequest(
+                    prompt=prompt,
+                    prompt_tokens=self._text.num_tokens(prompt),
+                    outputs=(output,),
+                    output_tokens=self._text.num_tokens(output),
+                    has_outputs=True,
+                )
+            messages.append({"role": role, "content": said})
+        if not answered:
+            raise BadItem("the conversation has no answer with something before it")
+
+
+class MooncakeReader:
+    """Blocks by their ids, which stand for all up to their end."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.units = Units(8, block_tokens, f"blocks of {block_tokens} tokens, by the log's ids")
+        self.notes = [
+            "the log has no outputs: what they take is not counted, and what is told of turns goes by prompts alone"
+        ]
+        self._block = block_tokens
+
+    def read(self, item: Any) -> Iterator[LoggedRequest]:
+        length, ids = _field(item, "input_length", int), _field(item, "hash_ids", list)
+        if length < 1 or len(ids) != -(-length // self._block):
+            raise BadItem(
+                f"input_length {length} with {len(ids)} hash_ids does not fit blocks of {self._block} (--block-tokens)"
+            )
+        try:
+            key = array("q", ids).tobytes()
+        except (TypeError, OverflowError):
+            raise BadItem("hash_ids is no list of whole numbers") from None
+        output = item.get("output_length", 0)
+        at = item.get("timestamp")
+        yield LoggedRequest(
+            prompt=key[: length // self._block * 8],
+            prompt_tokens=length,
+            output_tokens=output if isinstance(output, int) else 0,
+            time=at / 1000 if isinstance(at, int | float) else None,
+        )
+
+
+class BatchReader:
+    """OpenAI's batch files: the body of each line is a request to one of the APIs."""
+
+    def __init__(self, text: PromptText, page_size: int) -> None:
+        self.notes = ["a batch file has no answers and no times"]
+        self._requests = RequestReader(text, page_size)
+
+    @property
+    def units(self) -> Units | None:
+        return self._requests.units
+
+    def read(self, item: Any) -> Iterator[LoggedRequest]:
+        body = _field(item, "body", dict)
+        prompt = body.get("prompt")
+        if isinstance(prompt, str):
+            body = {"text": prompt}
+        elif isinstance(prompt, list):
+            many = prompt if prompt and isinstance(prompt[0], list | str) else [prompt]
+            for each in many:
+                yield from self._requests.read({"text" if isinstance(each, str) else "input_ids": each})
+            return
+        elif "messages" not in body:
+            body = {"messages": _responses_messages(body)}
+        yield from self._requests.read(body)
+
+
+def _responses_messages(body: dict[str, Any]) -> list[Any]:
+    """What a body of /v1/responses, or /v1/embeddings, asks. Raises BadItem."""
+    asked = body.get("input")
+    if isinstance(asked, str):
+        asked = [{"role": "user", "content": asked}]
+    if not isinstance(asked, list):
+        raise BadItem("its body has none of messages, prompt and input")
+    instructions = body.get("instructions")
+    return ([{"role": "system", "content": instructions}] if isinstance(instructions, str) else []) + asked
+
+
+FORMATS = ("requests", "sharegpt", "mooncake", "openai-batch")
+
+
+def detect(item: Any) -> str | None:
+    """The format of an item, or None."""
+    if not isinstance(item, dict):
+        return None
+    if "hash_ids" in item:
+        return "mooncake"
+    if "body" in item and ("custom_id" in item or "url" in item):
+        return "openai-batch"
+    if "conversations" in item:
+        return "sharegpt"
+    if RequestReader.knows(item):
+        return "requests"
+    return None
+
+
+def make_reader(name: str, text: PromptText, page_size: int | None, block_tokens: int | None) -> Reader:
+    """page_size, block_tokens: None where the caller said nothing. Raises LogError for what a format does not have."""
+    if name == "mooncake":
+        if page_size is not None:
+            raise LogError("--page-size: this log has blocks, of a size of its own; see --block-tokens")
+        return MooncakeReader(block_tokens or MOONCAKE_BLOCK)
+    if block_tokens is not None:
+        raise LogError(f"--block-tokens is for logs of Mooncake's shape; this one is of the format {name}")
+    if name == "sharegpt":
+        return ShareGPTReader(text, page_size or 1)
+    if name == "openai-batch":
+        return BatchReader(text, page_size or 1)
+    return RequestReader(text, page_size)
+
+
+def _field(item: Any, name: str, kind: type) -> Any:
+    value = item.get(name) if isinstance(item, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise BadItem(f"it has no {name}" if value is None else f"its {name} is of the wrong kind")
+    return value

@@ -1,0 +1,112 @@
+"""A report as a picture: hit rate by size, working set over time, what requests share, pauses between turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .advice import GIB
+
+_LEAST = 0.005
+"""Of the hits of an endless cache: where the curve begins."""
+
+_WINDOW_STYLES = ("-", "--", ":")
+
+
+def plot(report: dict[str, Any], out: Path) -> None:
+    """Needs matplotlib (the extra ``bench``)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 2, figsize=(11, 7.4), layout="constrained")
+    try:
+        _hit_rate(panels[0][0], report)
+        _working_set(panels[0][1], report)
+        _sharing(panels[1][0], report)
+        _over_time(panels[1][1], report)
+        log, requests = report["log"], report["requests"]
+        name = Path(log["name"]).name.replace("$", r"\$")
+        figure.suptitle(f"{name}: {requests['requests']:,} requests, {requests['prompt_tokens']:,} prompt tokens")
+        figure.savefig(out, dpi=120, format="png")
+    finally:
+        pyplot.close(figure)
+
+
+def _hit_rate(panel: Any, report: dict[str, Any]) -> None:
+    rates, kv_bytes = report["hit_rate"], report["kv_bytes_per_token"]
+    points = [point for point in rates["by_size"] if point["tokens"] and point["hit_rate"] >= _LEAST * rates["endless"]]
+    panel.plot(
+        [point["tokens"] for point in points] or [1], [100 * point["hit_rate"] for point in points] or [0], label="LRU"
+    )
+    panel.axhline(100 * rates["endless"], color="gray", linestyle="--", linewidth=1, label="without end")
+    for tier, color in zip(report["recommended"], ("tab:green", "tab:orange", "tab:red")):
+        if tier["tokens"] is not None:
+            panel.plot(
+                [tier["tokens"]], [100 * tier["hit_rate"]], "o", color=color, label=f"recommended {tier['tier']}"
+            )
+    if rates["exact_up_to_tokens"] is not None:
+        panel.axvline(rates["exact_up_to_tokens"], color="gray", linestyle=":", linewidth=1, label="exact up to here")
+    panel.set(xscale="log", xlabel="tokens of cache", ylabel="prompt tokens found, %", title="Hit rate by size")
+    panel.set_ylim(0, max(5.0, 108 * rates["endless"]))
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="small")
+    if kv_bytes is not None:
+        top = panel.secondary_xaxis(
+            "top", functions=(lambda tokens: tokens * kv_bytes / GIB, lambda size: size * GIB / kv_bytes)
+        )
+        top.set_xlabel("GiB", fontsize="small")
+
+
+def _working_set(panel: Any, report: dict[str, Any]) -> None:
+    found = report["working_set"]
+    is_time = found["window_unit"] == "s"
+    scale = 60.0 if is_time else 1.0
+    for place, (window, style) in enumerate(zip(found["windows"], _WINDOW_STYLES)):
+        points = [(each["at"] / scale, each["tokens"][place]) for each in found["points"]]
+        known = [(at, tokens) for at, tokens in points if tokens is not None]
+        if known:
+            name = f"last {window / 60:.0f} min" if is_time else f"last {window:,.0f} requests"
+            panel.plot(*zip(*known), style, label=name)
+    if panel.lines:
+        panel.legend(fontsize="small")
+        panel.set_ylim(bottom=0)
+    else:
+        panel.text(0.5, 0.5, "the log is shorter than each window", ha="center", transform=panel.transAxes)
+    panel.set(xlabel="minutes" if is_time else "requests", ylabel="tokens used", title="Working set")
+    panel.grid(alpha=0.3)
+
+
+def _sharing(panel: Any, report: dict[str, Any]) -> None:
+    classes = report["sharing"]["requests_by_shared_part_of_prompt"]
+    total = report["requests"]["requests"]
+    panel.bar(list(classes), [100 * number / total for number in classes.values()])
+    panel.set(
+        xlabel="part of the prompt that an earlier request had",
+        ylabel="requests, %",
+        title="Shared with earlier requests",
+    )
+    panel.set_axisbelow(True)
+    panel.grid(alpha=0.3, axis="y")
+
+
+def _over_time(panel: Any, report: dict[str, Any]) -> None:
+    """The rate of an endless cache between one point and the next."""
+    found = report["working_set"]
+    scale = 60.0 if found["window_unit"] == "s" else 1.0
+    before, line = (0, 0), []
+    for point in found["points"]:
+        asked, hits = point["prompt_tokens"] - before[0], point["endless_hits"] - before[1]
+        before = (point["prompt_tokens"], point["endless_hits"])
+        if asked * 4 * len(found["points"]) >= found["points"][-1]["prompt_tokens"]:  # few say little
+            line.append((point["at"] / scale, 100 * hits / asked))
+    if line:
+        panel.plot(*zip(*line), marker="." if len(line) < 20 else None)
+    panel.set_ylim(0, 102)
+    panel.set(
+        xlabel="minutes" if scale > 1 else "requests",
+        ylabel="prompt tokens found, %",
+        title="Cache without end, over time",
+    )
+    panel.grid(alpha=0.3)

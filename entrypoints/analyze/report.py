@@ -1,0 +1,138 @@
+"""What an analysis found, as plain data for JSON, the table and the picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+from .advice import GIB, flags, gib, hits_at, recommend
+from .analysis import Analysis
+from .log.read import LogStory
+from .reuse.sharing import LENGTHS, SHARES, top_prefixes
+
+TOP = 10
+RETAIN_SHARE = 0.9
+"""Of the turns that a lease's time should be long enough for."""
+
+
+def make_report(
+    analysis: Analysis, story: LogStory, *, kv_bytes: int | None, pool_tokens: int | None, reach: tuple[float, ...]
+) -> dict[str, Any]:
+    """kv_bytes: of one token; None where nobody said. pool_tokens: what leases are weighed for, in place of what is
+    recommended."""
+    tiers = recommend(analysis, reach)
+    pool = pool_tokens or tiers[0].tokens or analysis.exact_tokens or 0
+    totals = analysis.totals
+    report: dict[str, Any] = {
+        "log": asdict(story),
+        "units": asdict(analysis.units),
+        "kv_bytes_per_token": kv_bytes,
+        "requests": asdict(totals) | {"span_s": analysis.span, "prompt_tokens_median": analysis.lengths.quantile(0.5)},
+        "hit_rate": _hit_rate(analysis, kv_bytes),
+        "sharing": _sharing(analysis),
+        "working_set": _working_set(analysis, kv_bytes),
+        "turns": _turns(analysis, pool, kv_bytes),
+        "recommended": [tier.described(kv_bytes) for tier in tiers],
+        "flags": flags(tiers, kv_bytes),
+    }
+    return report
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _hit_rate(analysis: Analysis, kv_bytes: int | None) -> dict[str, Any]:
+    totals, per_unit, curve = analysis.totals, analysis.units.tokens, analysis.curve
+    hits, most = curve.hits(), curve.units
+    points = []
+    for size, found in zip(curve.grid, hits):
+        tokens = size * per_unit
+        rate = _share(found * per_unit, totals.prompt_tokens)
+        points.append({"tokens": tokens, "gib": gib(tokens, kv_bytes), "hit_rate": rate})
+        if found >= most:
+            break
+    false_share = analysis.forgotten.false_share if analysis.forgotten is not None else 0.0
+    return {
+        "endless": _share(totals.endless_hits, totals.prompt_tokens),
+        "endless_false_share": false_share,
+        "exact_up_to_tokens": analysis.exact_tokens,
+        "recorded": _share(totals.recorded_hits, totals.recorded) if totals.recorded else None,
+        "distinct_tokens": None if analysis.exact_tokens is not None else analysis.tree.live_units * per_unit,
+        "by_size": points,
+    }
+
+
+def _sharing(analysis: Analysis) -> dict[str, Any]:
+    names = ["0", *(f"{low}-{high - 1}" for low, high in pairwise(LENGTHS)), f"{LENGTHS[-1]}+"]
+    shares = ["0", *(f"{low:.0%}-{high:.0%}" for low, high in zip((0.0, *SHARES[1:]), SHARES[1:])), "95%-100%"]
+    prefixes = top_prefixes(analysis.tree, analysis.units.tokens, TOP)
+    return {
+        "requests_by_shared_tokens": dict(zip(names, analysis.sharing.by_length)),
+        "requests_by_shared_part_of_prompt": dict(zip(shares, analysis.sharing.by_share)),
+        "top_prefixes": [asdict(prefix) for prefix in prefixes],
+    }
+
+
+def _working_set(analysis: Analysis, kv_bytes: int | None) -> dict[str, Any]:
+    per_unit, follower = analysis.units.tokens, analysis.working_set
+    points = [
+        {
+            "at": point.at,
+            "tokens": [None if units is None else units * per_unit for units in point.units],
+            "prompt_tokens": point.asked,
+            "endless_hits": point.found,
+        }
+        for point in follower.points
+    ]
+    largest = [
+        max((point["tokens"][place] for point in points if point["tokens"][place] is not None), default=None)
+        for place in range(len(follower.lengths))
+    ]
+    return {
+        "window_unit": "s" if analysis.has_times else "requests",
+        "windows": list(follower.lengths),
+        "largest_tokens": largest,
+        "largest_gib": [gib(tokens, kv_bytes) for tokens in largest],
+        "points": points,
+    }
+
+
+def _turns(analysis: Analysis, pool: int, kv_bytes: int | None) -> dict[str, Any]:
+    turns, totals, per_unit = analysis.turns, analysis.totals, analysis.units.tokens
+    inherited = turns.inherited_units * per_unit
+    kept = hits_at(turns.curve.hits(), turns.curve.grid, pool // per_unit) * per_unit
+    found: dict[str, Any] = {
+        "requests": turns.count,
+        "named_parents": turns.named,
+        "requests_gone_on_from": turns.parents,
+        "inherited_tokens": inherited,
+        "inherited_share": _share(inherited, totals.prompt_tokens),
+        "pool_tokens": pool,
+        "lost_to_eviction_tokens": inherited - kept,
+        "lost_share": _share(inherited - kept, inherited),
+        "gap_s": {f"p{share}": turns.gaps.quantile(share / 100) for share in (50, 90, 99)},
+    }
+    ttl = turns.gaps.quantile(RETAIN_SHARE)
+    if ttl is not None and analysis.span:
+        found |= {"retain_ttl_s": ttl, "leased_tokens_on_average": _leased(analysis, ttl)}
+        found["leased_gib_on_average"] = gib(round(found["leased_tokens_on_average"]), kv_bytes)
+    return found
+
+
+def _leased(analysis: Analysis, ttl: float) -> float:
+    """Tokens that are leased on average if every request keeps all it has for ``ttl`` seconds or until its next turn
+    comes."""
+    totals, gaps = analysis.totals, analysis.turns.token_gaps
+    token_seconds = sum(tokens * min(gap, ttl) for gap, tokens in gaps.buckets())
+    never = max(0.0, totals.prompt_tokens + totals.output_tokens - gaps.total)
+    return (token_seconds + never * ttl) / analysis.span
+
+
+def human_size(tokens: int | None, kv_bytes: int | None) -> str:
+    """Tokens, and GiB where they can be told."""
+    if tokens is None:
+        return "-"
+    size = f"{tokens:,} tokens"
+    return size if kv_bytes is None else f"{size}, {tokens * kv_bytes / GIB:.3g} GiB"

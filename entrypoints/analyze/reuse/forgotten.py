@@ -1,0 +1,63 @@
+"""What a tree has forgotten, well enough to say whether an endless cache would have it.
+
+A Bloom filter (Bloom, 1970) of the prefixes that end at every chunk of what was forgotten. It never takes something it
+was given for new; what is new it takes for known with a small probability, which `false_share` estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import xxhash
+
+HASHES = 4
+MAX_BYTES = 128 << 20
+
+
+class Forgotten:
+    """unit_bytes: of the keys. chunk: units; what is known is rounded down to them."""
+
+    def __init__(self, unit_bytes: int, chunk: int, max_bytes: int = MAX_BYTES) -> None:
+        """max_bytes: a power of two."""
+        self._chunk_bytes = unit_bytes * chunk
+        self._chunk = chunk
+        self._bits = bytearray(max_bytes)
+        self._mask = 8 * max_bytes - 1
+        self._num_set = 0
+
+    def add(self, namespace: str, key: bytes, start: int) -> None:
+        """A path is forgotten from unit ``start`` on."""
+        first = -(-(start + 1) // self._chunk)  # the first chunk that ends in what is forgotten
+        for places in self._chunks(namespace, key, first):
+            for place in places:
+                byte, bit = place >> 3, 1 << (place & 7)
+                if not self._bits[byte] & bit:
+                    self._bits[byte] |= bit
+                    self._num_set += 1
+
+    def known(self, namespace: str, key: bytes, start: int, limit: int) -> int:
+        """Units from ``start`` on, at which the tree's knowledge ends, that were known once; up to unit ``limit``."""
+        end = start
+        number = start // self._chunk + 1
+        for places in self._chunks(namespace, key[: limit // self._chunk * self._chunk_bytes], number):
+            if not all(self._bits[place >> 3] >> (place & 7) & 1 for place in places):
+                break
+            end = number * self._chunk
+            number += 1
+        return end - start
+
+    @property
+    def false_share(self) -> float:
+        """Of what is new, the share that `known` takes for known, chunk by chunk."""
+        return (self._num_set / (self._mask + 1)) ** HASHES
+
+    def _chunks(self, namespace: str, key: bytes, first: int) -> Iterator[list[int]]:
+        """The places in the filter of each whole chunk's end, from chunk ``first`` on; the first one is number 1."""
+        width, mask = self._chunk_bytes, self._mask
+        digest = xxhash.xxh3_128(namespace.encode("utf-8", "surrogatepass") + b"\0")
+        digest.update(key[: (first - 1) * width])
+        for offset in range((first - 1) * width, len(key) - width + 1, width):
+            digest.update(key[offset : offset + width])
+            value = digest.intdigest()
+            low, step = value & (2**64 - 1), value >> 64 | 1
+            yield [(low + number * step) & mask for number in range(HASHES)]

@@ -1,0 +1,275 @@
+"""The prefix tree of a log with the time of each part's last use, and from it reuse distances.
+
+A cache that evicts the least recently used first, and of what was used together the deepest first, holds at any moment
+the units on top of one stack, whatever its size: the larger cache holds all that the smaller one does (Mattson, Gecsei,
+Slutz and Traiger, 1970). So the place of a unit in the stack when it is asked for again, its reuse distance, says which
+sizes of cache have it: all of at least that many units. A prefix lies above what follows it, so each size holds whole
+prefixes. One pass over the log gives the hits of every size.
+
+A unit is what a page is to the server: a page of token ids, a block that the log has a hash of, a few bytes of text. A
+node of the tree is a run of units with one last use. The memory of the tree is bounded: what was used longest ago is
+forgotten, which leaves all distances below what stays exact.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from .recency import Recency
+
+NODE_BYTES = 480
+"""What a node takes beside its key, measured: the object, its entry below its parent, its share of the queue."""
+
+TIMES = 1 << 20
+"""Accesses before times are numbered anew."""
+
+_KEPT_SHARE = 0.98
+"""Of the memory, after something was forgotten: to forget little, but not at every access."""
+
+
+class Node:
+    """Units that follow each other and were last used together. name: among its parent's children. last_use: a time of
+    the tree, -1 for the root. uses: accesses that passed. ended: what the owner noted of a request that ended here."""
+
+    __slots__ = ("children", "ended", "key", "last_use", "name", "parent", "start", "uses")
+
+    def __init__(self, parent: Node | None, name: Any, key: bytes, start: int, last_use: int, uses: int) -> None:
+        self.parent = parent
+        self.name = name
+        self.key = key
+        self.start = start
+        """Units above it."""
+        self.last_use = last_use
+        self.uses = uses
+        self.children: dict[Any, Node] | None = None
+        self.ended: Any = None
+
+
+class Mark:
+    """A time of the tree, for `ReuseTree.used_since`."""
+
+    __slots__ = ("time",)
+
+    def __init__(self, time: int) -> None:
+        self.time = time
+
+
+class Access:
+    """What the tree knew of a sequence. runs: of the known units from the first one on, (units above the run in the
+    stack, units of the run): so the distances of its units are the first number + 1, + 2, … last: the node at the end
+    of the sequence, as it is in the tree now. path: its known nodes, from the top."""
+
+    __slots__ = ("known", "last", "path", "runs")
+
+    def __init__(self, runs: list[tuple[int, int]], known: int, last: Node, path: list[Node]) -> None:
+        self.runs = runs
+        self.known = known
+        """Units that the tree had."""
+        self.last = last
+        self.path = path
+
+
+class ReuseTree:
+    """Owns the nodes and their times. unit_bytes: of a key, for each unit. max_bytes: of memory for all nodes; 0 for
+    any number."""
+
+    def __init__(self, unit_bytes: int, max_bytes: int = 0, times: int = TIMES) -> None:
+        self.unit_bytes = unit_bytes
+        self.num_nodes = 0
+        self.key_bytes = 0
+        self.exact_units: int | None = None
+        """Distances up to this many units are exact; None while nothing was forgotten: then all are."""
+        self._max_bytes = max_bytes
+        self._least_times = times
+        self._recency = Recency(times)
+        self._now = 0
+        self._root = Node(None, None, b"", 0, -1, 0)
+        self._oldest: deque[tuple[int, Node]] = deque()
+        """(time, node at which that access ended), in order of time. It counts while the node has that time."""
+        self._marks: list[Mark] = []
+
+    @property
+    def live_units(self) -> int:
+        """Units in the tree."""
+        return self._recency.total
+
+    @property
+    def used_bytes(self) -> int:
+        """Of memory, about."""
+        return self.key_bytes + self.num_nodes * NODE_BYTES
+
+    # -- one access ------------------------------------------------------------------------------------------------
+
+    def access(self, namespace: str, key: bytes, *, counts: bool = True) -> Access:
+        """Use a sequence of whole units, at least one; what is not known of it yet is put into the tree. counts: in the
+        nodes' ``uses``; not for a further output of the same request."""
+        if self._now == self._recency.capacity:
+            self._number_times_anew()
+        now, self._now = self._now, self._now + 1
+        path, known_bytes = self._walk(namespace, key)
+        runs = self._runs(path)
+        for node in path:
+            self._recency.add(node.last_use, -(len(node.key) // self.unit_bytes))
+            node.last_use = now
+            node.uses += counts
+        last = path[-1] if path else self._root
+        if known_bytes < len(key):
+            last = self._add_leaf(last, namespace, key, known_bytes, now)
+        self._recency.add(now, len(key) // self.unit_bytes)
+        self._oldest.append((now, last))
+        if len(self._oldest) > 2 * self.num_nodes + 1024:
+            self._oldest = deque((time, node) for time, node in self._oldest if self._is_current(time, node))
+        return Access(runs, known_bytes // self.unit_bytes, last, path)
+
+    def _runs(self, path: list[Node]) -> list[tuple[int, int]]:
+        runs, time, above = [], -1, 0
+        for node in path:
+            if node.last_use != time:
+                time = node.last_use
+                above = self._recency.after(time)
+            units = len(node.key) // self.unit_bytes
+            runs.append((above, units))
+            above += units  # of one time, the upper ones lie above the lower ones
+        return runs
+
+    def _walk(self, namespace: str, key: bytes) -> tuple[list[Node], int]:
+        """The known nodes of the sequence, and how many bytes they are. A node that is known in part is cut."""
+        width, offset, path = self.unit_bytes, 0, []
+        children, first = self._root.children, (namespace, key[:width])
+        while children is not None and (child := children.get(first)) is not None:
+            if not key.startswith(child.key, offset):
+                common = _common(key, offset, child.key)
+                child = self._split(child, common - common % width)
+                path.append(child)
+                return path, offset + len(child.key)
+            path.append(child)
+            offset += len(child.key)
+            children, first = child.children, key[offset : offset + width]
+        return path, offset
+
+    def _split(self, node: Node, cut: int) -> Node:
+        """Cut a node after ``cut`` bytes; returns the new upper part."""
+        parent = node.parent
+        assert parent is not None and parent.children is not None and 0 < cut < len(node.key)
+        upper = Node(parent, node.name, node.key[:cut], node.start, node.last_use, node.uses)
+        parent.children[node.name] = upper
+        node.parent, node.key = upper, node.key[cut:]
+        node.name = node.key[: self.unit_bytes]
+        node.start += cut // self.unit_bytes
+        upper.children = {node.name: node}
+        self.num_nodes += 1
+        return upper
+
+    def _add_leaf(self, parent: Node, namespace: str, key: bytes, start: int, now: int) -> Node:
+        first = key[start : start + self.unit_bytes]
+        name = (namespace, first) if parent is self._root else first
+        leaf = Node(parent, name, key[start:], start // self.unit_bytes, now, 1)
+        if parent.children is None:
+            parent.children = {}
+        parent.children[name] = leaf
+        self.num_nodes += 1
+        self.key_bytes += len(leaf.key)
+        return leaf
+
+    # -- times -----------------------------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """Remember the present moment, for `used_since`, until `forget_mark`."""
+        mark = Mark(self._now)
+        self._marks.append(mark)
+        return mark
+
+    def forget_mark(self, mark: Mark) -> None:
+        self._marks.remove(mark)
+
+    def used_since(self, mark: Mark) -> int:
+        """Units that were used after the mark was made."""
+        return self._recency.after(mark.time - 1)
+
+    def _number_times_anew(self) -> None:
+        """Only the order of times matters: number those that are still some node's from 0."""
+        times = sorted({node.last_use for node in self.nodes()})
+        number = {time: place for place, time in enumerate(times)}
+        recency = Recency(max(self._least_times, 2 * len(times)))
+        for mark in self._marks:
+            mark.time = bisect_left(times, mark.time)
+        current = [(time, node) for time, node in self._oldest if self._is_current(time, node)]
+        self._oldest = deque((number[time], node) for time, node in current)
+        for node in self.nodes():
+            node.last_use = number[node.last_use]
+            recency.add(node.last_use, len(node.key) // self.unit_bytes)
+        self._recency, self._now = recency, len(times)
+
+    # -- what is forgotten -----------------------------------------------------------------------------------------
+
+    def forget_oldest(self) -> Iterator[tuple[str, bytes, int]]:
+        """Bring the tree back to its memory, if it is over that. Yields of each path that is cut short its namespace,
+        its whole key, and from which unit on it is forgotten."""
+        if not self._max_bytes or self.used_bytes <= self._max_bytes:
+            return
+        while self.used_bytes > self._max_bytes * _KEPT_SHARE and self._oldest:
+            time, node = self._oldest.popleft()
+            if self._is_current(time, node) and node.children is None:
+                namespace, key = _whole_path(node)
+                yield namespace, key, self._remove(node)
+        if self.exact_units is None or self.live_units < self.exact_units:
+            self.exact_units = self.live_units
+
+    def _is_current(self, time: int, node: Node) -> bool:
+        return node.last_use == time and node.parent is not None
+
+    def _remove(self, leaf: Node) -> int:
+        """Remove a leaf and all above it that has its time and no other child; returns the first unit removed."""
+        time, node = leaf.last_use, leaf
+        while True:
+            parent = node.parent
+            assert parent is not None and parent.children is not None
+            self._recency.add(time, -(len(node.key) // self.unit_bytes))
+            self.num_nodes -= 1
+            self.key_bytes -= len(node.key)
+            del parent.children[node.name]
+            if not parent.children:
+                parent.children = None
+            node.parent = None
+            if parent is self._root or parent.children is not None or parent.last_use != time:
+                return node.start
+            node = parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
+        todo = list((self._root.children or {}).values())
+        while todo:
+            node = todo.pop()
+            if node.children is not None:
+                todo.extend(node.children.values())
+            yield node
+
+
+def _whole_path(node: Node) -> tuple[str, bytes]:
+    """The namespace and the key of the path down to a node, and including it."""
+    parts, name = [node.key], node.name
+    while (above := node.parent) is not None and above.parent is not None:
+        node = above
+        parts.append(node.key)
+        name = node.name
+    return name[0], b"".join(reversed(parts))
+
+
+def _common(data: bytes, offset: int, key: bytes) -> int:
+    """Leading bytes that data[offset:] and key share; they differ somewhere, or data ends first."""
+    low, high = 0, min(len(key), len(data) - offset)  # key[:low] is shared
+    window = 64
+    while low < high:
+        end = min(low + window, high)
+        if data.startswith(key[low:end], offset + low):
+            low = end
+            window *= 2
+        elif end - low == 1:
+            return low
+        else:
+            window = max(1, (end - low) // 2)
+            high = end
+    return low

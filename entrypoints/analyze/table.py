@@ -1,0 +1,143 @@
+"""Prints a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .report import human_size
+
+_ROWS = 14
+"""Of the table of sizes."""
+
+Report = dict[str, Any]
+
+
+def show(report: Report) -> None:
+    for section in (_about, _sharing, _hit_rate, _working_set, _turns, _recommended):
+        print("\n".join(section(report)), end="\n\n")
+
+
+def _about(report: Report) -> Iterable[str]:
+    log, requests = report["log"], report["requests"]
+    span = f" in {_time(requests['span_s'])}" if requests["span_s"] else ""
+    yield f"{log['name']}: {requests['requests']:,} requests{span} (format {log['format']}, {report['units']['what']})"
+    yield (
+        f"  prompts {requests['prompt_tokens']:,} tokens, median {requests['prompt_tokens_median']:,.0f}; outputs "
+        f"{requests['output_tokens']:,}; longest request {requests['longest']:,}"
+    )
+    if log["bad"]:
+        yield f"  {log['bad']:,} of {log['items']:,} items are broken and were passed over; the first:"
+        yield from (f"    number {number}: {reason}" for number, reason in log["first_bad"])
+    yield from (f"  note: {note}" for note in log["notes"])
+
+
+def _sharing(report: Report) -> Iterable[str]:
+    sharing, count = report["sharing"], report["requests"]["requests"]
+    yield "Shared with an earlier request"
+    for title, name in (
+        ("tokens", "requests_by_shared_tokens"),
+        ("of the prompt", "requests_by_shared_part_of_prompt"),
+    ):
+        classes = sharing[name].items()
+        yield f"  {title:<14}" + "".join(f"{label:>13}" for label, _ in classes)
+        yield f"  {'requests':<14}" + "".join(f"{number / count:>13.1%}" for _, number in classes)
+    if sharing["top_prefixes"]:
+        yield f"  {'prefix, tokens':>16}{'requests':>12}{'tokens saved':>16}{'of all prompts':>16}"
+    for prefix in sharing["top_prefixes"]:
+        part = prefix["saved_tokens"] / report["requests"]["prompt_tokens"]
+        yield f"  {prefix['tokens']:>16,}{prefix['requests']:>12,}{prefix['saved_tokens']:>16,}{part:>16.1%}"
+
+
+def _hit_rate(report: Report) -> Iterable[str]:
+    rates, kv_bytes = report["hit_rate"], report["kv_bytes_per_token"]
+    yield "Prompt tokens found, by size of a cache (least recently used first)"
+    for point in _thinned(rates["by_size"]):
+        yield f"  {human_size(point['tokens'], kv_bytes):>40}{point['hit_rate']:>9.1%}"
+    yield f"  {'without end':>40}{rates['endless']:>9.1%}"
+    if rates["distinct_tokens"] is not None:
+        yield f"  all that was ever used: {human_size(rates['distinct_tokens'], kv_bytes)}"
+    if rates["recorded"] is not None:
+        yield f"  the server that recorded it found {rates['recorded']:.1%}"
+    if rates["exact_up_to_tokens"] is not None:
+        yield (
+            f"  exact up to {human_size(rates['exact_up_to_tokens'], kv_bytes)}: the tree was full, and what was used "
+            "longest ago was forgotten. Larger sizes find at least what is said here, at most what a cache without end "
+            "does. That one's rate is rounded down to chunks of 64 tokens, of which "
+            f"{rates['endless_false_share']:.1e} count as known though they are new. More memory: --memory-gb"
+        )
+
+
+def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """So many that the steps of the hit rate are about equal; the last one is the smallest size that finds all."""
+    most = points[-1]["hit_rate"]
+    chosen, wanted = [], 1.0
+    for point in points:
+        if point["tokens"] and point["hit_rate"] >= wanted * most / _ROWS and point["hit_rate"] > 0:
+            chosen.append(point)
+            wanted = point["hit_rate"] / most * _ROWS // 1 + 1
+    if chosen and chosen[-1] is not points[-1]:
+        chosen.append(points[-1])
+    return chosen
+
+
+def _working_set(report: Report) -> Iterable[str]:
+    found, kv_bytes = report["working_set"], report["kv_bytes_per_token"]
+    yield "Working set: used within a time, at most; so much room keeps all that is used again within it"
+    for window, tokens in zip(found["windows"], found["largest_tokens"]):
+        name = _time(window) if found["window_unit"] == "s" else f"{window:,.0f} requests"
+        size = "the log is shorter" if tokens is None else human_size(tokens, kv_bytes)
+        yield f"  {name:>20}  {size}"
+
+
+def _turns(report: Report) -> Iterable[str]:
+    turns, count, kv_bytes = report["turns"], report["requests"]["requests"], report["kv_bytes_per_token"]
+    yield "Turns: requests that go on from an earlier one's prompt and output"
+    if not turns["requests"]:
+        yield "  none: continuations and leases would save nothing here"
+        return
+    yield (
+        f"  {turns['requests']:,} ({turns['requests'] / count:.1%} of requests; {turns['named_parents']:,} named their "
+        f"parent); {turns['requests_gone_on_from'] / count:.1%} of requests were gone on from"
+    )
+    yield (
+        f"  as continuations: {turns['inherited_tokens']:,} tokens ({turns['inherited_share']:.1%} of all prompts) "
+        "need not be sent, tokenised or looked up again"
+    )
+    yield (
+        f"  with leases, at a pool of {human_size(turns['pool_tokens'], kv_bytes)}: "
+        f"{turns['lost_to_eviction_tokens']:,} of these ({turns['lost_share']:.1%}) that would be evicted stay"
+    )
+    gaps = turns["gap_s"]
+    if gaps["p50"] is not None:
+        half, most, all_ = (_time(gaps[name]) for name in ("p50", "p90", "p99"))
+        yield f"  pause between turns: half within {half}, 90 % within {most}, 99 % within {all_}"
+    if "retain_ttl_s" in turns:
+        size = human_size(round(turns["leased_tokens_on_average"]), kv_bytes)
+        yield f"  retain_ttl {turns['retain_ttl_s']:.3g} on every request would lease {size} on average"
+
+
+def _recommended(report: Report) -> Iterable[str]:
+    yield "Recommended; a tier's room counts what is above it, too"
+    kv_bytes = report["kv_bytes_per_token"]
+    for tier in report["recommended"]:
+        if tier["tokens"] is None:
+            yield f"  {tier['tier']:<8}{tier['why']}"
+        else:
+            size = human_size(tier["tokens"], kv_bytes)
+            yield f"  {tier['tier']:<8}{size}: finds {tier['hit_rate']:.1%} ({tier['why']})"
+    if kv_bytes is None:
+        yield "  in GiB with --model FOLDER or --kv-bytes-per-token"
+    if report["requests"]["hinted"]:
+        yield f"  {report['requests']['hinted']:,} requests had no_reuse_from; these sizes do not count on it"
+    if report["flags"]:
+        yield f"  flags: {report['flags']}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,145 @@
+"""The command as an operator calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.entrypoints.analyze.__main__ import main
+from baton.entrypoints.engine import Engine
+
+ROOT = Path(__file__).parents[3]
+TOY_MODEL = ROOT / "examples" / "toy_model"
+
+
+def write_lines(path: Path, *lines: object) -> str:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def turns(count: int) -> list[dict]:
+    history: list[int] = []
+    lines = []
+    for number in range(count):
+        history = [*history, *range(100 * number, 100 * number + 50)]
+        lines.append({"time": 10.0 * number, "input_ids": history, "output_ids": [5, 6, 7]})
+        history = [*history, 5, 6, 7]
+    return lines
+
+
+def test_a_report_in_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_lines(tmp_path / "log", *turns(12), "{broken")
+    out = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
+    assert main([log, "--model", str(TOY_MODEL), *out]) == 0
+    table = capsys.readouterr().out
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["requests"]["requests"] == 12 and report["turns"]["requests"] == 11
+    assert report["log"]["bad"] == 1 and report["log"]["first_bad"][0][0] == 13
+    found = sum(53 * number - 1 for number in range(1, 12))
+    assert report["requests"]["endless_hits"] == found
+    rate = found / report["requests"]["prompt_tokens"]
+    assert report["hit_rate"]["endless"] == rate == report["hit_rate"]["by_size"][-1]["hit_rate"]
+    for words in (
+        "12 requests",
+        f"{rate:.1%}",
+        "1 of 13 items are broken",
+        "number 13: no valid JSON",
+        "GiB",
+        "flags:",
+    ):
+        assert words in table
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["no-such-file"], "no-such-file cannot be read: No such file"),
+        (["LOG", "--model", "no-folder"], "config.json cannot be read"),
+        (["LOG", "--tokenizer", "no-folder"], "no tokenizer.json in 'no-folder'"),
+        (["EMPTY"], "is empty"),
+        (["BROKEN"], "has no request that can be read; of 1 items, number 1"),
+        (["LOG", "--format", "mooncake"], "number 1: it has no input_length"),
+        (["LOG", "--block-tokens", "16"], "--block-tokens is for logs of Mooncake's shape"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], reason: str
+) -> None:
+    files = {
+        "LOG": write_lines(tmp_path / "log", {"input_ids": [1]}),
+        "EMPTY": write_lines(tmp_path / "empty"),
+        "BROKEN": write_lines(tmp_path / "broken", "x"),
+    }
+    assert main([files.get(word, word) for word in argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("baton analyze: ") and error.count("\n") == 1 and reason in error
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--pool-gb", "1"], "--pool-gb needs --model"),
+        (["--pool-gb", "-1"], "-1 is not a number above 0"),
+        (["--page-size", "x"], "x is not a whole number"),
+        (["--reach", "0.9", "0.8", "1"], "give growing shares"),
+        (["--reach", "0.9", "0.95", "2"], "2 is not a share"),
+        (["--bytes-per-token", "3", "--tokenizer", "x"], "is for text without a tokenizer"),
+        (["--chat-template", "x"], "--chat-template needs --tokenizer"),
+        (["--json", "/no/such/folder/x"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_contradictions(capsys: pytest.CaptureFixture[str], argv: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["log", *argv])
+    assert ended.value.code == 2 and reason in capsys.readouterr().err
+
+
+def test_neither_torch_nor_a_server_is_needed(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log", *[{"messages": [{"role": "user", "content": "How many lines?"}]}] * 3)
+    code = (
+        "import sys; from baton.entrypoints.analyze.__main__ import main;"
+        f"main([{log!r}, '--model', {str(TOY_MODEL)!r}]); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 requests" in done.stdout and "token ids" in done.stdout
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_what_an_engine_records_is_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hashed: bool
+) -> None:
+    """One request at a time in a pool with room for all: the curve's end is what the engine's own cache found."""
+    log, page = tmp_path / "log", 16 if hashed else 1
+    settings = {"max_total_tokens": 8192, "device": "cpu", "dtype": "float32", "disable_cuda_graph": True}
+    recording = {"record_requests": str(log), "record_requests_hashed": hashed}
+    sampling = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+    cached = asked = 0
+    with Engine(model_path=str(TOY_MODEL), page_size=page, **settings, **recording) as engine:
+        text = "<|im_start|>system\nYou answer in bash.<|im_end|>\n" * 3
+        for job in range(3):
+            answer = engine.generate(f"{text}How many lines are in file {job}?", sampling, retain_ttl=60)
+            answers = [answer]
+            for turn in range(4):
+                parent = answers[-1]["meta_info"]["id"]
+                suffix = f"<|im_end|>\nNow file {turn}.{job}, and say why it is so, in one sentence."
+                answers.append(
+                    engine.generate(continuation_of=parent, continuation_suffix=suffix, sampling_params=sampling)
+                )
+            cached += sum(each["meta_info"]["cached_tokens"] for each in answers)
+            asked += sum(each["meta_info"]["prompt_tokens"] for each in answers)
+    assert main([str(log), "--json", str(tmp_path / "r.json")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["requests"]["requests"] == 15 and report["requests"]["prompt_tokens"] == asked
+    assert report["hit_rate"]["recorded"] == cached / asked
+    assert report["turns"]["named_parents"] == 12 == report["turns"]["requests"]
+    if hashed:
+        assert cached - 15 * page <= report["requests"]["endless_hits"] <= cached
+    else:
+        assert report["requests"]["endless_hits"] == cached
+    assert f"found {cached / asked:.1%}" in capsys.readouterr().out
