@@ -55,6 +55,8 @@ def recommend(analysis: Analysis, reach: tuple[float, ...] = REACH) -> list[Tier
         tokens, why = size * per_unit, f"{share:.0%} of the hits that any cache could have"
         if tier == "device" and tokens < totals.longest:
             tokens, why = totals.longest, "room for the longest request; the hits need less"
+        if tier == "device" and tokens < analysis.running.peak_tokens:
+            tokens, why = analysis.running.peak_tokens, "room for what ran at once; the hits need less"
         elif tier != "device" and tokens <= 1.1 * largest:
             found.append(Tier(tier, None, None, "none: what is above it finds nearly as much"))
             continue

@@ -9,6 +9,7 @@ from .log.request import LoggedRequest, Units
 from .reuse.curve import Curve, sizes
 from .reuse.forgotten import Forgotten
 from .reuse.histogram import Histogram
+from .reuse.running import Running
 from .reuse.sharing import Sharing
 from .reuse.tree import Access, ReuseTree
 from .reuse.turns import Turns
@@ -52,6 +53,7 @@ class Analysis:
         self.curve = Curve(grid)
         self.turns = Turns(Curve(grid))
         self.sharing = Sharing()
+        self.running = Running()
         self.working_set = WorkingSet(self.tree, WINDOWS_S if has_times else WINDOWS_REQUESTS)
         self.forgotten: Forgotten | None = None
         self.lengths = Histogram()
@@ -102,6 +104,8 @@ class Analysis:
                 self._began = request.time
             self._points_at = max(self._points_at, request.time - self._began)
             self.span = self._points_at
+            if math.isfinite(request.seconds):
+                self.running.add(request.time, request.seconds, request.prompt_tokens + request.output_tokens)
         return self._points_at
 
     def _use(self, request: LoggedRequest) -> int:

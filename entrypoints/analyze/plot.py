@@ -87,6 +87,7 @@ def _sharing(panel: Any, report: dict[str, Any]) -> None:
         ylabel="requests, %",
         title="Shared with earlier requests",
     )
+    panel.tick_params(axis="x", labelsize="small")
     panel.set_axisbelow(True)
     panel.grid(alpha=0.3, axis="y")
 

@@ -28,7 +28,13 @@ def make_report(
         "log": asdict(story),
         "units": asdict(analysis.units),
         "kv_bytes_per_token": kv_bytes,
-        "requests": asdict(totals) | {"span_s": analysis.span, "prompt_tokens_median": analysis.lengths.quantile(0.5)},
+        "requests": asdict(totals)
+        | {
+            "span_s": analysis.span,
+            "prompt_tokens_median": analysis.lengths.quantile(0.5),
+            "running_requests_peak": analysis.running.peak_requests,
+            "running_tokens_peak": analysis.running.peak_tokens,
+        },
         "hit_rate": _hit_rate(analysis, kv_bytes),
         "sharing": _sharing(analysis),
         "working_set": _working_set(analysis, kv_bytes),

@@ -26,6 +26,9 @@ def _about(report: Report) -> Iterable[str]:
         f"  prompts {requests['prompt_tokens']:,} tokens, median {requests['prompt_tokens_median']:,.0f}; outputs "
         f"{requests['output_tokens']:,}; longest request {requests['longest']:,}"
     )
+    if requests["running_requests_peak"]:
+        size = human_size(requests["running_tokens_peak"], report["kv_bytes_per_token"])
+        yield f"  at most {requests['running_requests_peak']:,} ran at once, with {size}"
     if log["bad"]:
         yield f"  {log['bad']:,} of {log['items']:,} items are broken and were passed over; the first:"
         yield from (f"    number {number}: {reason}" for number, reason in log["first_bad"])

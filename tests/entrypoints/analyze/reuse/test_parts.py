@@ -11,6 +11,7 @@ from baton.entrypoints.analyze.reuse.curve import Curve, sizes
 from baton.entrypoints.analyze.reuse.forgotten import Forgotten
 from baton.entrypoints.analyze.reuse.histogram import Histogram
 from baton.entrypoints.analyze.reuse.recency import Recency
+from baton.entrypoints.analyze.reuse.running import Running
 from baton.entrypoints.analyze.reuse.sharing import SharedPrefix, top_prefixes
 from baton.entrypoints.analyze.reuse.tree import ReuseTree
 from baton.entrypoints.analyze.reuse.turns import Turns
@@ -161,3 +162,13 @@ def test_the_same_prompt_again_is_no_turn() -> None:
     for at in (0.0, 1.0, 2.0):
         assert talk.turn(b"same prompt", b"out", at) == 0
     assert talk.turn(b"same promptout!", b"x", None) == len(b"same promptou") and talk.turns.gaps.total == 0
+
+
+def test_what_runs_at_once_is_counted_by_its_times() -> None:
+    running, rng = Running(), random.Random(6)
+    requests = [(float(came), rng.expovariate(0.1), rng.randrange(1, 100)) for came in range(300)]
+    for request in requests:
+        running.add(*request)
+    at_once = [[t for c, s, t in requests if c <= came < c + s] for came, _, _ in requests]
+    assert running.peak_requests == max(map(len, at_once)) > 5
+    assert running.peak_tokens == max(map(sum, at_once))
