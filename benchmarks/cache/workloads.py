@@ -73,7 +73,7 @@ def batch_summarisation(rng: np.random.Generator, new: Draw, requests: int) -> l
 
 
 def random_prompts(rng: np.random.Generator, new: Draw, requests: int) -> list[list[Tokens]]:
-    return [[new(512)] for _ in range(requests)]
+    return [[new(256)] for _ in range(requests)]
 
 
 WORKLOADS = (
@@ -82,5 +82,5 @@ WORKLOADS = (
     Workload("RAG", "96 tokens, then 4 of 40 documents of 128 by Zipf", (25, 40), rag, 60),
     Workload("code completion", "48 tokens, then up to 512 before a cursor", (15, 35), code_completion, 60),
     Workload("batch summarisation", "64 tokens, then a document of 384-639", (8, 15), batch_summarisation, 60),
-    Workload("random", "nothing: 512 tokens", (0, 2), random_prompts, 150),
+    Workload("random", "nothing: 256 tokens", (0, 2), random_prompts, 300),
 )

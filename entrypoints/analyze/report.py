@@ -141,4 +141,6 @@ def human_size(tokens: int | None, kv_bytes: int | None) -> str:
     if tokens is None:
         return "-"
     size = f"{tokens:,} tokens"
-    return size if kv_bytes is None else f"{size}, {tokens * kv_bytes / GIB:.3g} GiB"
+    if kv_bytes is None:
+        return size
+    return f"{size}, {tokens * kv_bytes / GIB:{',.0f' if tokens * kv_bytes >= 100 * GIB else '.3g'}} GiB"

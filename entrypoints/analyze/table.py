@@ -7,8 +7,8 @@ from typing import Any
 
 from .report import human_size
 
-_ROWS = 14
-"""Of the table of sizes."""
+_PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
+"""Of all hits: for each the table has the smallest size that finds it."""
 
 Report = dict[str, Any]
 
@@ -63,24 +63,19 @@ def _hit_rate(report: Report) -> Iterable[str]:
     if rates["recorded"] is not None:
         yield f"  the server that recorded it found {rates['recorded']:.1%}"
     if rates["exact_up_to_tokens"] is not None:
-        yield (
-            f"  exact up to {human_size(rates['exact_up_to_tokens'], kv_bytes)}: the tree was full, and what was used "
-            "longest ago was forgotten. Larger sizes find at least what is said here, at most what a cache without end "
-            "does. That one's rate is rounded down to chunks of 64 tokens, of which "
-            f"{rates['endless_false_share']:.1e} count as known though they are new. More memory: --memory-gb"
-        )
+        exact = human_size(rates["exact_up_to_tokens"], kv_bytes)
+        yield f"  exact up to {exact}; beyond that the tree had no memory (--memory-gb):"
+        yield "  larger sizes find at least what is said here, and at most what a cache without end does. Its rate is"
+        yield f"  rounded down to chunks of 64 tokens; of new ones {rates['endless_false_share']:.1e} count as known"
 
 
 def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """So many that the steps of the hit rate are about equal; the last one is the smallest size that finds all."""
-    most = points[-1]["hit_rate"]
-    chosen, wanted = [], 1.0
-    for point in points:
-        if point["tokens"] and point["hit_rate"] >= wanted * most / _ROWS and point["hit_rate"] > 0:
-            chosen.append(point)
-            wanted = point["hit_rate"] / most * _ROWS // 1 + 1
-    if chosen and chosen[-1] is not points[-1]:
-        chosen.append(points[-1])
+    """The smallest sizes that find each of `_PARTS` of what the largest finds."""
+    most, chosen = points[-1]["hit_rate"], []
+    for part in _PARTS if most else ():
+        found = next((point for point in points if point["hit_rate"] >= part * most), points[-1])
+        if found not in chosen:
+            chosen.append(found)
     return chosen
 
 
