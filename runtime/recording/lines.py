@@ -25,6 +25,7 @@ BLOCK_TOKENS = 16
 HASH_BYTES = 8
 
 _ID_BYTES = 4
+_OBJECT_BYTES = 1024
 _IDS_AT_ONCE = 8192
 _BLOCKS_AT_ONCE = 64
 """After so many the other threads get their turn, whose answers are waited for."""
@@ -52,8 +53,8 @@ class RecordedRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Of its ids."""
-        return len(self.prompt_ids) + sum(map(len, self.output_ids))
+        """That it takes in memory, about."""
+        return _OBJECT_BYTES + len(self.prompt_ids) + sum(map(len, self.output_ids))
 
 
 class LineMaker:
@@ -99,8 +100,9 @@ class LineMaker:
         ids: list[int] = []
         view = memoryview(packed).cast("i")
         for start in range(0, len(view), _IDS_AT_ONCE):
+            if start:
+                self._breathe()
             ids += view[start : start + _IDS_AT_ONCE].tolist()
-            self._breathe()
         return ids
 
     def _blocks(self, request: RecordedRequest) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class LineMaker:
             block = ids[number * width : (number + 1) * width]
             before = hashlib.blake2b(before + block, digest_size=HASH_BYTES, key=self._key).digest()
             yield before
-            if number % _BLOCKS_AT_ONCE == 0:
+            if number % _BLOCKS_AT_ONCE == _BLOCKS_AT_ONCE - 1:
                 self._breathe()
 
     def _digest(self, kind: str, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -36,6 +37,12 @@ class LogFile:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise RecordingError(f"--record-requests {self._path} is no regular file; name one, or a new one")
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RecordingError(
+                    f"--record-requests {self._path} is being written by another server; give each its own"
+                ) from None
             if status.st_mode & 0o077:
                 os.fchmod(fd, 0o600)
             # What another server left unfinished when it was killed stays a line of its own.
@@ -55,7 +62,8 @@ class LogFile:
         self._size = self._write(self._fd, self._size, line)
 
     def _begin_anew(self) -> None:
-        os.replace(self._path, self._path.with_name(self._path.name + ".1"))
+        with contextlib.suppress(FileNotFoundError):  # somebody has moved it, or this has and then found no new one
+            os.replace(self._path, self._path.with_name(self._path.name + ".1"))
         try:
             fd, size = self._open()
         except RecordingError as error:  # something else took its place

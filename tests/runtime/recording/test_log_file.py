@@ -92,3 +92,31 @@ def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.M
 def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path, make, reason: str) -> None:
     with pytest.raises(RecordingError, match=f"--record-requests .*{reason}"):
         opened(make(tmp_path))
+
+
+def test_two_servers_do_not_share_a_file(tmp_path: Path) -> None:
+    first = opened(tmp_path / "log")
+    with pytest.raises(RecordingError, match="is being written by another server"):
+        opened(tmp_path / "log")
+    first.close()
+    opened(tmp_path / "log").close()
+
+
+def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    log = opened(path, 100)
+    log.append(b"x" * 40 + b"\n")
+    path.rename(tmp_path / "moved")
+    log.append(b"y" * 40 + b"\n")
+    assert path.read_bytes() == b"header\n" + b"y" * 40 + b"\n"
+    with monkeypatch.context() as patched:  # the folder takes no new files for a while
+
+        def refused(*_: object) -> int:
+            raise OSError(13, "Permission denied")
+
+        patched.setattr(log_file.os, "open", refused)
+        with pytest.raises(OSError, match="Permission denied"):
+            log.append(b"z" * 40 + b"\n")
+    log.append(b"last\n")
+    log.close()
+    assert path.read_bytes() == b"header\nlast\n"

@@ -63,7 +63,9 @@ def test_the_end_writes_all_that_waits(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts, free = Counts(), threading.Event()
-    log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts, max_waiting_bytes=10 * 16)
+    log = RequestLog(
+        RecordingConfig(record_requests=str(tmp_path / "log")), counts, max_waiting_bytes=10 * request(0).num_bytes
+    )
     write = os.write
 
     def slow(fd: int, data: memoryview) -> int:
