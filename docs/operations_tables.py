@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.entrypoints.chat.config import ChatConfig
-from baton.entrypoints.server_args import ServerConfig, build_parser
+from baton.entrypoints.server_args import build_parser
+from baton.entrypoints.server_config import ServerConfig
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics

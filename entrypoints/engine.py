@@ -28,7 +28,8 @@ from .fields.prompts import PromptBatch
 from .fields.reading import read_rid
 from .native.generate import parse_generate
 from .native.generate_response import stream_events, whole_response
-from .server_args import ServerArgs, compose, with_seed
+from .server_args import compose, with_seed
+from .server_config import ServerArgs
 
 _END = object()
 

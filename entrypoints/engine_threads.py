@@ -27,7 +27,7 @@ from ..scheduler.outcome import RequestRefused
 from .chat.answer_parsers import AUTO, NONE
 from .chat.config import ChatConfig
 from .loop_crossing import run_on
-from .server_args import ServerArgs
+from .server_config import ServerArgs
 from .step_calls.call_reader import CallReader
 
 logger = logging.getLogger(__name__)

@@ -41,7 +41,8 @@ from .http.health_routes import Readiness
 from .http.keys import Keys, read_keys
 from .http.server import build_app
 from .http.wire.connection import Connection, ConnectionLimits, protocol_class
-from .server_args import ServerArgs, ServerConfig, UsageError, parse_command_line, with_seed
+from .server_args import parse_command_line, with_seed
+from .server_config import ServerArgs, ServerConfig, UsageError
 
 logger = logging.getLogger(__name__)
 

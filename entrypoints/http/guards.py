@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...scheduler.outcome import RequestRefused
-from ..server_args import ServerConfig
+from ..server_config import ServerConfig
 from .keys import Keys, presented_key
 from .route import ANY_MEDIA, PROBE, Route, RouteTable
 from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error, error_body

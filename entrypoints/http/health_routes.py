@@ -15,7 +15,7 @@ from ...scheduler.request_spec import RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..description.json_schema import answered, string
 from ..description.operation import Operation
-from ..server_args import ServerArgs
+from ..server_config import ServerArgs
 from .route import POST, PROBE, Route
 from .wire.transport import JSONAnswer
 

@@ -11,7 +11,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ..chat.chats import Chats
 from ..description.json_schema import Properties, answered, flag, nullable, open_object, string
 from ..description.operation import COUNT, Operation
-from ..server_args import SECRETS, ServerArgs
+from ..server_config import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route
 from .wire.transport import JSONAnswer

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...scheduler.outcome import RequestRefused
-from ..server_args import ServerConfig, UsageError
+from ..server_config import ServerConfig, UsageError
 from .route import Access
 
 

@@ -17,7 +17,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
 from ..dashboard.texts import Texts
-from ..server_args import ServerArgs
+from ..server_config import ServerArgs
 from ..version import baton_version
 from .apis.chat_routes import ChatRoutes
 from .apis.generation_routes import GenerationRoutes

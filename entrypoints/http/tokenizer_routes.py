@@ -18,7 +18,7 @@ from ..fields.reading import check_model, refuse_unserved
 from ..fields.shared_schema import IDS, MODEL
 from ..openai.chat import CHAT_NAMES, parse_chat
 from ..openai.chat_schema import PROPERTIES
-from ..server_args import ServerArgs
+from ..server_config import ServerArgs
 from .route import POST, Route
 from .wire.bodies import Bodies
 from .wire.large_json import json_answer

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.entrypoints.chat.config import ChatConfig
-from baton.entrypoints.server_args import ServerConfig
+from baton.entrypoints.server_config import ServerConfig
 from baton.runtime.config import ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig

@@ -16,7 +16,7 @@ from byte_tokenizer import write_byte_tokenizer
 from fake_worker import run_fake_worker
 
 from baton.entrypoints.engine import Engine, EngineError
-from baton.entrypoints.server_args import UsageError
+from baton.entrypoints.server_config import UsageError
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import WorkerConfig
 from baton.scheduler.outcome import RequestRefused

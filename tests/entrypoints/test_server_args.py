@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.server_args import (
-    ServerConfig,
-    UsageError,
-    build_parser,
-    compose,
-    parse_command_line,
-    with_seed,
-)
+from baton.entrypoints.server_args import build_parser, compose, parse_command_line, with_seed
+from baton.entrypoints.server_config import ServerConfig, UsageError
 from baton.runtime.config import ModelArgs
 from baton.scheduler.config import SchedulerConfig
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.engine import Engine
-from baton.entrypoints.server_args import UsageError
+from baton.entrypoints.server_config import UsageError
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.chat import BODY, CHAT_NAMES, parse_chat
 from ...openai.chat_response import ChatResponse
 from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
-from ...server_args import ServerArgs
+from ...server_config import ServerArgs
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of

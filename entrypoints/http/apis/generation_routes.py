@@ -14,7 +14,7 @@ from ...fields.shared_schema import JOB_HEADERS, RID, with_extra_body
 from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
 from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
-from ...server_args import ServerArgs
+from ...server_config import ServerArgs
 from ..keys import admin_key_required
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed

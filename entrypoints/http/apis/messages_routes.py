@@ -16,7 +16,7 @@ from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...server_args import ServerArgs
+from ...server_config import ServerArgs
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of

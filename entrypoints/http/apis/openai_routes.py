@@ -16,7 +16,7 @@ from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.completion_response import CompletionResponse
 from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
 from ...openai.completions import BODY, COMPLETION_NAMES, parse_completion
-from ...server_args import ServerArgs
+from ...server_config import ServerArgs
 from ..route import GET, POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of

@@ -15,7 +15,7 @@ from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.responses.fields import BODY, parse_response
 from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
-from ...server_args import ServerArgs
+from ...server_config import ServerArgs
 from ..route import DELETE, GET, POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.query import WHOSE_QUERY, whose

@@ -14,7 +14,7 @@ from ...dashboard.broadcaster import Broadcaster
 from ...dashboard.page_files import FIRST, PageFile, page_files
 from ...dashboard.texts import Texts
 from ...description.operation import Operation
-from ...server_args import ServerArgs
+from ...server_config import ServerArgs
 from ...version import baton_version
 from ..route import GET, PROBE, Route
 from .page_stream import PageStream

@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from ...http.keys import read_keys
-from ...server_args import SECRETS, build_parser, compose
+from ...server_args import build_parser, compose
+from ...server_config import SECRETS
 from .endpoint import RuntimeEndpoint
 
 _LAUNCH = """

@@ -11,7 +11,7 @@ from http_calls import error_of
 from server_under_test import ServerUnderTest
 
 from baton.entrypoints.http.keys import Keys, presented_key, read_keys
-from baton.entrypoints.server_args import ServerConfig, UsageError
+from baton.entrypoints.server_config import ServerConfig, UsageError
 from baton.scheduler.outcome import RequestRefused
 
 SERVING, ADMIN = "serving-s3cret", "admin-s3cret"

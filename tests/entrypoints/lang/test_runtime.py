@@ -28,7 +28,8 @@ from baton.entrypoints.lang import (
 from baton.entrypoints.lang.backends import as_backend
 from baton.entrypoints.lang.backends import runtime as runtime_module
 from baton.entrypoints.lang.backends.runtime import command_line
-from baton.entrypoints.server_args import UsageError, compose, parse_command_line
+from baton.entrypoints.server_args import compose, parse_command_line
+from baton.entrypoints.server_config import UsageError
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 PROMPT = "<|im_start|>user\nHow many lines are in poem.txt?<|im_end|>\n<|im_start|>assistant\n"

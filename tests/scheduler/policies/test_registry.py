@@ -7,7 +7,8 @@ from kv_echo import expected_output, prompt_of
 from policy_scene import FILL_TIME
 from scheduler_harness import Harness
 
-from baton.entrypoints.server_args import UsageError, build_parser, compose, parse_command_line
+from baton.entrypoints.server_args import build_parser, compose, parse_command_line
+from baton.entrypoints.server_config import UsageError
 from baton.radix.lease import Lease
 from baton.scheduler.policies.fcfs import FirstComeFirstServed
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
