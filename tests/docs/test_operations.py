@@ -13,7 +13,7 @@ import pytest
 
 from baton.entrypoints.chat.config import ChatConfig
 from baton.entrypoints.server_config import ServerConfig
-from baton.runtime.config import ModelArgs, RecordingConfig, TierConfig
+from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig
 from docs.operations_tables import PAGE, TABLES, between
@@ -50,7 +50,7 @@ def test_every_flag_is_listed_with_its_default() -> None:
     listed = {cells[0]: cells[2] for cells in rows(section("Flags")) if cells[0].startswith("`--")}
     fields = [
         f
-        for part in (ModelArgs, SchedulerConfig, TierConfig, ChatConfig, RecordingConfig, ServerConfig)
+        for part in (ModelArgs, SchedulerConfig, TierConfig, KVEventConfig, ChatConfig, RecordingConfig, ServerConfig)
         for f in dataclasses.fields(part)
     ]
     assert set(listed) == {f"`--{field.name.replace('_', '-')}`" for field in fields}
