@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from ...radix.events.block_events import AllCleared, BlockEvent, BlocksRemoved, BlocksStored
 from ...radix.node import ID_BYTES
 
-
-class KnownBlock(NamedTuple):
-    parent: int | None
-    ids: bytes
-    scope: str
-    tiers: tuple[str, ...]
+KnownBlock = tuple[int | None, bytes, str, tuple[str, ...]]
+"""Hash of the block before, token ids, scope, tiers. A plain tuple: there is one for each block in the cache."""
 
 
 class KnownBlocks:
@@ -27,28 +22,33 @@ class KnownBlocks:
     def apply(self, event: BlockEvent) -> None:
         match event:
             case BlocksStored():
-                parent, scope, step = event.parent, event.scope, self._step
-                for number, name in enumerate(event.hashes):
-                    there = self._blocks.get(name)
-                    tiers = (*there.tiers, event.tier) if there is not None else (event.tier,)
-                    ids = event.ids[number * step : (number + 1) * step] if there is None else there.ids
-                    self._blocks[name] = KnownBlock(parent, ids, scope, tiers)
-                    parent, scope = name, ""
+                self._store(event)
             case BlocksRemoved():
-                for name in event.hashes:
-                    self._remove(name, event.tier)
+                self._remove(event)
             case AllCleared():
                 self._blocks.clear()
 
-    def _remove(self, name: int, tier: str) -> None:
-        there = self._blocks.get(name)
-        if there is None:
-            return  # two blocks had the same hash
-        tiers = tuple(other for other in there.tiers if other != tier)
-        if tiers:
-            self._blocks[name] = there._replace(tiers=tiers)
-        else:
-            del self._blocks[name]
+    def _store(self, event: BlocksStored) -> None:
+        blocks, step, ids = self._blocks, self._step, event.ids
+        parent, scope, tiers = event.parent, event.scope, (event.tier,)
+        for start, name in zip(range(0, len(ids), step), event.hashes, strict=True):
+            there = blocks.get(name)
+            if there is None:
+                blocks[name] = (parent, ids[start : start + step], scope, tiers)
+            else:
+                blocks[name] = (*there[:3], there[3] + tiers)
+            parent, scope = name, ""
+
+    def _remove(self, event: BlocksRemoved) -> None:
+        blocks, tiers = self._blocks, (event.tier,)
+        for name in event.hashes:
+            there = blocks.get(name)
+            if there is None:
+                continue  # two blocks had the same hash
+            if there[3] == tiers:
+                del blocks[name]
+            else:
+                blocks[name] = (*there[:3], tuple(tier for tier in there[3] if tier != event.tier))
 
     def copy(self) -> list[tuple[int, KnownBlock]]:
         """For another thread, to make `events_for` of it."""
@@ -57,10 +57,10 @@ class KnownBlocks:
 
 def events_for(blocks: Sequence[tuple[int, KnownBlock]]) -> list[BlockEvent]:
     """Events that lead to these blocks, and to no others, from any state."""
-    tiers = dict.fromkeys(tier for _, block in blocks for tier in block.tiers)
+    tiers = dict.fromkeys(tier for _, block in blocks for tier in block[3])
     events: list[BlockEvent] = [AllCleared()]
     for tier in tiers:
-        events += _stored(tier, ((name, block) for name, block in blocks if tier in block.tiers))
+        events += _stored(tier, ((name, block) for name, block in blocks if tier in block[3]))
     return events
 
 
@@ -68,12 +68,13 @@ def _stored(tier: str, blocks: Iterable[tuple[int, KnownBlock]]) -> list[BlocksS
     """Runs of blocks that follow one another are one event."""
     runs: list[tuple[list[int], list[KnownBlock]]] = []
     for name, block in blocks:
-        if runs and block.parent == runs[-1][0][-1]:
+        if runs and block[0] == runs[-1][0][-1]:
             runs[-1][0].append(name)
             runs[-1][1].append(block)
         else:
             runs.append(([name], [block]))
     return [
-        BlocksStored(tier, names, run[0].parent, b"".join(block.ids for block in run), run[0].scope)
+        BlocksStored(tier, names, parent, b"".join(ids for _, ids, *_ in run), scope)
         for names, run in runs
+        for parent, _, scope, _ in run[:1]
     ]
