@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import zmq
 
+from ...memory_pool.tiers.block_store import RareWarnings
 from .past_batches import PastBatches
 from .wire import END, SEQUENCE_BYTES, sequence_frame
 
@@ -49,6 +50,7 @@ class ReplayServer:
         self._router = router
         self._past = past
         self._closing = False
+        self._warnings = RareWarnings()
         address = f"inproc://baton-kv-replay-{uuid4().hex}"
         self._ended, self._end = (zmq.Context.instance().socket(zmq.PAIR) for _ in range(2))
         self._ended.bind(address)
@@ -78,7 +80,8 @@ class ReplayServer:
     def _answer(self, frames: Sequence[bytes]) -> None:
         *envelope, request = frames
         if len(request) != SEQUENCE_BYTES or envelope[1:] not in ([], [b""]):
-            logger.warning("a request for earlier KV cache events is 8 bytes, the first number wanted; this is not one")
+            if self._warnings.due("request", time.monotonic()):
+                logger.warning("a request for earlier KV cache events is 8 bytes, the first number wanted; one is not")
             return
         first, deadline = int.from_bytes(request, "big"), time.monotonic() + ANSWER_S
         with contextlib.suppress(zmq.ZMQError):  # it has gone, or does not read
