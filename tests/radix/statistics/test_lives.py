@@ -1,0 +1,148 @@
+"""Times and counts of KV, by hand on small scenes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cache_rig import CacheRig, int32
+from host_rig import TierRig, tokens
+
+from baton.radix.dropping import drop_path
+from baton.radix.retire import retire
+from baton.radix.statistics.lives import MAX_NOTED, KVLives
+from baton.radix.statistics.spread import SECONDS, Spread
+
+
+class Scene:
+    """A cache, its statistics and a clock."""
+
+    def __init__(self, rig: CacheRig) -> None:
+        self.rig, self.lives = rig, KVLives(rig.cache)
+
+    def at(self, now: float) -> CacheRig:
+        self.lives.advance(now)
+        return self.rig
+
+
+def shown(spread: Spread) -> dict[float, int]:
+    """Upper bound -> tokens, where there are some."""
+    return {bound: count for bound, count in zip((*SECONDS, float("inf")), spread.counts) if count}
+
+
+def test_lifetime_idle_time_and_reuse_gap() -> None:
+    scene = Scene(CacheRig())
+    scene.at(100.0).insert(tokens(10))
+    scene.at(104.0).insert(tokens(16))  # finds 10 after 4 s, adds 6
+    scene.at(129.0).insert(tokens(21))  # finds 16 after 25 s, adds 5
+    lives = scene.lives
+    assert shown(lives.reuse_gap) == {5.0: 10, 30.0: 16} and lives.reuse_gap.sum == 10 * 4 + 16 * 25
+    assert scene.at(200.0).cache.evict(7) == 7  # the last five, and two of the six
+    assert shown(lives.lifetime) == {120.0: 7} and lives.lifetime.sum == 5 * 71 + 2 * 96
+    assert lives.idle_time.sum == 7 * 71, "the six were used when the five were computed"
+    assert (lives.evicted_tokens, lives.evicted_nodes, lives.stored_tokens) == (7, 2, 21)
+    scene.at(1000.0).cache.evict(14)
+    assert lives.lifetime.sum == 5 * 71 + 2 * 96 + 4 * 896 + 10 * 900
+    assert lives.idle_time.sum == 7 * 71 + 14 * 871
+    assert sum(lives.lifetime.counts) == sum(lives.idle_time.counts) == lives.evicted_tokens == 21
+
+
+def test_parts_of_a_split_node_are_as_old_as_it() -> None:
+    scene = Scene(CacheRig())
+    scene.at(10.0).insert(tokens(20))
+    scene.at(13.0).insert(np.concatenate([tokens(8), int32(99, 98)]))  # splits after 8, which were stored 3 s ago
+    assert scene.lives.reuse_gap.sum == 8 * 3
+    scene.at(20.0).cache.evict(22)
+    assert scene.lives.lifetime.sum == 20 * 10 + 2 * 7
+    assert scene.lives.idle_time.sum == 12 * 10 + 2 * 7 + 8 * 7
+
+
+def test_who_waits_does_not_count() -> None:
+    scene = Scene(CacheRig())
+    scene.at(1.0).insert(tokens(10))
+    for second in range(2, 50):
+        scene.at(second).cache.match_prefix("", tokens(10))
+    scene.at(51.0).insert(tokens(12))
+    assert scene.lives.reuse_gap.sum == 10 * 50
+    scene.at(61.0).cache.evict(12)
+    assert scene.lives.idle_time.sum == 12 * 10
+
+
+def test_nothing_found_is_no_reuse() -> None:
+    scene = Scene(CacheRig())
+    scene.at(1.0).insert(tokens(10))
+    scene.at(2.0).insert(tokens(10, first=500))
+    assert not shown(scene.lives.reuse_gap)
+
+
+def test_what_is_retired_is_told_apart() -> None:
+    scene = Scene(CacheRig())
+    rig = scene.at(1.0)
+    rig.insert(tokens(10))
+    rig.insert(tokens(6, first=500))
+    assert retire(rig.cache, rig.cache.find_prefix("", tokens(10))[0]) == 10
+    rig.cache.evict(10)
+    assert (scene.lives.evicted_tokens, scene.lives.retired_tokens) == (10, 10)
+    rig.cache.evict(6)
+    assert (scene.lives.evicted_tokens, scene.lives.retired_tokens) == (16, 10)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_what_leaves_otherwise_is_not_evicted(page_size: int) -> None:
+    scene = Scene(CacheRig(page_size=page_size))
+    rig = scene.at(1.0)
+    rig.insert(tokens(128))
+    rig.insert(tokens(128, first=500))
+    assert drop_path(rig.cache, rig.cache.find_prefix("", tokens(128))[0]) == 128
+    lives = scene.lives
+    assert (lives.stored_tokens, lives.evicted_tokens, lives.given_up_tokens) == (256, 0, 128)
+    assert rig.cache.reset()
+    assert (lives.stored_tokens, lives.evicted_tokens, lives.given_up_tokens) == (256, 0, 256)
+    assert not shown(lives.lifetime) and lives.cleared_at == 1.0
+
+
+def test_what_comes_back_from_the_host_has_not_begun_anew() -> None:
+    rig = TierRig()
+    scene = Scene(rig)
+    scene.at(100.0).insert(tokens(32))
+    rig.store_all()
+    scene.at(110.0).cache.evict(32)
+    lives = scene.lives
+    assert (lives.evicted_tokens, lives.to_host_tokens, lives.lifetime.sum) == (32, 32, 320)
+    assert lives.ghosts.recorded_tokens == 0, "nothing was lost"
+    scene.at(140.0)
+    fence = rig.load(tokens(32))
+    assert fence is not None
+    rig.end(fence)
+    rig.insert(tokens(40))
+    assert lives.stored_tokens == 32 + 32 + 8
+    assert lives.reuse_gap.sum == 32 * 40
+    scene.at(150.0).cache.evict(40)
+    assert lives.lifetime.sum == 320 + 32 * 50 + 8 * 10
+    assert lives.idle_time.sum == 320 + 40 * 10
+    assert (lives.evicted_tokens, lives.to_host_tokens, lives.ghosts.recorded_tokens) == (72, 64, 8)
+
+
+def test_distrusted_kv_on_the_host_was_not_evicted_again() -> None:
+    rig = TierRig()
+    scene = Scene(rig)
+    scene.at(1.0).insert(tokens(32))
+    rig.store_all()
+    rig.cache.evict(12)
+    node = rig.cache.match_prefix("", tokens(32)).host_handle
+    assert node is not None and not node.on_device
+    drop_path(rig.cache, node)
+    lives = scene.lives
+    assert (lives.evicted_tokens, lives.evicted_nodes, lives.given_up_tokens) == (12, 1, 20)
+    assert lives.ghosts.recorded_tokens == 0
+
+
+def test_many_times_wait_in_bounded_memory() -> None:
+    scene = Scene(CacheRig(num_tokens=2 * MAX_NOTED + 50))
+    rig = scene.at(1.0)
+    for number in range(MAX_NOTED + 5):
+        rig.insert(int32(number, 7))
+        rig.insert(int32(number, 7, 8))
+        if number % 100 == 0:
+            scene.at(1.0 + number)
+        assert len(scene.lives._uses) < 3 * MAX_NOTED and len(scene.lives._ends) < 4 * MAX_NOTED
+    assert sum(scene.lives.reuse_gap.counts) == 2 * (MAX_NOTED + 5)
