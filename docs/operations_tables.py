@@ -17,6 +17,7 @@ from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, Tier
 from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig
+from baton.scheduler.statistics.report import CacheStats, WindowStats
 from baton.scheduler.stats import CopyStats, TierStats
 
 PAGE = Path(__file__).parent / "operations.md"
@@ -61,7 +62,8 @@ def metric_table() -> str:
     metrics = ServerMetrics("any")
     metrics.output_finished("stop")  # those that have labels of their own show them with their first sample
     metrics.call_refused(400)
-    metrics.worker_reported(WorkerStats(tiers=(TierStats("host", stores=CopyStats(tokens_per_s=1.0)),)))
+    cache = CacheStats(windows=(WindowStats(60, query_tokens=1),))
+    metrics.worker_reported(WorkerStats(tiers=(TierStats("host", stores=CopyStats(tokens_per_s=1.0)),), cache=cache))
     lines = ["| metric | type | labels beside `model_name` | |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -156,6 +156,14 @@ class Engine:
         """A page of the live leases, as GET /cache/leases."""
         return self._threads.run(self._manager.control.leases(after, limit))
 
+    def get_cache_statistics(self) -> dict:
+        """What the prefix cache found, and what it let go, as GET /cache/statistics."""
+        return self._threads.run(self._manager.control.cache_statistics())
+
+    def reset_cache_statistics(self) -> None:
+        """Have `get_cache_statistics` count anew."""
+        self._threads.run(self._manager.control.reset_cache_statistics())
+
     def start_profile(self) -> None:
         """Record where steps spend their time, until `stop_profile`. Raises RequestRefused if already recording."""
         self._threads.run(self._manager.control.start_profile())

@@ -6,6 +6,7 @@ import msgspec
 
 from ..scheduler.constraints.item_trie import ItemTrieError
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.statistics.report import CacheStats, describe
 from .channels import Sender
 from .constraints.item_tries import ItemTries, unpack_trie
 from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie
@@ -56,9 +57,14 @@ class Control:
                 reason = None if flushed else "requests are running; the cache is flushed only when none is"
                 self.reply(message.call_id, reason, ok=flushed)
             case "info":
-                self.reply(message.call_id, {**self._info, "stats": msgspec.to_builtins(self._scheduler.stats())})
+                self.reply(message.call_id, {**self._info, "stats": self._stats()})
             case "tiers":
                 self.reply(message.call_id, report_tiers(self._scheduler.stats(), self._info["tiers"]))
+            case "statistics":
+                self.reply(message.call_id, self._described(self._scheduler.cache_statistics.since_reset()))
+            case "reset_statistics":
+                self._scheduler.cache_statistics.reset()
+                self.reply(message.call_id, None)
             case "pause" | "resume":
                 self.paused = message.verb == "pause"
                 self.reply(message.call_id, None)
@@ -69,8 +75,16 @@ class Control:
             case "stop_profile":
                 self._stop_profile(message.call_id)
             case verb:
-                known = "flush_cache, info, tiers, pause, resume, item_tries, start_profile, stop_profile"
+                known = "flush_cache, info, tiers, statistics, reset_statistics, pause, resume, item_tries, "
+                known += "start_profile, stop_profile"
                 self.reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
+
+    def _stats(self) -> dict:
+        stats = self._scheduler.stats()
+        return {**msgspec.to_builtins(stats), "cache": self._described(stats.cache)}
+
+    def _described(self, cache: CacheStats) -> dict:
+        return describe(cache, self._scheduler.cache_statistics.alert.threshold)
 
     def _start_profile(self, call_id: int) -> None:
         if self._profiler.recording:

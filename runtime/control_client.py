@@ -138,6 +138,15 @@ class ControlClient:
             raise RequestRefused(_reason(reply), status=500, code="worker_error")
         return _payload(reply)
 
+    async def cache_statistics(self, timeout_s: float = 10.0) -> dict:
+        """What the prefix cache was asked for and what it found and let go, since the start or the last reset; see
+        scheduler/statistics/report.py."""
+        return _payload(await self._ask_verb("statistics", timeout_s))
+
+    async def reset_cache_statistics(self, timeout_s: float = 10.0) -> None:
+        """Have `cache_statistics` count anew. The totals of `info` and the metrics go on."""
+        await self._ask_verb("reset_statistics", timeout_s)
+
     async def start_profile(self, timeout_s: float = 10.0) -> None:
         """Start recording where the time of steps goes. Raises RequestRefused (409) if it has been started already."""
         reply = await self._ask_verb("start_profile", timeout_s)

@@ -15,6 +15,7 @@ import msgspec
 from ..scheduler.jobs.calls import ToolCall
 from ..scheduler.outcome import NO_DRAFTS, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
+from ..scheduler.statistics.report import NOT_COUNTED, CacheStats
 from ..scheduler.stats import JobStats, TierStats
 from ..scheduler.watching.life import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 
@@ -106,7 +107,7 @@ class AbortRequest(Message, frozen=True):
 
 class ControlRequest(Message, frozen=True):
     """A question to the worker, answered by a ControlReply with the same call_id. verb: flush_cache | info |
-    tiers | item_tries | start_profile | stop_profile."""
+    tiers | statistics | reset_statistics | item_tries | start_profile | stop_profile."""
 
     call_id: int
     verb: str
@@ -307,6 +308,7 @@ class WorkerStats(Message, frozen=True):
     tiers: tuple[TierStats, ...] = ()
     jobs: JobStats = JobStats()
     drafts: DraftCounts = NO_DRAFTS
+    cache: CacheStats = NOT_COUNTED
 
 
 ToWorker = (

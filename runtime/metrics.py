@@ -15,6 +15,7 @@ from ..scheduler.outcome import FoundTokens
 from ..scheduler.stats import CopyStats, TierStats
 from .messages import TokenOutput, WorkerStats
 from .prompt import Prompt
+from .statistics.cache_metrics import CacheMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -195,6 +196,8 @@ class ServerMetrics:
         self._usage = gauge("kv_cache_usage_perc", "Share of KV slots in use, 0 to 1; evictable slots are not in use.")
         self._prefill_rate = gauge("prefill_tokens_per_second", "Prompt tokens computed per second, measured lately.")
         self._tiers = TierMetrics(self.registry, model_name)
+        self._cache = CacheMetrics(model_name)
+        self.registry.register(self._cache)
 
     def output_finished(self, reason: str) -> None:
         if reason not in self._finished_by_reason:
@@ -217,6 +220,7 @@ class ServerMetrics:
         if stats.prefill_tokens_per_s is not None:
             self._prefill_rate.set(stats.prefill_tokens_per_s)
         self._tiers.update(stats)
+        self._cache.stats = stats.cache
         self._last = stats
 
     def render(self) -> bytes:

@@ -232,9 +232,10 @@ def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
 def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
     sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
-    scheduler.add(RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling), now=0.0)
-    while (batch := scheduler.next_batch(0.0)) is not None:
-        scheduler.process_result(step_runner.run(batch).result, 0.0)
+    now = time.monotonic()
+    scheduler.add(RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling), now)
+    while (batch := scheduler.next_batch(now)) is not None:
+        scheduler.process_result(step_runner.run(batch).result, now)
     scheduler.continuations.forget("warm-up")
     scheduler.flush_cache()
 

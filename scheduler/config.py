@@ -59,6 +59,11 @@ class SchedulerConfig:
         "learn from the words of commands which tools are slow; needs pip install 'baton[learned]'",
     )
     provisional_ttl: float = flag(1.0, "seconds for which a step of a job is pinned until its tool is known")
+    hit_rate_alert: float = flag(
+        0.0,
+        "share of prompt tokens, 0 to 1: where the prefix cache finds less, over five minutes, the log and "
+        "baton:hit_rate_alert say so; 0: never",
+    )
     disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
     overlap_schedule: Literal["auto", "on", "off"] = flag(
         "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"

@@ -61,14 +61,17 @@ class Inheritance:
     """Inherited tokens whose KV must be computed again; set at the first admission."""
     lease: Lease | None = None
     """The lease it has claimed; None from admission on."""
+    took_over: bool = False
+    """Its KV, or a copy of it, is what the request was opened with: nothing was looked up."""
     keep_parent: bool = False
     parent: tuple[str, int] | None = None
     """Rid and index of the parent, where it is known."""
     copied: Lease | None = None
     """The lease that its first tokens' KV was copied from, where the parent is kept; set at admission."""
 
-    def lost_claim(self) -> None:
+    def opened(self, took_over: bool) -> None:
         """Called at admission. A lease that is still claimed then broke, or another child took it over."""
+        self.took_over = took_over
         if self.lease is not None:
             self.lease = None
             if self.path == "handoff":

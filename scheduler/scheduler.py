@@ -47,6 +47,7 @@ from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .speculation.speculation import Speculation
+from .statistics.cache_statistics import CacheStatistics
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .tiers.tiers import Tiers
 
@@ -70,6 +71,7 @@ class Scheduler:
         self._config, self._bytes_per_token = config, bytes_per_token
         self.cache = cache
         self._counters = SchedulerCounters()
+        self.cache_statistics = CacheStatistics(cache, config.hit_rate_alert)
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         times = ToolTimes(config.random_seed or 0, config.learn_tools)
         tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl, times)
@@ -230,20 +232,19 @@ class Scheduler:
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
         """Form the next step, prompts before decodes. None if there is none before the one in flight has ended."""
+        self.cache_statistics.advance(now)
         self.leases.expire(now)
         self.pins.settle(now)
         self.tiers.end_overdue(now)
         given = (self._waiting, self._decode, self._in_flight, self._counters.steps, now)
         step = None if self._decode_is_due() else self._prefill.next_batch(*given)
-        if step is not None:
-            self._counters.count_admissions(step)
-        elif self._decode.running:
+        if step is None and self._decode.running:
             step = self._next_decode_step(now)
         if step is None:
             return None
         step.formed, step.fence = now, self._memory.allocator.fences.open()
         step.batch.closed, self._closed = self._closed, []
-        self._counters.count_step(step)
+        self.cache_statistics.admitted(self._counters.count_step(step))
         self._in_flight.append(step)
         self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
         return step.batch
@@ -277,6 +278,7 @@ class Scheduler:
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
+        self.cache_statistics.advance(now)
         step = self._in_flight.pop(0)
         batch = step.batch
         self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
@@ -348,6 +350,6 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        parts = (self.tiers.stats(), self.pins.stats(), self.speculation.counts)
+        parts = (self.tiers.stats(), self.pins.stats(), self.speculation.counts, self.cache_statistics.since_start())
         more = (self.tiers.num_queued, self._fill_time.tokens_per_s, self._bytes_per_token, *parts)
         return take_stats(self._counters, self._memory.cache, self.leases, running, *more)

@@ -10,6 +10,7 @@ from ..radix.lease import LeaseTable
 from .batch_builder import PlannedStep
 from .outcome import NO_DRAFTS, DraftCounts, FoundTokens
 from .request import Request, RequestEvent
+from .statistics.report import NOT_COUNTED, CacheStats
 
 
 @dataclass(slots=True)
@@ -26,26 +27,25 @@ class SchedulerCounters:
     computed_prompt_tokens: int = 0
     output_tokens: int = 0
 
-    def count_step(self, step: PlannedStep) -> None:
+    def count_step(self, step: PlannedStep) -> list[Request]:
+        """Count a step, and what its prompts found in the cache. Returns the requests that were admitted with it: each
+        once, whatever becomes of it later."""
         self.steps += 1
         self.computed_prompt_tokens += step.num_prompt_tokens
         self.longest_gap = max(self.longest_gap, step.longest_gap)
-
-    def count_outputs(self, events: Sequence[RequestEvent], searches: Sequence[Request]) -> None:
-        """Note what a step has brought: the tokens of these events, and one for each beam of these searches."""
-        self.output_tokens += sum(len(event.token_ids) for event in events)
-        self.output_tokens += sum(search.num_rows for search in searches)
-
-    def count_admissions(self, step: PlannedStep) -> None:
-        """Note what the requests of an extend step found in the cache; each counts once."""
-        for request in step.requests:
-            if request.queried:
-                continue
+        admitted = [request for request in step.requests[: step.num_prompts] if not request.queried]
+        for request in admitted:
             request.queried = True
             if request.inheritance is not None:
                 request.inheritance.admitted(request.found)
             self.prefix_cache_queries += request.prompt_len
             self.prefix_cache_hits += request.found
+        return admitted
+
+    def count_outputs(self, events: Sequence[RequestEvent], searches: Sequence[Request]) -> None:
+        """Note what a step has brought: the tokens of these events, and one for each beam of these searches."""
+        self.output_tokens += sum(len(event.token_ids) for event in events)
+        self.output_tokens += sum(search.num_rows for search in searches)
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,6 +147,7 @@ class SchedulerStats:
     """Of prompts, and of what was retracted."""
     output_tokens: int = 0
     """Generated; of a search, in all beams."""
+    cache: CacheStats = NOT_COUNTED
 
 
 def take_stats(
@@ -160,6 +161,7 @@ def take_stats(
     tiers: tuple[TierStats, ...] = (),
     jobs: JobStats = JobStats(),
     drafts: DraftCounts = NO_DRAFTS,
+    cache_stats: CacheStats = NOT_COUNTED,
 ) -> SchedulerStats:
     allocator = cache.allocator
     free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
@@ -194,4 +196,5 @@ def take_stats(
         drafts=drafts,
         computed_prompt_tokens=counters.computed_prompt_tokens,
         output_tokens=counters.output_tokens,
+        cache=cache_stats,
     )

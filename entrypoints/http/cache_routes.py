@@ -1,4 +1,4 @@
-"""``/cache``: where cached prefixes are, and what is leased. ``/flush_cache``: forgets them."""
+"""``/cache``: where cached prefixes are, what is leased, what was found. ``/flush_cache``: forgets them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.statistics.report import HitTokens
 from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
 from ..description.operation import COUNT, SUCCESS, Operation
 from ..fields.reading import MAX_INT, refuse_unserved
-from .route import GET, GET_OR_POST, Route
+from .route import GET, GET_OR_POST, POST, Route
 from .wire.bodies import Bodies
 from .wire.query import whole_number
 from .wire.transport import JSONAnswer
@@ -54,6 +55,68 @@ _LEASES = Operation(
     ),
     refusals=(504,),
 )
+_SHARE = nullable(number("Null where nothing was counted.", 0, 1))
+_FOUND = {
+    "query_tokens": COUNT,
+    "hit_tokens": COUNT,
+    "hit_rate": _SHARE,
+}
+_QUERIES = {
+    "prompts": whole("Admitted; each of n samples is one.", 0),
+    **_FOUND,
+    "hits": answered(dict.fromkeys(HitTokens.__struct_fields__, COUNT)),
+}
+_TIMES = answered(
+    {
+        "tokens": COUNT,
+        "mean_s": nullable(number("", 0)),
+        "buckets": list_of(answered({"to": nullable(number("Seconds; null in the last.", 0)), "tokens": COUNT})),
+    }
+)
+_STATISTICS = Operation(
+    summary="What the prefix cache found, and what it let go",
+    about="Since the start, or the last reset, and in the last minutes.",
+    tag="Cache",
+    answer=answered(
+        {
+            "seconds": number("That all but ``windows`` is about.", 0),
+            "queries": answered(_QUERIES),
+            "depth": list_of(
+                answered({"from": whole("Position in the prompt.", 0), "to": nullable(COUNT), **_FOUND}),
+            ),
+            "kv": answered(
+                dict.fromkeys(
+                    (
+                        "stored_tokens",
+                        "evicted_nodes",
+                        "evicted_tokens",
+                        "retired_tokens",
+                        "to_host_tokens",
+                        "given_up_tokens",
+                    ),
+                    COUNT,
+                )
+            ),
+            "evicted_too_early": answered({"recorded_tokens": COUNT, "recomputed_tokens": COUNT, "share": _SHARE}),
+            **dict.fromkeys(("lifetime", "idle_time", "reuse_gap"), _TIMES),
+            "windows": list_of(
+                answered({"seconds": COUNT, "covered_s": number("", 0), **_QUERIES, "evicted_tokens": COUNT})
+            ),
+            "alert": answered({"threshold": number("--hit-rate-alert", 0, 1), "active": flag()}),
+        },
+        title="CacheStatistics",
+    ),
+    refusals=(504,),
+)
+_RESET = Operation(
+    summary="Count the statistics of the cache anew",
+    about="Metrics and the totals of ``/server_info`` go on.",
+    tag="Cache",
+    body=taken({}),
+    body_is_optional=True,
+    answer=SUCCESS,
+    refusals=(504,),
+)
 _FLUSH = Operation(
     summary="Empty the cache",
     about="GET is for old clients, and needs a key.",
@@ -74,6 +137,8 @@ class CacheRoutes:
         return [
             Route("/cache/tiers", self.tiers, GET, operation=_TIERS),
             Route("/cache/leases", self.leases, GET, "admin", operation=_LEASES),
+            Route("/cache/statistics", self.statistics, GET, operation=_STATISTICS),
+            Route("/cache/statistics/reset", self.reset_statistics, POST, "admin", operation=_RESET),
             Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin", operation=_FLUSH),
         ]
 
@@ -88,6 +153,16 @@ class CacheRoutes:
         after = whole_number(given, "after", -1, -1, MAX_INT)
         limit = whole_number(given, "limit", 100, 1, MAX_LEASES)
         return JSONAnswer(await self._control.leases(after, limit))
+
+    async def statistics(self) -> Response:
+        """What the prefix cache found, and what it let go."""
+        return JSONAnswer(await self._control.cache_statistics())
+
+    async def reset_statistics(self, request: Request) -> Response:
+        async with self._bodies.settings(request) as given:
+            refuse_unserved(given, (), {}, (), where="")
+        await self._control.reset_cache_statistics()
+        return JSONAnswer({"success": True, "message": "the statistics of the cache count anew"})
 
     async def flush_cache(self, request: Request) -> Response:
         async with self._bodies.settings(request) as given:

@@ -88,8 +88,8 @@ class KVMemory:
         Succeeds only if the rest of its known tokens plus ``reserve`` tokens could be allocated without breaking a
         lease; else changes nothing. Raises NotYet if that has to wait for copies.
         """
-        on_host = 0
-        if request.has_claim:
+        on_host, takes_over = 0, request.has_claim
+        if takes_over:
             opened = self._open_lease(request, reserve, now)
         else:
             opened, on_host = self._open_match(request, reserve)
@@ -99,7 +99,7 @@ class KVMemory:
         request.note_found(opened.length, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
-            request.inheritance.lost_claim()
+            request.inheritance.opened(takes_over)
         return True
 
     def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:

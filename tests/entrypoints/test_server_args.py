@@ -120,6 +120,8 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--max-queued-requests", "-1"], "--max-queued-requests is -1; use 0 or more"),
         ([*MODEL, "--request-timeout", "-1"], "--request-timeout is -1.0; use 0 or more"),
         ([*MODEL, "--max-client-leased-ratio", "2"], "--max-client-leased-ratio is 2.0; use a share"),
+        ([*MODEL, "--hit-rate-alert", "1.5"], "--hit-rate-alert is 1.5; use a share between 0 and 1"),
+        ([*MODEL, "--hit-rate-alert", "nan"], "--hit-rate-alert is nan; use a share between 0 and 1"),
         ([*MODEL, "--max-prompts-per-request", "0"], "--max-prompts-per-request is 0; use 1 or more"),
         ([*MODEL, "--cuda-graph-max-bs", "-1"], "--cuda-graph-max-bs is -1; use 0 for no graphs"),
         ([*MODEL, "--ssl-keyfile", "k.pem"], "--ssl-keyfile is given without --ssl-certfile"),

@@ -14,6 +14,7 @@ from baton.radix.lease import LeaseTable
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import DraftCounts, FoundTokens
+from baton.scheduler.statistics.report import CacheStats
 from baton.scheduler.stats import JobStats, SchedulerCounters, TierStats, take_stats
 
 
@@ -44,6 +45,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "tiers": tiers,
         "jobs": jobs,
         "drafts": DraftCounts(20, 21, 22),
+        "cache_stats": CacheStats(seconds=23.0),
     }
     taken = take_stats(counters, cache, leases, 13, 14, **more)
     stats = dataclasses.asdict(taken)
@@ -78,6 +80,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "drafts": DraftCounts(20, 21, 22),
         "computed_prompt_tokens": 23,
         "output_tokens": 24,
+        "cache": CacheStats(seconds=23.0),
     }
 
 

@@ -103,6 +103,7 @@ def ask(server: ServerUnderTest, method: str, path: str, key: str, json: dict | 
     ("method", "path", "body"),
     [
         ("POST", "/flush_cache", None),
+        ("POST", "/cache/statistics/reset", None),
         ("GET", "/flush_cache", None),
         ("POST", "/flush_cache%0A", None),
         ("POST", "/item_tries%0A?name=x", None),
