@@ -25,7 +25,7 @@ from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
-from .watching import CacheWatcher, TierWatcher
+from .watching import Watchers
 
 LEAST_REST = 512
 """Tokens, or 1/256 of the pool if that is less: a shorter rest of an evicted leaf is not worth a node of its own."""
@@ -82,9 +82,9 @@ class RadixCache:
         self.order = EvictionOrder(lanes, max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
         """What there is beside the device."""
-        self.watchers: list[CacheWatcher] = [lanes.watcher] if lanes.watcher is not None else []
-        """Told of every change, in this order."""
-        self.tier_watchers: list[TierWatcher] = []
+        self.watchers = Watchers()
+        if lanes.watcher is not None:
+            self.watchers.add(lanes.watcher)
         self.tick = 0
         """Counts accesses: the time of the orders of eviction."""
 
@@ -170,8 +170,7 @@ class RadixCache:
         priority: of its request, for an order of eviction that goes by it."""
         node = match.handle
         self.lock(node)
-        for watcher in self.watchers:
-            watcher.used(node, self.tick)
+        self.watchers.used(node, self.tick)
         node.used = self.tick
         node.uses += 1
         if priority > node.priority:
@@ -252,8 +251,7 @@ class RadixCache:
         node.value, node.on_device = slots, True
         node.parent.device_children += 1
         self.evictable_tokens += len(slots)
-        for watcher in self.watchers:
-            watcher.stored(node)
+        self.watchers.stored(node)
 
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
@@ -273,8 +271,7 @@ class RadixCache:
             last.turn, last.priority = seq.turn, seq.priority
             self.evictable_tokens += end - start
             self.residency.inserted(last)
-            for watcher in self.watchers:
-                watcher.stored(last)
+            self.watchers.stored(last)
         if existing < end:
             self.order.add(last)
         return last, existing
@@ -313,8 +310,7 @@ class RadixCache:
         """Free the slots of unlocked nodes. Returns the tokens freed."""
         if not nodes:
             return 0
-        for watcher in self.watchers:
-            watcher.removed(nodes)
+        self.watchers.removed(nodes)
         slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
         self.allocator.free_run(slots)
         self.evictable_tokens -= len(slots)
@@ -350,8 +346,7 @@ class RadixCache:
         """Put a new tree in the old one's place, so that handles to the old root are dead too."""
         self.tree = RadixTree(self.page_size)
         self.order.clear()
-        for watcher in self.watchers:
-            watcher.cleared()
+        self.watchers.cleared()
         self.evictable_tokens = self.protected_tokens = 0
 
 

@@ -14,8 +14,7 @@ def drop_path(cache: RadixCache, node: TreeNode, kept: int = 0) -> int:
         return 0
     above, top = cache.tree.hide(node, kept)
     nodes = list(cache.tree.nodes(top))[::-1]
-    for watcher in cache.tier_watchers:
-        watcher.hidden(nodes)
+    cache.watchers.hidden(nodes)
     cache.residency.forget(nodes)
     unlocked = [found for found in nodes if not found.lock_ref]
     freed = cache.free_nodes(unlocked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from .node import TreeNode
@@ -46,3 +46,48 @@ class TierWatcher(Protocol):
         """No match finds these any more, children before parents. They may stay where they are while somebody holds
         them; what is put in below them later is as little to be found. Told before any of them is removed."""
         ...
+
+
+class Watchers:
+    """All who watch a cache; they are told in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._of_device: list[CacheWatcher] = []
+        self._of_tiers: list[TierWatcher] = []
+
+    def add(self, watcher: CacheWatcher) -> None:
+        self._of_device.append(watcher)
+
+    def add_of_tiers(self, watcher: TierWatcher) -> None:
+        self._of_tiers.append(watcher)
+
+    def __iter__(self) -> Iterator[CacheWatcher]:
+        return iter(self._of_device)
+
+    def stored(self, node: TreeNode) -> None:
+        for watcher in self._of_device:
+            watcher.stored(node)
+
+    def used(self, node: TreeNode, tick: int) -> None:
+        for watcher in self._of_device:
+            watcher.used(node, tick)
+
+    def removed(self, nodes: Sequence[TreeNode]) -> None:
+        for watcher in self._of_device:
+            watcher.removed(nodes)
+
+    def cleared(self) -> None:
+        for watcher in self._of_device:
+            watcher.cleared()
+
+    def copied(self, node: TreeNode) -> None:
+        for watcher in self._of_tiers:
+            watcher.copied(node)
+
+    def copy_removed(self, node: TreeNode) -> None:
+        for watcher in self._of_tiers:
+            watcher.copy_removed(node)
+
+    def hidden(self, nodes: Sequence[TreeNode]) -> None:
+        for watcher in self._of_tiers:
+            watcher.hidden(nodes)

@@ -201,7 +201,7 @@ def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
     message = TreeRows(is_first=True, rows=found.rows, heads=found.heads, names=tuple(found.names), end=end)
     rig.close()
     parts: dict[str, list[float]] = {"rows": [], "sums": [], "icicle": [], "JSON": []}
-    size = 0
+    size, spans = 0, []
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
         began = time.thread_time()

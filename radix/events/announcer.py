@@ -50,8 +50,8 @@ class BlockAnnouncer:
         """By slot: the hash of the block that ends there; 0 if none is announced."""
         self._on_host = np.zeros(host_tokens + cache.page_size if host_tokens else 0, dtype=np.int64)
         self._events: list[BlockEvent] = []
-        cache.watchers.append(self)
-        cache.tier_watchers.append(self)
+        cache.watchers.add(self)
+        cache.watchers.add_of_tiers(self)
 
     def take(self) -> list[BlockEvent]:
         """What has happened since the last call, in this order."""

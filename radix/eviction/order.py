@@ -105,7 +105,7 @@ class EvictionOrder:
             victim.uses = 0  # it may be back, from another tier
         if victim.priority > parent.priority:
             parent.priority = victim.priority
-        if victim.turn > parent.turn and not parent.branched and parent.parent is not None:
+        if 0 < parent.turn < victim.turn and not parent.branched:
             parent.turn = victim.turn  # what is left of a session has come as far as the session has
         self.lost_child(parent)
 

@@ -51,7 +51,7 @@ class KVLives:
         """When all was forgotten."""
         self._tokens_before = self._tokens_in_tree
         self.advance(0.0)
-        cache.watchers.append(self)
+        cache.watchers.add(self)
 
     def advance(self, now: float) -> None:
         """What happens from here on, happens now. Seconds, which never go back."""

@@ -203,7 +203,7 @@ class HostTier:
         tree = self._cache.tree
         gone = [node for node in tree.nodes() if node.host is not None][::-1]
         for node in gone:
-            _tell_removed(self._cache, node)
+            self._cache.watchers.copy_removed(node)
         for node in (*gone, tree.root):
             node.host, node.storing, node.host_children = None, 0, 0
         tree.remove_leaves([node for node in gone if not node.on_device])
@@ -326,7 +326,8 @@ class HostTier:
             self.may_be_leaf(copied)
         self._cache.unlock(node)
         if trusted and to_host:
-            _tell_copied(self._cache, made)
+            for copied in made:
+                self._cache.watchers.copied(copied)
             for tier in self.below:
                 tier.stored(node)
 
@@ -362,7 +363,7 @@ class HostTier:
         fences = [fence for fence in (node.storing, node.loading) if fence]
         for tier in self.below:
             fences += tier.reading(node.host)
-        _tell_removed(self._cache, node)
+        self._cache.watchers.copy_removed(node)
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
         self.tokens -= len(node)
@@ -372,20 +373,9 @@ class HostTier:
     def took_copy(self, node: TreeNode) -> None:
         """A node got a copy from elsewhere."""
         self.tokens += len(node)
-        _tell_copied(self._cache, [node])
+        self._cache.watchers.copied(node)
         self.may_be_leaf(node)
 
     def may_be_leaf(self, node: TreeNode) -> None:
         if HostOrder.is_leaf(node):
             self.order.add(node)
-
-
-def _tell_copied(cache: RadixCache, nodes: Sequence[TreeNode]) -> None:
-    for watcher in cache.tier_watchers:
-        for node in nodes:
-            watcher.copied(node)
-
-
-def _tell_removed(cache: RadixCache, node: TreeNode) -> None:
-    for watcher in cache.tier_watchers:
-        watcher.copy_removed(node)

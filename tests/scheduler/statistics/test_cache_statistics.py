@@ -372,7 +372,7 @@ def test_everything_adds_up(options: dict[str, Any]) -> None:
         simulation.harness.check_every = 10
         statistics, page_size = simulation.harness.scheduler.cache_statistics, simulation.harness.config.page_size
         twin = Twin(statistics, page_size)
-        simulation.harness.cache.watchers.append(twin)
+        simulation.harness.cache.watchers.add(twin)
         simulation.run(steps=150)
         found = check(simulation, twin)
         seen += found.hits
