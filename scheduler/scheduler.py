@@ -177,6 +177,7 @@ class Scheduler:
         request that waited for this one in vain, directly or through others.
         """
         ended = [event]
+        fence = self._in_flight[-1].fence if self._in_flight else None  # of the newest step; older ones end before it
         for current in ended:  # grows while children are refused
             request, reason = current.request, current.finish
             assert reason is not None
@@ -186,11 +187,11 @@ class Scheduler:
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
                 self.pins.ending(request, now)
-                samples = self.continuations.record(request, kept_tokens, now, self._newest_fence)
+                samples = self.continuations.record(request, kept_tokens, now, fence)
             elif current.refusal is None:
                 self.continuations.fail(request)
             if request.kv is not None:  # retained KV is in a lease by now
-                self._close(request, self._newest_fence)
+                self._close(request, fence)
             retire_unwanted(self._memory.cache, request)
             request.status = RequestStatus.FINISHED
             self.pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
@@ -222,11 +223,6 @@ class Scheduler:
         """Give back all that a request holds. fence: that of a step in flight, which may still write for it."""
         self._beams.close(request, fence)
         self._memory.close(request, fence)
-
-    @property
-    def _newest_fence(self) -> int | None:
-        """The fence of the newest step in flight; older ones end before it."""
-        return self._in_flight[-1].fence if self._in_flight else None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -310,7 +306,8 @@ class Scheduler:
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
         """The oldest step in flight could not be computed: end its requests, siblings included, and keep the others."""
-        batch = (step := self._in_flight.pop(0)).batch
+        step = self._in_flight.pop(0)
+        batch = step.batch
         self._memory.req_to_token.put_back(batch.row_updates)
         failed = [request for request in step.requests if request.finish is None]
         if len(batch.copies):
