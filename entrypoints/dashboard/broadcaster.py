@@ -171,7 +171,12 @@ class Broadcaster:
     async def _tell_trees(self) -> None:
         while True:
             before = self._tree_state()
-            snapshot = await self._watch.walk(with_heads=self._texts is not None)
+            try:
+                snapshot = await self._watch.walk(with_heads=self._texts is not None)
+            except RequestRefused as error:
+                if error.status != 504:
+                    raise
+                continue  # a very large tree, or a very slow machine: the walk goes on
             self._tree, busy = await asyncio.to_thread(self._picture, snapshot)
             self._tree_number += 1
             self._wake()

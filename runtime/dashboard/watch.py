@@ -9,6 +9,7 @@ A turn sends one part of a report, or walks as far as the budget allows. While n
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ...radix.snapshot import TreeWalk
@@ -40,12 +41,19 @@ NOTE_S = 1.0
 
 
 class Watch:
-    """Called by the event loop once a turn, after the step was launched. Its clock only measures what it takes."""
+    """Called by the event loop once a turn, after the step was launched."""
 
-    def __init__(self, scheduler: Scheduler, outbox: Sender, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outbox: Sender,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """clock: the loop's, in seconds. cpu_clock: what slices of walks are measured by."""
         self._scheduler = scheduler
         self._outbox = outbox
-        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._began = clock()
         self._budget = Budget()
         self._ticks = TickTimes()
@@ -107,9 +115,9 @@ class Watch:
         if self._report is not None:
             self._tell(next(self._report))
         elif self._walk is not None and self._budget.fill(now):
-            began = self._clock()
+            began = self._cpu_clock()
             self._walk_on(self._walk, now)
-            self._budget.spend(self._clock() - began)
+            self._budget.spend(self._cpu_clock() - began)
 
     @property
     def due(self) -> float:
@@ -162,9 +170,9 @@ class Watch:
 
     def _walk_on(self, walk: TreeWalk, now: float) -> None:
         steps = max(LEAST_STEPS, min(MOST_STEPS, int(SLICE_S / self._step_s)))
-        began = self._clock()
+        began = self._cpu_clock()
         is_over = walk.advance(steps)
-        self._step_s += 0.2 * ((self._clock() - began) / steps - self._step_s)
+        self._step_s += 0.2 * ((self._cpu_clock() - began) / steps - self._step_s)
         self._step_s = max(self._step_s, 1e-7)
         if not is_over and walk.nodes - self._rows_sent < ROWS_IN_CHUNK:
             return

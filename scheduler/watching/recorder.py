@@ -128,7 +128,8 @@ class LifeRecorder:
         at = now - self._began
         for batch in ended:
             self._end_chunks(batch, at)
-        gone = [recorded for recorded in self._open.values() if self._has_ended(recorded, at)]
+        moved = [recorded for recorded in self._open.values() if recorded.request.status is not recorded.status]
+        gone = [recorded for recorded in moved if self._has_ended(recorded, at)]
         for recorded in gone:
             self._end(recorded, at)
         if launched is not None and launched.is_extend:
@@ -168,12 +169,10 @@ class LifeRecorder:
                 recorded.begin(kind, recorded.life.arrival if waits else now - self._began, request.prompt_len)
 
     def _has_ended(self, recorded: _Recorded, at: float) -> bool:
-        """Note what has become of a request since the last turn; True if it has ended."""
+        """Note what has become of a request whose status has changed; True if it has ended."""
         request = recorded.request
-        status = request.status
-        if status is recorded.status:
-            return False
-        was, recorded.status = recorded.status, status
+        was, status = recorded.status, request.status
+        recorded.status = status
         if status is RequestStatus.FINISHED:
             return True
         if status is RequestStatus.LOADING:

@@ -52,7 +52,7 @@ _TREE = Operation(
     "may take some seconds for a large tree; the others are pages of the same, for as long as it is kept.",
     tag="Cache",
     query={
-        "snapshot": string("Of the page before; without it, a new one is taken.", most=64),
+        "snapshot": string("Of the page before; without it, a new one is taken."),
         "after": whole("The ``next`` of the page before.", -1, default=-1),
         "limit": whole("Nodes on a page.", 1, MAX_NODES, default=100),
         "min_tokens": whole("Only nodes with so many tokens in them and below.", 1, default=1),

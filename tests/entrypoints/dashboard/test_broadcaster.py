@@ -252,9 +252,13 @@ async def test_a_fault_ends_the_streams_and_the_next_reader_begins_anew(caplog: 
 
 
 @on_a_loop
-async def test_a_walk_that_fails_ends_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that does not answer: pages try again, and say so."""
-    monkeypatch.setattr("baton.runtime.dashboard.watch_client.WALK_S", 0.01)
-    page = await opened(broadcaster_of(WatchedWorker()))
-    with pytest.raises(StopAsyncIteration):
-        await page.event("never")
+async def test_a_walk_that_takes_long_is_waited_for() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton.runtime.dashboard.watch_client.WALK_S", 0.01)
+        worker = WatchedWorker()
+        page = await opened(broadcaster_of(worker))
+        while worker.walks_asked < 5:
+            await asyncio.sleep(0.001)
+        worker.walked(3)
+        assert (await page.event("tree"))["nodes"] == 3
+        await page.leave()
