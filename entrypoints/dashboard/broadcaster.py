@@ -145,8 +145,7 @@ class Broadcaster:
             logger.debug("the dashboard's streams end: %s", error.message)
         except Exception:
             logger.exception("the dashboard's streams end")
-        readers, self._readers = self._readers, set()
-        for reader in readers:
+        for reader in self._readers:
             reader.is_closed = True
             reader.woken.set()
         self._stop()

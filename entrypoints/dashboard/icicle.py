@@ -120,6 +120,7 @@ def _heads(snapshot: Snapshot) -> np.ndarray:
     numbers = np.zeros(len(kinds), dtype=np.int64)
     largest = np.argsort(-sizes, kind="stable")[:MAX_HEADS]
     numbers[largest] = 1 + np.arange(len(largest))
+    numbers[kinds == MANY] = 0
     return numbers[which]
 
 

@@ -68,8 +68,7 @@ class Snapshot:
         used, parents = self.rows["used"].copy(), self.rows["parent"].astype(np.int64)
         above, rows = parents, np.arange(len(used))
         while (below := np.flatnonzero(above >= 0)).size:  # the parent, its grandparent, four above, …
-            before = used.copy()
-            np.maximum.at(used, above[below], before[rows[below]])
+            np.maximum.at(used, above[below], used[rows[below]])
             further = np.full(len(above), NO_ROW, dtype=np.int64)
             further[below] = above[above[below]]
             above = further

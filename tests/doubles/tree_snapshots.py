@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.radix.snapshot import HEAD_TOKENS, ROW, Has
+from baton.radix.snapshot import HEAD_TOKENS, HIDDEN, MANY, ROW, Has
 from baton.runtime.dashboard.snapshot import Snapshot
 from baton.runtime.messages import WalkEnd
 
@@ -55,11 +55,11 @@ def random_snapshot(rng: random.Random, count: int, shape: str) -> Snapshot:
     parents = random_parents(rng, count, shape)
     namespaces: list[int] = []
     for parent in parents:
-        namespaces.append(rng.randrange(-3, 3) if parent < 0 else namespaces[parent])
+        namespaces.append(rng.choice([MANY, HIDDEN, 0, 1, 2]) if parent < 0 else namespaces[parent])
     return snapshot_of(
         parents,
         tokens=[rng.choice([1, 2, 30, 400]) for _ in parents],
-        has=[rng.choice([1, 1, 2, 3]) | rng.choice([0, 0, 4, 12, 16, 32, 64]) for _ in parents],
+        has=[rng.choice([1] * 9 + [2, 3]) | rng.choice([0] * 50 + [4, 12, 16, 32, 64]) for _ in parents],
         namespaces=namespaces,
         uses=[rng.randrange(5) for _ in parents],
         used=[rng.randrange(1000) for _ in parents],

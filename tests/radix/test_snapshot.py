@@ -238,6 +238,16 @@ def test_nodes_that_leave_count_as_steps() -> None:
     assert slices <= 101 and len(seen.rows) == 1
 
 
+def test_a_walk_has_so_many_steps_and_no_more() -> None:
+    rig = CacheRig(num_tokens=64)
+    for first in range(5):
+        rig.insert(int32(first, 1))
+    seen = Seen(rig.cache, max_nodes=50)
+    seen.walk._steps_left = 3
+    assert [seen.advance(1) for _ in range(3)] == [False, False, True]
+    assert not seen.walk.complete and len(seen.rows) == 2
+
+
 def test_what_is_hidden_or_in_too_many_namespaces_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = CacheRig(num_tokens=64)
     rig.insert(int32(1, 2, 3, 4), "a")

@@ -38,6 +38,18 @@ def test_a_report_says_what_runs_and_what_waits() -> None:
     assert load.prompt_tokens >= 80 and load.output_tokens > 20 and load.queries >= 80
 
 
+def test_what_has_just_begun_says_so() -> None:
+    """Whoever kept lives of an earlier time then knows that it has missed their ends."""
+    loop = WatchedLoop(watched=False)
+    loop.watch(seconds=30.0)
+    loop.turns(60)
+    assert [number for number, report in enumerate(loop.reports) if report.is_first] == [0]
+    before = len(loop.reports)
+    loop.watch()
+    loop.turns(60)
+    assert [number for number, report in enumerate(loop.reports) if report.is_first] == [0, before]
+
+
 def test_reports_come_seldom_while_nothing_happens() -> None:
     loop = WatchedLoop()
     loop.turns(10)

@@ -59,6 +59,9 @@ def test_chunks_and_a_decode() -> None:
 def test_chunks_of_steps_that_overlap_follow_each_other() -> None:
     loop = WatchedLoop(overlap=True)
     loop.say(ask("a", prompt_of(70, 1), 3, ignore_eos=True))
+    loop.turns(1)
+    (life,) = loop.loop._watch._recorder.take(9)  # type: ignore[union-attr]
+    assert life.phases[1:] == [("prefill", 2, None, 32), ("prefill", 3, None, 32)], "both are in flight"
     loop.until_idle()
     assert loop.phases("a")[:4] == [
         ("queued", 2, 2, 70),
@@ -297,10 +300,16 @@ def test_a_name_that_is_used_again() -> None:
     loop = WatchedLoop()
     loop.say(wants(ask("a", prompt_of(20, 1), 2, ignore_eos=True), retain_ttl=1e6))
     loop.turns(20)
-    loop.say(ask("a", prompt_of(10, 2), 3, ignore_eos=True))
+    loop.say(*(ask(f"r{number}", prompt_of(5, number), 40, ignore_eos=True) for number in range(8)))
+    loop.turns(20)
+    before = len(loop.reports)
+    loop.say(ask("a", prompt_of(10, 2), 60, ignore_eos=True))  # there is no row for it yet
+    loop.turns(20)
+    told = [life for report in loop.reports[before:] for life in report.lives]
+    assert told and {life.prompt for life in told} == {10}, "from the first on"
     loop.until_idle()
     life = loop.lives["a", 0]
-    assert (life.prompt, life.output) == (10, 3) and "leased" not in [phase[0] for phase in life.phases]
+    assert (life.prompt, life.output) == (10, 60) and "leased" not in [phase[0] for phase in life.phases]
 
 
 # -- watching begins, and ends -----------------------------------------------------------------------------------------
@@ -346,6 +355,18 @@ def test_more_requests_than_are_followed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(loop.lives) == 4
     loop.until_idle()
     assert len(loop.lives) > 8 and {life.end for life in loop.lives.values()} == {"length"}
+
+
+def test_more_leases_than_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "MAX_LIVES", 1)
+    loop = WatchedLoop()
+    for rid in ("a", "b"):
+        loop.say(wants(ask(rid, prompt_of(20, ord(rid)), 2, ignore_eos=True), retain_ttl=1e6))
+        loop.turns(20)
+    loop.scheduler.leases.break_all()
+    loop.turns(20)
+    assert loop.phases("a")[-1][2] is None, "nobody looks at the older one any more"
+    assert loop.phases("b")[-1][2] is not None
 
 
 @pytest.mark.parametrize("seed", range(4))
