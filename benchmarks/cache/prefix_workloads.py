@@ -3,11 +3,12 @@
     python -m benchmarks.cache.prefix_workloads [--requests 60] [--only NAME] [--seed 0] [--out DIR]
 
 Two engines in this process, on the 40 M-parameter model with random weights: one as it comes, one with
---disable-radix-cache. Each request goes to both, one at a time, and who is first changes from request to request. So
-every time has its twin beside it, and the difference of the two has an interval that a drift of the machine does not
-widen. The pool has been used once before: requests find it as full as that of a server that has run for a while. Chats
-are interleaved: a turn of each, then the next. Hit rates are shares of prompt tokens; "attainable" is what a cache
-without end finds of the same requests, computed apart from any engine by baton.entrypoints.analyze.
+--disable-radix-cache; all else is alike, and nothing is chosen by trials. Each request goes to both, one at a time, and
+who is first changes from request to request. So every time has its twin beside it, and the difference of the two has an
+interval that a drift of the machine does not widen. The pool has been used once before: requests find it as full as
+that of a server that has run for a while. Chats are interleaved: a turn of each, then the next. Hit rates are shares of
+prompt tokens; "attainable" is what a cache without end finds of the same requests, computed apart from any engine by
+baton.entrypoints.analyze.
 
 Prints a table and writes prefix_workloads.json. The goal: where nothing is shared the cache costs nothing that can be
 measured: the interval of the difference is below 1 % of the time, or holds 0 and is at most 2 % wide to each side.
@@ -46,6 +47,9 @@ GOAL_SHARE, WIDEST = 0.01, 0.02
 
 POOL, LONG = 40_960, 4000
 """Tokens of the KV pool, and of the prompts that fill it at first."""
+
+CHUNK = 1024
+"""New tokens of a step: what a trial at the start finds may differ from engine to engine, as may --linear-backend."""
 
 SETTLE_S = 0.002
 """After an answer, for what the scheduler still has to put away."""
@@ -174,6 +178,8 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
             "dtype": args.dtype,
             "max_total_tokens": POOL,
             "max_running_requests": 4,
+            "linear_backend": args.linear_backend,
+            "chunked_prefill_size": CHUNK,
         }
         engines = {WITH: EngineClient(settings), WITHOUT: EngineClient(settings | {"disable_radix_cache": True})}
         try:
@@ -207,6 +213,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=0, help="of each workload; default: 60, of random prompts 300")
     parser.add_argument("--only", default="", help="the workloads whose name contains this")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="float32")
+    parser.add_argument("--linear-backend", choices=("torch", "transposed", "onednn", "numba"), default="torch")
     parser.add_argument("--tiny", action="store_true", help="a model that computes next to nothing, for a quick look")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
