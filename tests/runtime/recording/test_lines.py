@@ -72,7 +72,7 @@ def test_hashes_of_an_output_are_those_of_the_prompt_that_it_becomes() -> None:
     whole = blocks(found["input_blocks"]) + blocks(found["output_blocks"][0])
     assert len(whole) == (len(prompt) + len(output) - 1) // block == 3
     assert blocks(later["input_blocks"])[: len(whole)] == whole
-    short = json.loads(lines.line(request(prompt, output[: block + 11 - 5])))
+    short = json.loads(lines.line(request(prompt, output[: block + 11])))
     assert len(blocks(short["output_blocks"][0])) == 1, "the last token of an output has no KV"
 
 

@@ -48,15 +48,16 @@ def test_prompt_and_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     async def body(backend: Backend) -> None:
         call = await backend.manager.open([prompt("a"), two], stream=True)
         await backend.output("a", "x")
-        await backend.output("b", "p", LENGTH, index=1)
-        await backend.output("a", "y", LENGTH, found=FoundTokens(device=1))
         await backend.output("b", "q", LENGTH, index=0)
+        await backend.output("a", "y", LENGTH, found=FoundTokens(device=1))
+        await backend.output("b", "p", LENGTH, index=1, found=FoundTokens(device=2))
         call.close()
 
     check(tokenizer, body, recorder=recorder)
     first, second = recorded(tmp_path / "log")
     assert first["input_ids"] == [97, 98] and first["output_ids"] == list(b"xy") and first["cached_tokens"] == 1
     assert second["output_ids"] == [[ord("q")], [ord("p")]] and {"namespace", "job"} < second.keys()
+    assert second["cached_tokens"] == 0, "the second sample found what the first had computed"
     assert b"baton:recorded_requests_total" in metrics.render()
     assert metrics.registry.get_sample_value("baton:recorded_requests_total", {"model_name": "m"}) == 2
 

@@ -44,6 +44,10 @@ class Counts:
         with self.changed:
             assert self.changed.wait_for(lambda: self.lost >= lost, 60)
 
+    def wait_for_all(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.all >= count, 60)
+
     @property
     def all(self) -> int:
         return self.recorded + self.lost
@@ -59,6 +63,17 @@ def test_the_end_writes_all_that_waits(tmp_path: Path) -> None:
     assert written(tmp_path / "log") == list(range(500)) and (counts.recorded, counts.lost) == (500, 0)
     log.put(request(0))
     assert counts.lost == 1, "after the end nothing is recorded, and that is counted"
+
+
+def test_what_is_written_makes_room_for_more(tmp_path: Path) -> None:
+    counts = Counts()
+    path = tmp_path / "log"
+    log = RequestLog(RecordingConfig(record_requests=str(path)), counts, max_waiting_bytes=2 * request(0).num_bytes)
+    for number in range(50):
+        log.put(request(number))
+        counts.wait_for_all(number + 1)
+    log.close()
+    assert counts.lost == 0 and written(path) == list(range(50))
 
 
 def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
