@@ -128,7 +128,7 @@ class BlockAnnouncer:
         for slots, on_tier in ((node.value, self._on_device), (node.host, self._on_host)):
             if slots is not None and len(slots) and len(on_tier):
                 hashes = on_tier[slots[first_end::size]].tolist()
-                if all(hashes):
+                if hashes[0]:  # then all of them are
                     return hashes
         return None
 

@@ -59,14 +59,17 @@ def ask(address: str, first: int) -> list[tuple[int, bytes]]:
 class Follower:
     """Applies batches in their order. ``last`` is the number of the last one."""
 
-    def __init__(self, address: str, replay: str, block_tokens: int, topic: bytes = b"") -> None:
+    def __init__(self, address: str, replay: str, block_tokens: int, topic: bytes = b"", slow: bool = False) -> None:
         self.mirror = BlockMirror(block_tokens)
         self.last = -1
-        self.missed = 0
+        self.heard = 0
+        """Batches that came by themselves."""
         self._replay = replay
         self._block_tokens = block_tokens
         self._socket = zmq.Context.instance().socket(zmq.SUB)
         self._socket.linger = 0
+        if slow:  # hardly anything waits on this side
+            self._socket.rcvhwm, self._socket.rcvbuf = 5, 1 << 16
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
         self._socket.connect(address)
         self._topic = topic
@@ -88,8 +91,8 @@ class Follower:
         assert self._socket.poll(timeout_ms), "no batch"
         topic, number, payload = self._socket.recv_multipart()
         assert topic == self._topic and len(number) == 8
+        self.heard += 1
         if (seen := int.from_bytes(number, "big")) > self.last + 1:
-            self.missed += seen - self.last - 1
             self.catch_up()
         return self.apply(seen, payload)
 
@@ -102,8 +105,10 @@ class Follower:
 
 
 @contextlib.contextmanager
-def following(address: str, replay: str, block_tokens: int, topic: bytes = b"") -> Iterator[Follower]:
-    follower = Follower(address, replay, block_tokens, topic)
+def following(
+    address: str, replay: str, block_tokens: int, topic: bytes = b"", slow: bool = False
+) -> Iterator[Follower]:
+    follower = Follower(address, replay, block_tokens, topic, slow)
     try:
         yield follower
     finally:

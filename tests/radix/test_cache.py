@@ -377,3 +377,14 @@ class TestMatch:
         other[100_000] += 1
         assert rig.cache.match_prefix("", other).device_len == whole(100_000, page)
         assert rig.verify().evictable == length
+
+
+def test_a_long_prompt_is_looked_up_where_its_beginning_ends() -> None:
+    rig = CacheRig(num_tokens=16_384, context=8192)
+    ids = np.arange(6000, dtype=np.int32)
+    tree = rig.cache.tree
+    top = tree.add_leaf(tree.root, "", ids[:1000].tobytes(), ids[:1000], 0)
+    tree.add_leaf(top, "", ids[1000:5900].tobytes(), ids[1000:5900], 0)
+    assert [rig.cache.find_prefix("", ids, after)[1] for after in (None, top)] == [5900, 5900]
+    other = np.append(ids[:1100], ids[:5000])
+    assert [rig.cache.find_prefix("", other, after)[1] for after in (None, top)] == [1100, 1100]

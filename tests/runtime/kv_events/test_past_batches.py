@@ -97,5 +97,12 @@ def test_blocks_are_told_in_runs() -> None:
         BlocksStored("GPU", [1, 2, 9], None, b"aaaabbbbdddd", "scope"),
         BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"),
     ]
+    known.apply(BlocksRemoved("GPU", [9, 2]))
+    known.apply(BlocksRemoved("CPU_PINNED", [1]))
+    assert events_for(known.copy()) == [
+        cleared,
+        BlocksStored("GPU", [1], None, b"aaaa", "scope"),
+        BlocksStored("CPU_PINNED", [2], 1, b"bbbb"),
+    ]
     known.apply(cleared)
     assert known.copy() == []
