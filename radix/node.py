@@ -105,7 +105,7 @@ class TreeNode:
         never branched, also those that led to children that have gone."""
         self.priority = 0
         """The highest of the requests that computed it or began with it, or with children that have gone."""
-        self.note: tuple[float, int] | None = None
+        self.note: object = None
         """What an order of eviction has learned of it (see eviction/learned.py)."""
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""

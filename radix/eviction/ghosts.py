@@ -7,11 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..node import ID_BYTES, TreeNode
-
-HEAD_TOKENS = 16
-"""By so many first tokens, and by what they follow, an evicted node is known again; their memory is not shared, so
-they are few."""
+from ..node import TreeNode
+from .habit import Habit, habit_of, head_of
 
 MOST_GHOSTS = 16_384
 
@@ -22,8 +19,7 @@ class Ghost(NamedTuple):
     used: int
     """Tick of its last use."""
     tokens: int
-    habit: tuple[float, int] | None
-    """Its ``note``."""
+    habit: Habit
 
 
 class Ghosts:
@@ -38,9 +34,10 @@ class Ghosts:
         return len(self._by_place)
 
     def add(self, node: TreeNode, number: int) -> None:
-        self.take(node)
-        self._by_place[_place(node)] = Ghost(number, node.used, len(node), node.note)
-        self.tokens += len(node)
+        place, tokens = _place(node), len(node)
+        before = self._by_place.pop(place, None)
+        self._by_place[place] = Ghost(number, node.used, tokens, habit_of(node))
+        self.tokens += tokens if before is None else tokens - before.tokens
 
     def take(self, node: TreeNode) -> Ghost | None:
         """The ghost that a node is the return of, if any; it is none any more."""
@@ -63,4 +60,4 @@ class Ghosts:
 
 def _place(node: TreeNode) -> tuple[int, bytes]:
     assert node.parent is not None
-    return node.parent.serial, node.key[: HEAD_TOKENS * ID_BYTES]
+    return node.parent.serial, head_of(node)

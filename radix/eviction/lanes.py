@@ -20,13 +20,11 @@ class Lane:
     """Entries, the lowest rank first. Those that come in order go into a queue, O(1); the few that come late (an old
     leaf was unlocked, a rank was corrected, a parent became a leaf) into a heap beside it, O(log n)."""
 
-    __slots__ = ("_heap", "_queue", "changed")
+    __slots__ = ("_heap", "_queue")
 
     def __init__(self) -> None:
         self._queue: deque[Entry] = deque()
         self._heap: list[Entry] = []
-        self.changed = True
-        """Another entry may be the first now; for who keeps something about it, and sets this to False."""
 
     def __bool__(self) -> bool:
         return bool(self._queue or self._heap)
@@ -35,7 +33,6 @@ class Lane:
         return chain(self._queue, self._heap)
 
     def push(self, entry: Entry) -> None:
-        self.changed = True
         if not self._queue or entry > self._queue[-1]:
             self._queue.append(entry)
         else:
@@ -48,18 +45,15 @@ class Lane:
 
     def take(self) -> Entry:
         """Remove the first entry of a lane that is not empty."""
-        self.changed = True
         queue, heap = self._queue, self._heap
         return queue.popleft() if not heap or (queue and queue[0] < heap[0]) else heappop(heap)
 
     def clear(self) -> None:
-        self.changed = True
         self._queue.clear()
         self._heap.clear()
 
     def forget_removed(self) -> None:
         """Drop the entries of nodes that have left the tree, which would keep them alive."""
-        self.changed = True
         for _, _, node in self:
             if node.parent is None:
                 node.entry = None
@@ -81,11 +75,12 @@ class Lanes(Protocol):
     """Who wants to be told what happens to the cache, to learn from it."""
 
     def lane_of(self, node: TreeNode) -> Lane:
-        """Where it belongs now. That may change while it waits; when its turn comes it is put where it belongs."""
+        """Where it belongs now, asked before it is put there. That may change while it waits: when its turn comes, it
+        is put where it belongs then."""
         ...
 
     def next(self) -> Lane | None:
-        """The lane whose first leaf goes next; None if all are empty."""
+        """The lane whose first leaf goes next, asked before it is taken; None if all are empty."""
         ...
 
 

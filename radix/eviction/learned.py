@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from ..node import TreeNode
 from ..watching import CacheWatcher
 from .ghosts import Ghosts
+from .habit import got_child, habit_of, lost_child, used_again
 from .lanes import Lane
 from .ranks import lru
-from .reuse import Reuse, bucket_of
+from .reuse import Reuse
 
 TURNS = 8
 """Classes of tails: 1, 2, 3, 4, 5–7, 8–15, 16–31 turns, and more."""
@@ -30,15 +31,18 @@ UNKNOWN_GAP = 2 * GAPS
 """That of shared nodes of which no use has been seen: the longest."""
 
 PRIVATE, SHARED = 0, 1
-KIND_SPELLS = [32.0, 4.0]
+KIND_SPELLS = [64.0, 4.0]
 """Sessions differ little by turn, so a class of them has to say a lot before it counts; gaps differ by magnitudes."""
 
 NEVER = float("inf")
 
+LEAST_VALID = 8
+"""Ticks for which a value is good enough, at least."""
+
 
 class LearnedLanes:
     """Retired nodes go first, as in every order. Hears of all that is used, stored and removed as a `CacheWatcher`, and
-    keeps in a node's ``note`` its gap, in buckets, and how many uses that is from."""
+    keeps what it has learned of a node in its ``note``."""
 
     def __init__(self, pool_tokens: int) -> None:
         self.rank = lru
@@ -52,32 +56,49 @@ class LearnedLanes:
         """Tick of the last use."""
         self._values = [NEVER] * (TURNS + GAPS)
         """Of each lane what its first leaf is worth; NEVER if it is empty."""
-        self._valid_until = [0] * (TURNS + GAPS)
+        self._valid_until = [0.0] * (TURNS + GAPS)
         """Tick at which that leaf will have been idle so much longer that this is worth looking at again."""
+        self._due = 0.0
+        """The earliest of them."""
+        self._touched: set[int] = set(range(TURNS + GAPS))
+        """Lanes whose first leaf may be another one now, or worth something else."""
 
     # -- whose turn it is ---------------------------------------------------------------------------------------------
 
     def lane_of(self, node: TreeNode) -> Lane:
-        return self._lanes[_class_of(node)] if node.last_access else self._retired
+        if not node.last_access:
+            return self._retired
+        number = _class_of(node)
+        self._touched.add(number)
+        return self._lanes[number]
 
     def next(self) -> Lane | None:
         if self._retired:
             return self._retired
-        now, valid_until, values = self._now, self._valid_until, self._values
-        for number, lane in enumerate(self._lanes):
-            if lane.changed or now >= valid_until[number]:
-                self._value_first(number, lane)
-        lowest = min(values)
-        return self._lanes[values.index(lowest)] if lowest < NEVER else None
+        now, values = self._now, self._values
+        if now >= self._due:
+            self._touched.update(number for number, until in enumerate(self._valid_until) if now >= until)
+        if self._touched:
+            for number in self._touched:
+                self._value_first(number, self._lanes[number])
+            self._due = min(self._valid_until)
+            self._touched.clear()
+        while (lowest := min(values)) != NEVER:
+            number = values.index(lowest)
+            lane = self._lanes[number]
+            if lane:
+                self._touched.add(number)
+                return lane
+            values[number] = NEVER  # it has been cleared
+        return None
 
     def _value_first(self, number: int, lane: Lane) -> None:
-        lane.changed = False
         if not lane:
-            self._values[number], self._valid_until[number] = NEVER, self._now + 1
+            self._values[number] = self._valid_until[number] = NEVER
             return
         idle = max(self._now - lane.first()[0], 0)
         self._values[number] = self._reuse.value(number, idle)
-        self._valid_until[number] = self._now + 1 + idle // 16
+        self._valid_until[number] = self._now + LEAST_VALID + idle // 16
 
     # -- what happens to the cache ------------------------------------------------------------------------------------
 
@@ -86,20 +107,24 @@ class LearnedLanes:
         if node.parent is not None:
             gap = tick - node.used
             self._ended(_class_of(node), gap, reused=True)
-            node.note = _after(node.note, gap)
+            node.note = used_again(habit_of(node), gap)
 
     def stored(self, node: TreeNode) -> None:
+        parent = node.parent
+        assert parent is not None
+        got_child(parent, node)
         if (ghost := self._ghosts.take(node)) is not None:
             gap = max(self._now - ghost.used, 0)
             self._ended(ghost.number, gap, reused=True)
-            node.note = _after(ghost.habit, gap)
+            node.note = used_again(ghost.habit, gap)
 
     def removed(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             parent = node.parent
             assert parent is not None
-            lives_on = parent.parent is not None and not parent.branched  # as its parent, which inherits its last use
-            if node.last_access and node.host is None and not lives_on:
+            if parent.parent is not None and not parent.branched:
+                lost_child(parent, node)  # its spell goes on as the parent's
+            elif node.last_access and node.host is None:
                 self._ghosts.add(node, _class_of(node))
         for ghost in self._ghosts.forget():
             self._ended(ghost.number, max(self._now - ghost.used, 0), reused=False)
@@ -109,18 +134,13 @@ class LearnedLanes:
 
     def _ended(self, number: int, idle: int, *, reused: bool) -> None:
         if self._reuse.ended(number, idle, reused=reused):
-            self._lanes[number].changed = True
+            self._touched.add(number)
 
 
 def _class_of(node: TreeNode) -> int:
-    note = node.note
-    if node.branched or (note is not None and note[1] > 1):
-        return TURNS + min(int(UNKNOWN_GAP if note is None else note[0]) // 2, GAPS - 1)
+    habit = habit_of(node)
+    if node.branched or habit.shared:
+        gap = UNKNOWN_GAP if habit.gap is None else int(habit.gap)
+        return TURNS + min(gap // 2, GAPS - 1)
     turn = node.turn
     return max(turn, 1) - 1 if turn < 5 else min(turn.bit_length() + 1, TURNS - 1)
-
-
-def _after(note: tuple[float, int] | None, gap: int) -> tuple[float, int]:
-    """The note of a node after another use."""
-    bucket = bucket_of(gap)
-    return (bucket, 1) if note is None else ((note[0] + bucket) / 2, note[1] + 1)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from baton.radix.eviction import ghosts as module
-from baton.radix.eviction.ghosts import HEAD_TOKENS, Ghosts
+from baton.radix.eviction.ghosts import Ghosts
+from baton.radix.eviction.habit import HEAD_TOKENS
 from baton.radix.node import TreeNode
 from baton.radix.tree import RadixTree
 

@@ -33,14 +33,6 @@ def test_whatever_comes_late_is_taken_in_order(seed: int) -> None:
     assert sorted(taken + [serial for _, serial, _ in rest]) == list(range(200))
 
 
-def test_it_says_that_another_entry_may_be_the_first() -> None:
-    tree, lane = RadixTree(1), Lane()
-    for change in (lambda: lane.push((1, 1, a_leaf(tree, 1))), lane.forget_removed, lane.take, lane.clear):
-        lane.changed = False
-        change()
-        assert lane.changed
-
-
 def test_removed_nodes_are_let_go() -> None:
     tree, lane = RadixTree(1), Lane()
     kept, gone, late = a_leaf(tree, 1, 5), a_leaf(tree, 2, 6), a_leaf(tree, 3, 2)

@@ -1,0 +1,58 @@
+"""What the learned order keeps of a node: how often it is asked for, and whether by several."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..node import ID_BYTES, TreeNode
+from .reuse import bucket_of
+
+HEAD_TOKENS = 16
+"""By so many first tokens, and by what they follow, a node is known again; fewer than most pieces of text have in
+common by chance."""
+
+
+class Habit(NamedTuple):
+    """Never changed, only replaced: when a node is split, both parts have it."""
+
+    gap: float | None = None
+    """The mean of its last gaps, in buckets of idle time (reuse.py), the last one counting half; None before the first
+    reuse."""
+    shared: bool = False
+    """It was gone on from in several ways, though never in two at the same time, which the tree itself would show."""
+    child: bytes | None = None
+    """The head of the child that it had last."""
+
+
+UNKNOWN = Habit()
+
+
+def habit_of(node: TreeNode) -> Habit:
+    note = node.note
+    return note if isinstance(note, Habit) else UNKNOWN
+
+
+def head_of(node: TreeNode) -> bytes:
+    return node.key[: HEAD_TOKENS * ID_BYTES]
+
+
+def used_again(habit: Habit, gap: int) -> Habit:
+    """After a reuse, ``gap`` ticks after the one before."""
+    bucket = bucket_of(gap)
+    return Habit(bucket if habit.gap is None else (habit.gap + bucket) / 2, habit.shared, habit.child)
+
+
+def lost_child(parent: TreeNode, child: TreeNode) -> None:
+    """An only child has gone."""
+    gap, shared, _ = habit_of(parent)
+    parent.note = Habit(gap, shared, head_of(child))
+
+
+def got_child(parent: TreeNode, child: TreeNode) -> None:
+    """Another one than it had last: so several go on from it. The same, or a beginning of it, as ends of nodes go
+    first: a session has come back."""
+    gap, shared, last = habit_of(parent)
+    if not shared and last is not None:
+        head = head_of(child)
+        if not (head.startswith(last) or last.startswith(head)):
+            parent.note = Habit(gap, True, last)
