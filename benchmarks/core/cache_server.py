@@ -69,12 +69,15 @@ class CacheServer:
         new = np.array([length], dtype=np.int32)
         short = self.allocator.tokens_needed(old, new) - self.allocator.free_tokens
         if short > 0:
-            self.cache.evict(short)
+            self.make_room(short)
         last = max(seq.length - 1, 0)
         slots = self.allocator.alloc_extend(old, new, self.rows.rows[seq.row, last : last + 1])
         assert slots is not None
         self.rows.write(seq.row, seq.length, slots)
         seq.length = length
+
+    def make_room(self, tokens: int) -> None:
+        self.cache.evict(tokens)
 
     def insert(self, ids: np.ndarray, namespace: str = "") -> None:
         self.cache.cache_finished_req(self.start(ids, len(ids), namespace), ids)

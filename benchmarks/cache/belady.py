@@ -1,0 +1,81 @@
+"""What the best possible order of eviction would have hit, which needs to know the future: Belády's.
+
+A request needs the whole path from the root to the end of its answer in the pool, and finds of its prompt as much from
+the front as is still there. Room is made token by token where a path is asked for again last. A path is asked for no
+later than what hangs on it, so that always takes the ends of paths first: what is kept is prefix-closed by itself.
+
+This is **exact** for a server that computes one request at a time, with pages of one token, and gives up KV only when
+it needs the room: there the tokens are Belády's pages, all of the same size and cost, and a path is a run of accesses.
+For the real cache it is a **bound** from above, as that gives up more than it needs where only a short rest of a node
+would be left, and holds the last token of a prompt twice until the prompt is in the tree.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from benchmarks.cache.traces import Trace
+
+NEVER = 1 << 60
+
+
+def optimal_hits(trace: Trace, capacity: int) -> list[int]:
+    """Of each request the tokens of its prompt that it finds, all but the last token at most. capacity: tokens."""
+    content = trace.content
+    uses = trace.uses()
+    turns = [0] * len(uses)
+    """Of each place how many of its uses have passed."""
+    resident = [0] * len(uses)
+    """Of each place the tokens that are in the pool, from its front."""
+    farthest: list[tuple[int, int]] = []
+    """(minus the next use, minus the place): a place is made after those above it. One live entry for each that is in
+    the pool, in part at least; the others are out of date."""
+    next_use = [NEVER] * len(uses)
+    used, hits = 0, []
+    for request in trace.requests:
+        path = list(content.path(request.end))
+        hits.append(
+            min(
+                _found(path, content.sizes, resident, content.lengths[request.prompt]),
+                content.lengths[request.prompt] - 1,
+            )
+        )
+        needed = 0
+        for place in path:
+            needed += content.sizes[place] - resident[place]
+            turns[place] += 1
+            next_use[place] = uses[place][turns[place]] if turns[place] < len(uses[place]) else NEVER
+        short, on_path = used + needed - capacity, set(path)
+        if short > 0:
+            _evict(short, farthest, next_use, resident, on_path)
+        used += needed - max(short, 0)
+        for place in path:
+            resident[place] = content.sizes[place]
+            heappush(farthest, (-next_use[place], -place))
+    return hits
+
+
+def _found(path: list[int], sizes: list[int], resident: list[int], prompt: int) -> int:
+    found = 0
+    for place in reversed(path):
+        found += resident[place]
+        if resident[place] < sizes[place]:
+            break
+    return min(found, prompt)
+
+
+def _evict(
+    count: int, farthest: list[tuple[int, int]], next_use: list[int], resident: list[int], on_path: set[int]
+) -> None:
+    while count > 0:
+        if not farthest:
+            raise ValueError("a request does not fit the pool")
+        key, negative = heappop(farthest)
+        place = -negative
+        if -key != next_use[place] or not resident[place] or place in on_path:
+            continue  # what is on the path gets a new entry
+        taken = min(count, resident[place])
+        resident[place] -= taken
+        count -= taken
+        if resident[place]:
+            heappush(farthest, (key, negative))

@@ -1,0 +1,71 @@
+"""A trace on the real radix cache, one request at a time, with or without what clients may say about the future."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baton.radix.node import TreeNode
+from baton.radix.retire import retire
+from benchmarks.cache.traces import Request, Trace
+from benchmarks.core.cache_server import CacheServer
+
+
+class Replayed(NamedTuple):
+    hits: list[int]
+    """Of each request the tokens of its prompt that were cached."""
+    evict_us: float
+    """Microseconds for each node that was evicted, all that eviction does: choose it, free its slots, forget it."""
+
+
+class _TimedServer(CacheServer):
+    """Counts the nodes that are evicted, and the time that takes."""
+
+    def __init__(self, pool: int, max_context: int, order: str) -> None:
+        super().__init__(pool, num_rows=2, max_context=max_context, eviction=order)
+        self.cache.watchers.append(self)
+        self.nodes, self.seconds = 0, 0.0
+
+    def make_room(self, tokens: int) -> None:
+        begin = time.perf_counter()
+        super().make_room(tokens)
+        self.seconds += time.perf_counter() - begin
+
+    def stored(self, node: TreeNode) -> None:
+        pass
+
+    def used(self, node: TreeNode, tick: int) -> None:
+        pass
+
+    def removed(self, nodes: Sequence[TreeNode]) -> None:
+        self.nodes += len(nodes)
+
+    def cleared(self) -> None:
+        pass
+
+
+def replay(trace: Trace, pool: int, order: str, *, hints: bool) -> Replayed:
+    """pool: tokens, more than the longest request has. order: of eviction, by name. hints: requests say what nobody
+    will ask for again."""
+    server, hits = _TimedServer(pool, max(trace.content.lengths) + 1, order), []
+    for request in trace.requests:
+        ids, prompt = trace.content.token_ids(request.end), trace.content.lengths[request.prompt]
+        seq = server.start(ids[:prompt], prompt)
+        hits.append(seq.tree_len)
+        server.cache.cache_unfinished_req(seq, ids[:prompt])
+        server.extend(seq, len(ids))
+        server.cache.cache_finished_req(seq, ids)
+        server.rows.take_updates()
+        if hints:
+            _retire(server, request, ids)
+    return Replayed(hits, server.seconds / max(server.nodes, 1) * 1e6)
+
+
+def _retire(server: CacheServer, request: Request, ids: np.ndarray) -> None:
+    """As the scheduler does when a request ends."""
+    if request.is_last or request.no_reuse_from is not None:
+        node, _, _ = server.cache.find_prefix("", ids)
+        retire(server.cache, node, request.no_reuse_from or 0, leased=True)
