@@ -39,7 +39,8 @@ class SchedulerConfig:
     page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
     schedule_policy: str = flag(
         "fcfs",
-        "who goes first and what is kept: first come, longest cached prefix, or one for the jobs of agents",
+        "who goes first and what is kept: first come, longest cached prefix, those with most company below a cached "
+        "prefix (dfs-weight), whoever is drawn (random), or one for the jobs of agents",
         POLICIES,
     )
     radix_eviction_policy: str = flag(

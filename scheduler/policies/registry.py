@@ -6,16 +6,20 @@ from collections.abc import Callable
 
 from .context_serve import ContextServe
 from .continuum import Continuum
+from .dfs_weight import DepthFirstByWeight
 from .fcfs import FirstComeFirstServed
 from .handoff import Handoff
 from .lmcache_like import LMCacheLike
 from .lpm import LongestPrefixMatch
 from .policy import SchedulePolicy
+from .random_order import RandomOrder
 from .tools import PolicyTools
 
 POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
     "fcfs": lambda tools: FirstComeFirstServed(tools.fill_time),
     "lpm": lambda tools: LongestPrefixMatch(tools.cache, tools.fill_time),
+    "dfs-weight": lambda tools: DepthFirstByWeight(tools.cache, tools.fill_time),
+    "random": lambda tools: RandomOrder(tools.fill_time),
     "handoff": Handoff,
     "continuum": Continuum,
     "context-serve": ContextServe,
