@@ -2,7 +2,7 @@
 
     python -m benchmarks.cache.eviction [--quick] [--trace FILE ...]
 
-Four synthetic traces (traces.py), pools of 10, 30 and 60 % of what is live (`Trace.working_set`), five seeds, each
+Four synthetic traces (traces.py), pools of 10, 30 and 60 % of what is live (`Trace.working_set`), three seeds, each
 order without and with hints: what clients may say about the future (`is_last_step`, `no_reuse_from`). A trace from a
 file (Mooncake's shape, hash_trace.py) has neither seeds nor hints. Prints, for each pool, the hit rate and the share of
 the gap between lru and the optimum that each order closes, with 95 % intervals over the seeds; then whether the learned
@@ -94,8 +94,8 @@ def run_all(args: argparse.Namespace) -> list[Run]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, help="of the synthetic traces (5)")
-    parser.add_argument("--requests", type=int, help="of a synthetic trace (10000)")
+    parser.add_argument("--seeds", type=int, help="of the synthetic traces (3)")
+    parser.add_argument("--requests", type=int, help="of a synthetic trace (6000)")
     parser.add_argument("--synthetic", nargs="*", choices=TRACES, help="only these of the synthetic traces")
     parser.add_argument("--trace", nargs="+", type=Path, default=[], help="recorded traffic, JSONL with hash_ids")
     parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS, help="tokens that a hash id stands for")
@@ -103,8 +103,8 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="forget what has been run")
     parser.add_argument("--out", type=Path, default=RESULTS / "eviction")
     args = parser.parse_args()
-    args.seeds = args.seeds or (1 if args.quick else 5)
-    args.requests = args.requests or (1500 if args.quick else 10_000)
+    args.seeds = args.seeds or (1 if args.quick else 3)
+    args.requests = args.requests or (1500 if args.quick else 6000)
     args.out.mkdir(parents=True, exist_ok=True)
     runs = run_all(args)
     print_table(runs)

@@ -18,7 +18,7 @@ class Replayed(NamedTuple):
     hits: list[int]
     """Of each request the tokens of its prompt that were cached."""
     evict_us: float
-    """Microseconds for each node that was evicted, all that eviction does: choose it, free its slots, forget it."""
+    """Microseconds of processor time for each node that was evicted: to choose it, free its slots, forget it."""
 
 
 class _TimedServer(CacheServer):
@@ -30,9 +30,9 @@ class _TimedServer(CacheServer):
         self.nodes, self.seconds = 0, 0.0
 
     def make_room(self, tokens: int) -> None:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         super().make_room(tokens)
-        self.seconds += time.perf_counter() - begin
+        self.seconds += time.thread_time() - begin
 
     def stored(self, node: TreeNode) -> None:
         pass
