@@ -45,9 +45,9 @@ def optimal_hits(trace: Trace, capacity: int) -> list[int]:
             needed += content.sizes[place] - resident[place]
             turns[place] += 1
             next_use[place] = uses[place][turns[place]] if turns[place] < len(uses[place]) else NEVER
-        short, on_path = used + needed - capacity, set(path)
+        short = used + needed - capacity
         if short > 0:
-            _evict(short, farthest, next_use, resident, on_path)
+            _evict(short, farthest, next_use, resident)
         used += needed - max(short, 0)
         for place in path:
             resident[place] = content.sizes[place]
@@ -64,16 +64,14 @@ def _found(path: list[int], sizes: list[int], resident: list[int], prompt: int) 
     return min(found, prompt)
 
 
-def _evict(
-    count: int, farthest: list[tuple[int, int]], next_use: list[int], resident: list[int], on_path: set[int]
-) -> None:
+def _evict(count: int, farthest: list[tuple[int, int]], next_use: list[int], resident: list[int]) -> None:
     while count > 0:
         if not farthest:
             raise ValueError("a request does not fit the pool")
         key, negative = heappop(farthest)
         place = -negative
-        if -key != next_use[place] or not resident[place] or place in on_path:
-            continue  # what is on the path gets a new entry
+        if -key != next_use[place] or not resident[place]:
+            continue  # so has all that is on the path, which gets new entries
         taken = min(count, resident[place])
         resident[place] -= taken
         count -= taken

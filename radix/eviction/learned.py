@@ -59,7 +59,7 @@ class LearnedLanes:
         self._valid_until = [0.0] * (TURNS + GAPS)
         """Tick at which that leaf will have been idle so much longer that this is worth looking at again."""
         self._due = 0.0
-        """The earliest of them."""
+        """The earliest of them, or earlier."""
         self._touched: set[int] = set(range(TURNS + GAPS))
         """Lanes whose first leaf may be another one now, or worth something else."""
 
@@ -78,11 +78,12 @@ class LearnedLanes:
         now, values = self._now, self._values
         if now >= self._due:
             self._touched.update(number for number, until in enumerate(self._valid_until) if now >= until)
-        if self._touched:
-            for number in self._touched:
-                self._value_first(number, self._lanes[number])
+            self._due = NEVER
+        for number in self._touched:
+            self._value_first(number, self._lanes[number])
+        self._touched.clear()
+        if self._due == NEVER:
             self._due = min(self._valid_until)
-            self._touched.clear()
         while (lowest := min(values)) != NEVER:
             number = values.index(lowest)
             lane = self._lanes[number]
@@ -98,7 +99,9 @@ class LearnedLanes:
             return
         idle = max(self._now - lane.first()[0], 0)
         self._values[number] = self._reuse.value(number, idle)
-        self._valid_until[number] = self._now + LEAST_VALID + idle // 16
+        self._valid_until[number] = until = self._now + LEAST_VALID + idle // 16
+        if until < self._due < NEVER:
+            self._due = until
 
     # -- what happens to the cache ------------------------------------------------------------------------------------
 

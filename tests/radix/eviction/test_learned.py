@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cache_rig import CacheRig
 
+from baton.radix.eviction.habit import habit_of
 from baton.radix.eviction.lanes import Lanes
 from baton.radix.eviction.learned import GAPS, TURNS, LearnedLanes, _class_of
 from baton.radix.retire import retire
@@ -138,3 +139,60 @@ def test_ranks_of_all_workers_agree() -> None:
                 retire(rig.cache, rig.cache.match_prefix("", ids).handle)
         held = [sorted((node.prefix_len, node.key) for node in rig.cache.tree.nodes()) for rig in rigs]
         assert held[0] == held[1]
+
+
+def test_a_shared_prefix_stays_where_it_was_when_its_branches_go() -> None:
+    rig = CacheRig(num_tokens=1_000, eviction="learned")
+    system, first = fresh(30), fresh(30)
+    ask(rig, system, first)
+    ask(rig, system, fresh(30))
+    ask(rig, system, first, fresh(30))
+    rig.cache.evict(90)
+    top = rig.cache.match_prefix("", system).handle
+    assert (top.prefix_len, top.turn, len(top.children)) == (30, 1, 0)
+
+
+def test_what_is_known_of_a_document_outlives_it() -> None:
+    """Its gap, and that it is shared: also when it comes back as part of a longer node, and when that is split."""
+    rig = CacheRig(num_tokens=1_000, eviction="learned")
+    document = fresh(60)
+    for _ in range(4):
+        question = fresh(20)
+        ask(rig, document, question)
+        retire(rig.cache, rig.cache.match_prefix("", np.concatenate([document, question])).handle, 60)
+        rig.cache.evict(20)
+    known = habit_of(rig.cache.match_prefix("", document).handle)
+    assert known.shared and known.gap is not None
+    rig.cache.evict(1_000)
+    assert rig.cache.total_nodes == 0
+    ask(rig, document, fresh(20))
+    again = rig.cache.match_prefix("", document).handle
+    assert again.prefix_len == 60 and habit_of(again).shared and not again.branched
+
+
+def test_after_a_reset_there_is_nothing_to_evict() -> None:
+    rig = CacheRig(num_tokens=400, eviction="learned")
+    session = fresh(50)
+    for _ in range(3):  # several lanes have leaves
+        ask(rig, fresh(50))
+        ask(rig, session)
+        session = np.append(session, fresh(20))
+    rig.cache.evict(50)
+    assert rig.cache.reset() and rig.cache.evict(50) == 0
+    for _ in range(12):
+        ask(rig, fresh(50))
+    rig.verify()
+
+
+def test_what_the_host_keeps_is_no_ghost() -> None:
+    """It is still in the tree, and so is what is known of it."""
+    rig = CacheRig(num_tokens=400, eviction="learned")
+    prompt = fresh(50)
+    ask(rig, prompt)
+    node = rig.cache.match_prefix("", prompt).handle
+    node.host = np.arange(50, dtype=np.int32)
+    lanes_of(rig).removed([node])
+    assert len(lanes_of(rig)._ghosts) == 0
+    node.host = None
+    lanes_of(rig).removed([node])
+    assert len(lanes_of(rig)._ghosts) == 1
