@@ -1,0 +1,80 @@
+// What is said of a request's life: in its row, beside the pointer, in its details, and aloud.
+
+import { count, duration, exact, plural, shortened, visible } from "./format.js";
+
+const DOING = {
+  queued: "queued",
+  loading: "loading",
+  prefill: "prefill",
+  decode: "decoding",
+  retracted: "retracted",
+  leased: "leased",
+};
+const ENDS = { stop: "stopped", length: "at its length", abort: "aborted", error: "failed" };
+const PATHS = {
+  handoff: "KV handed over",
+  fork: "forked from the running parent",
+  match: "found in the cache",
+  tier: "brought back from a tier below",
+  fallback: "parent unknown, prompt computed anew",
+};
+
+export function nameOf(life) {
+  return life.index > 0 ? `${visible(life.rid)} #${life.index + 1}` : visible(life.rid);
+}
+
+/** Each kind once, in order of its first phase: [{kind, times, seconds, tokens, running}]. */
+export function summary(life, now) {
+  const kinds = new Map();
+  for (const [kind, begin, end, tokens] of life.phases) {
+    if (!kinds.has(kind)) kinds.set(kind, { kind, times: 0, seconds: 0, tokens: 0, running: false });
+    const own = kinds.get(kind);
+    own.times++;
+    own.seconds += Math.max(0, (end ?? now) - begin);
+    own.tokens += tokens ?? 0;
+    own.running ||= end === null;
+  }
+  return [...kinds.values()];
+}
+
+export function handedTo(life) {
+  return life.child === undefined ? null : `handed off to ${visible(shortened(life.child, 60))}`;
+}
+
+/** What it is at now, in a word. */
+export function stateOf(life) {
+  const last = life.phases.at(-1);
+  if (last !== undefined && last[2] === null) return DOING[last[0]] ?? visible(last[0]);
+  if (life.child !== undefined) return "handed off";
+  // How it ended well is for its details.
+  return life.end === "abort" || life.end === "error" ? ENDS[life.end] : "done";
+}
+
+/** Without what changes all the time: a reader who listens is told what happened, not every token. */
+export function spokenOf(life) {
+  const parts = [shortened(nameOf(life), 80)];
+  if (life.parent !== undefined) parts.push(`continues ${visible(shortened(life.parent, 80))}`);
+  for (const { kind, times, running } of summary(life, 0)) {
+    const what = kind === "prefill" ? `prefill in ${plural(times, "chunk")}` : (DOING[kind] ?? visible(kind));
+    parts.push(running ? `${what} now` : what);
+  }
+  if (life.end !== undefined) parts.push(ENDS[life.end] ?? visible(life.end));
+  if (life.child !== undefined) parts.push(handedTo(life));
+  return parts.join(", ");
+}
+
+/** [[name, value], …] */
+export function factsOf(life, now) {
+  const facts = [["Request", shortened(nameOf(life), 200)]];
+  const prompt = life.cached > 0 ? `${exact(life.prompt)} tokens, ${exact(life.cached)} of them cached` : `${exact(life.prompt)} tokens`;
+  facts.push(["Prompt", prompt], ["Output", `${exact(life.output)} tokens`]);
+  if (life.path !== undefined) facts.push(["Path", PATHS[life.path] ?? visible(life.path)]);
+  for (const { kind, times, seconds, tokens, running } of summary(life, now)) {
+    const chunks = kind === "prefill" ? `, ${plural(times, "chunk")} of ${count(tokens)} tokens in all` : "";
+    const kept = kind === "leased" && tokens ? `, ${count(tokens)} tokens` : "";
+    facts.push([kind[0].toUpperCase() + visible(kind.slice(1)), `${duration(seconds)}${chunks}${kept}${running ? ", now" : ""}`]);
+  }
+  if (life.end !== undefined) facts.push(["End", ENDS[life.end] ?? visible(life.end)]);
+  if (life.job_id !== undefined) facts.push(["Job", visible(shortened(life.job_id, 200))]);
+  return facts;
+}

@@ -1,0 +1,182 @@
+"""The page's modules that draw nothing, called in the browser one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dashboard_scenes as scenes
+import pytest
+from fake_dashboard import FakeDashboard
+
+pytestmark = pytest.mark.process
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def call(browser: Any) -> Iterator[Call]:
+    """call(module, body, argument): the value of a function's body with the module as ``m``."""
+    with FakeDashboard(scenes.hello(), scenes.update()) as dashboard:
+        page = browser.new_page()
+        page.goto(dashboard.url)
+
+        def caller(module: str, body: str, argument: Any = None) -> Any:
+            url = f"{dashboard.url}/{module}.js"
+            return page.evaluate(
+                f"async ([url, argument]) => {{ const m = await import(url); {body} }}", [url, argument]
+            )
+
+        yield caller
+        page.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_are_read_however_they_are_cut(size: int, call: Call) -> None:
+    stream = ': ping\n\nevent: a\ndata: {"x": "é\\n🏃"}\n\nevent: b\r\ndata: {"y":\r\ndata:  2}\r\n\r\n'
+    stream += "id: 4\n\ndata: 3\n\nevent: cut\ndata: 1"
+    body = """
+        const found = [];
+        const parser = new m.EventParser((name, data) => found.push([name, data]));
+        const [text, size] = argument;
+        for (let at = 0; at < text.length; at += size) parser.feed(text.slice(at, at + size));
+        return found;"""
+    expected = [["a", {"x": "é\n🏃"}], ["b", {"y": 2}], ["message", 3]]
+    assert call("stream", body, [stream, size]) == expected
+
+
+def test_an_endless_event_is_given_up(call: Call) -> None:
+    body = """
+        const parser = new m.EventParser(() => {});
+        const piece = "x".repeat(1024 * 1024);
+        for (let fed = 1; fed <= 100; fed++) {
+            try { parser.feed(piece); } catch (error) { return [error.name, fed]; }
+        }"""
+    assert call("stream", body) == ["RangeError", 33]
+
+
+def test_words_for_numbers_and_times(call: Call) -> None:
+    body = """return [
+        [0, 950, 9870, 12345, 1234567].map(m.count),
+        [0.0004, 0.34, 0.9999, 4.21, 59.7, 200, 8000, -3].map(m.duration),
+        [0, 0.004, 0.0999, 0.5, 1].map(m.percent),
+    ];"""
+    counts, durations, shares = call("format", body)
+    assert counts == ["0", "950", "9,870", "12.3K", "1.23M"]
+    assert durations == ["0 ms", "340 ms", "1.0 s", "4.2 s", "1 min 0 s", "3 min 20 s", "2 h 13 min", "0 ms"]
+    assert shares == ["0 %", "0.4 %", "10 %", "50 %", "100 %"]
+
+
+def test_text_is_shortened_between_characters(call: Call) -> None:
+    assert call("format", "return m.shortened('ab🏃🏃', 4);") == "ab…"
+    assert call("format", "return m.shortened('abcd', 4);") == "abcd"
+
+
+def test_each_slot_of_the_pool_is_counted_once(call: Call) -> None:
+    cases = [
+        scenes.stats(free=10, evictable=20, protected=30, private=5, leased=12, total=65),
+        scenes.stats(free=10, evictable=20, protected=30, private=5, leased=33, total=65),
+        scenes.stats(free=10, evictable=20, protected=30, private=5, leased=99, total=65),
+    ]
+    body = "return argument.map((stats) => { const { host, ...own } = m.levels(stats); return own; });"
+    for stats, levels in zip(cases, call("series", body, cases)):
+        assert sum(levels.values()) == stats["total"] and min(levels.values()) >= 0
+        assert levels["leased"] == min(stats["leased"], 35)
+
+
+def test_rings_forget_what_is_older_than_ten_minutes(call: Call) -> None:
+    body = """
+        const series = new m.Series();
+        for (let t = 1000; t <= 2000; t += 4) series.add(t, { ...argument, queries: 10 * t, hits: 5 * t, free: t });
+        return [series.at("free", 2000), series.at("free", 1999), series.at("queries", 1998), series.at("free", 1401),
+            Number.isNaN(series.at("free", 1400)), Number.isNaN(series.at("free", 2001)), series.hitRate(2000),
+            series.rate("queries", 1450), [...series.rings.values()].every((ring) => ring.length === 600)];"""
+    assert call("series", body, scenes.stats()) == [2000, 1996, 19980, 1400, True, True, 0.5, 10, True]
+
+
+def test_the_hit_rate_is_that_of_a_minute(call: Call) -> None:
+    body = """
+        const series = new m.Series();
+        for (let t = 0; t <= 100; t++) series.add(t, { ...argument, queries: 10 * t, hits: 10 * Math.max(0, t - 88) });
+        return [series.hitRate(100), series.hitRate(80), series.hitRate(0)];"""
+    assert call("series", body, scenes.stats()) == pytest.approx([120 / 600, 0, float("nan")], nan_ok=True)
+
+
+def rows(call: Call, lives: list[dict[str, Any]], from_: float = 0, to: float = 100) -> list[list[Any]]:
+    body = """
+        const [lives, from, to] = argument;
+        const kept = new Map(lives.map((life) => [m.lifeKey(life), life]));
+        return m.rowsOf(kept, from, to).map((row) => [row.life.rid, row.depth, row.parent?.life.rid ?? null]);"""
+    return call("lives", body, [lives, from_, to])
+
+
+def test_children_stand_below_their_parents_and_the_newest_family_on_top(call: Call) -> None:
+    def at(rid: str, begin: float, **fields: Any) -> dict[str, Any]:
+        return scenes.life(rid, [["decode", begin, begin + 1, 1]], **fields)
+
+    lives = [
+        at("a", 1),
+        at("b", 2),
+        at("a2", 5, parent="a"),
+        at("a3", 7, parent="a2"),
+        at("fork", 6, parent="a"),
+        at("c", 6.5),
+    ]
+    assert rows(call, lives) == [
+        ["a", 0, None], ["a2", 1, "a"], ["a3", 2, "a2"], ["fork", 1, "a"], ["c", 0, None], ["b", 0, None],
+    ]  # fmt: skip
+    # Outside the time that is shown there is no row, and no parent to stand below.
+    assert rows(call, lives, from_=6.2) == [["a3", 0, None], ["c", 0, None], ["fork", 0, None]]
+    assert [rid for rid, _, _ in rows(call, lives, to=3)] == ["b", "a"]
+
+
+def test_used_again_names_and_circles(call: Call) -> None:
+    def at(rid: str, index: int, begin: float, parent: str | None = None) -> dict[str, Any]:
+        life = scenes.life(rid, [["decode", begin, begin + 1, 1]], index=index)
+        return life if parent is None else life | {"parent": parent}
+
+    # A child belongs to the last before it; a life that names itself, or its own child, is shown like any other.
+    lives = [
+        at("x", 0, 1),
+        at("x", 1, 5),
+        at("child", 0, 4, "x"),
+        at("self", 0, 2, "self"),
+        at("p", 0, 3, "q"),
+        at("q", 0, 3, "p"),
+    ]
+    shown = rows(call, lives)
+    assert ["child", 1, "x"] in shown and ["self", 0, None] in shown
+    assert sorted(rid for rid, _, _ in shown) == ["child", "p", "q", "self", "x", "x"]
+
+
+def test_a_tree_that_changed_while_it_was_walked_is_drawn_all_the_same(call: Call) -> None:
+    spans = [
+        scenes.span(1, -1, 0, 10, 20),
+        scenes.span(2, 0, 10, 50, 50),  # larger than its parent's whole
+        scenes.span(2, 0, 10, 5, 5),  # a second one of this id
+        scenes.span(4, 2, 15, 5, 5),  # below what was left out
+        scenes.span(5, 99, 15, 5, 5),  # below nobody
+        scenes.span(6, -1, 0, 0, 0),
+    ]
+    body = """
+        const icicle = new m.Icicle(argument, "*");
+        return [...icicle.byKey.values()].map(({ key, left, share }) => [key, left, share]);"""
+    placed = {key: (left, share) for key, left, share in call("icicle", body, scenes.tree(spans))}
+    assert placed == {"root": (0, 1), "1": (0, 1), "2": (0, 1), "6": (1, 0)}
+
+
+def test_deadlines_stop_where_the_server_is_silent(call: Call) -> None:
+    body = """
+        const clock = new m.Clock();
+        clock.heard(50);
+        const soon = clock.now();
+        const real = performance.now.bind(performance);
+        performance.now = () => real() + 60_000;
+        const late = clock.now();
+        performance.now = real;
+        clock.freeze(true);
+        clock.heard(90);
+        const frozen = clock.now();
+        clock.freeze(false);
+        return [soon >= 50 && soon < 51, late, frozen < 52, clock.now() >= 90];"""
+    assert call("clock", body) == [True, 57, True, True]
