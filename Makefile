@@ -18,7 +18,7 @@ REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 test test-units test-processes test-equality test-slow test-real: export OMP_NUM_THREADS = 1
 
 .PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real check mutants
-.PHONY: real-model serve bench test-gpu bench-gpu clean
+.PHONY: real-model serve dashboard-pictures bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -78,6 +78,9 @@ test-real: real-model   ## slow: equality with transformers on that model
 
 serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)
+
+dashboard-pictures: $(STAMP)  ## the pictures of the dashboard in docs/images; needs Chromium
+	$(BIN)/python -m docs.dashboard_pictures
 
 bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
 	$(BIN)/python -m benchmarks.core.radix_ops
