@@ -51,8 +51,8 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     expected = {f"baton/{file.relative_to(ROOT)}" for layer in LAYERS for file in (ROOT / layer).rglob("*.py")}
     assert packed == expected
     page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("baton/entrypoints/dashboard/page/")}
-    files = (ROOT / "entrypoints/dashboard/page").iterdir()
-    assert page == {f"baton/entrypoints/dashboard/page/{file.name}" for file in files}
+    files = (ROOT / "entrypoints/dashboard/page").rglob("*.*")
+    assert page == {f"baton/{file.relative_to(ROOT)}" for file in files}
     marked = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("py.typed")}
     assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS}
 

@@ -30,9 +30,9 @@ VIEW = {"width": 1440, "height": 900}
 
 _MEASURE = """async ([tree, frames]) => {
     const at = (name) => import(new URL(`${name}.js`, document.baseURI));
-    const { Icicle } = await at("icicle");
-    const { IciclePainter, ROW } = await at("icicle_paint");
-    const { Scene } = await at("canvas");
+    const { Icicle } = await at("tree/icicle");
+    const { IciclePainter, ROW } = await at("tree/icicle_paint");
+    const { Scene } = await at("drawing/canvas");
     const style = getComputedStyle(document.documentElement);
     const colours = new Map();
     const theme = {

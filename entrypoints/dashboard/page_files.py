@@ -1,4 +1,4 @@
-"""The page's files: read once, found by their exact names."""
+"""The page's files: read once, found by their exact paths."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ class PageFile(NamedTuple):
 
 
 def page_files(folder: Traversable | None = None) -> dict[str, PageFile]:
-    """By name; files of other kinds than a page has are left out. folder: None for the one of this package."""
-    folder = files("baton.entrypoints.dashboard") / "page" if folder is None else folder
-    found = {}
-    for file in folder.iterdir():
-        kind = _KINDS.get(file.name.rsplit(".", 1)[-1])
-        if kind is not None and file.is_file():
-            content = file.read_bytes()
-            found[file.name] = PageFile(content, kind, f'"{blake2b(content, digest_size=12).hexdigest()}"')
+    """By path in the folder, with slashes; files of other kinds than a page has are left out. folder: None for the one
+    of this package."""
+    found: dict[str, PageFile] = {}
+    folders = [("", files("baton.entrypoints.dashboard") / "page" if folder is None else folder)]
+    for path, below in folders:  # grows
+        for entry in below.iterdir():
+            if entry.is_dir():
+                folders.append((f"{path}{entry.name}/", entry))
+            elif (kind := _KINDS.get(entry.name.rsplit(".", 1)[-1])) is not None:
+                content = entry.read_bytes()
+                found[path + entry.name] = PageFile(content, kind, f'"{blake2b(content, digest_size=12).hexdigest()}"')
     return found

@@ -135,8 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(path.removeprefix("/dashboard/"))
 
     def _file(self, name: str) -> None:
-        file = PAGE / name
-        if file.parent != PAGE or not file.is_file():
+        file = (PAGE / name).resolve()
+        if not file.is_relative_to(PAGE) or not file.is_file():
             self._answer(404, b"{}", "application/json")
             return
         self._answer(200, file.read_bytes(), _KINDS[file.suffix])

@@ -1,8 +1,8 @@
 // Small charts of the last ten minutes, each with its numbers as text.
 
-import { element, setText } from "./dom.js";
-import { count, percent, plural, tokens } from "./format.js";
-import { SPAN_S } from "./series.js";
+import { element, setText } from "./drawing/dom.js";
+import { count, percent, plural, tokens } from "./drawing/format.js";
+import { SPAN_S } from "./data/series.js";
 
 const SHORTEST_S = 60;
 

@@ -1,7 +1,7 @@
 // What the reader sees of the connection: its state, the form for the key, why nothing comes.
 
-import { byId, setText } from "./dom.js";
-import { shortened, visible } from "./format.js";
+import { byId, setText } from "./drawing/dom.js";
+import { shortened, visible } from "./drawing/format.js";
 
 const STORED = "baton-dashboard-key";
 const HEADER_SAFE = /^[\x21-\x7e]+$/;

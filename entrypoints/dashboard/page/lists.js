@@ -1,7 +1,7 @@
 // Tables of what is going on now: the batch, the queue, leases, jobs. At most 100 rows each, as the server sends them.
 
-import { element, KeyedChildren, setText, uniqueKeys } from "./dom.js";
-import { count, countdown, duration, exact, shortened, visible } from "./format.js";
+import { element, KeyedChildren, setText, uniqueKeys } from "./drawing/dom.js";
+import { count, countdown, duration, exact, shortened, visible } from "./drawing/format.js";
 
 const PHASES = { prefill: "prefill", decode: "decode", beam: "beams", queued: "queued", loading: "loading", parent: "for its parent" };
 

@@ -2,17 +2,17 @@
 
 import { Charts } from "./charts.js";
 import { Connection } from "./connection.js";
-import { byId, setAttribute, setText } from "./dom.js";
-import { shortened, tokens, visible } from "./format.js";
-import { Frames } from "./frames.js";
+import { byId, setAttribute, setText } from "./drawing/dom.js";
+import { shortened, tokens, visible } from "./drawing/format.js";
+import { Frames } from "./drawing/frames.js";
 import { BatchLists, HeldLists } from "./lists.js";
-import { LivesPanel } from "./lives_panel.js";
+import { LivesPanel } from "./lives/lives_panel.js";
 import { showFirstSteps, showNoCache } from "./newcomers.js";
-import { Store } from "./store.js";
-import { EventStream } from "./stream.js";
+import { Store } from "./data/store.js";
+import { EventStream } from "./data/stream.js";
 import { Theme } from "./theme.js";
-import { Tooltip } from "./tooltip.js";
-import { TreePanel } from "./tree_panel.js";
+import { Tooltip } from "./drawing/tooltip.js";
+import { TreePanel } from "./tree/tree_panel.js";
 
 const store = new Store();
 const frames = new Frames();

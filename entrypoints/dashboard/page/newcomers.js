@@ -1,6 +1,6 @@
 // What an empty page says: how to give it something to show.
 
-import { element } from "./dom.js";
+import { element } from "./drawing/dom.js";
 
 const TURN = "<|im_start|>user\\nHow many lines are in manual.md?<|im_end|>\\n<|im_start|>assistant\\n";
 

@@ -65,19 +65,19 @@ class DashboardRoutes:
             Route("/dashboard", self.page, PROBE, "open", operation=_PAGE),
             # An endless stream is for no tool that reads a description.
             Route("/dashboard/events", self.events, GET, "admin"),
-            Route("/dashboard/{name}", self.file, PROBE, "open", operation=_FILE),
+            Route("/dashboard/{path:rest}", self.file, PROBE, "open", operation=_FILE),
         ]
 
     async def page(self, request: Request) -> Response:
         return self._answer(request, FIRST)
 
-    async def file(self, request: Request, name: str) -> Response:
-        return self._answer(request, name)
+    async def file(self, request: Request, path: str) -> Response:
+        return self._answer(request, path)
 
-    def _answer(self, request: Request, name: str) -> Response:
-        file = self._files.get(name)
+    def _answer(self, request: Request, path: str) -> Response:
+        file = self._files.get(path)
         if file is None:
-            raise RequestRefused(f"there is no file {name[:100]!r} of the dashboard here", status=404, code="not_found")
+            raise RequestRefused(f"there is no file {path[:100]!r} of the dashboard here", status=404, code="not_found")
         return _file_answer(file, request.headers.get("if-none-match", ""))
 
     async def events(self) -> Response:

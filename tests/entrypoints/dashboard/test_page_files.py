@@ -1,4 +1,4 @@
-"""The page's files: those of the package, by their exact names."""
+"""The page's files: those of the package, by their exact paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "entrypoints" / "dashboard" / "page"
 
 def test_all_files_of_the_package_are_served() -> None:
     found = page_files()
-    assert FIRST in found and {*found} == {file.name for file in PAGE.iterdir()}
+    assert FIRST in found and {*found} == {str(file.relative_to(PAGE)) for file in PAGE.rglob("*.*")}
     for name, file in found.items():
         assert file.content == (PAGE / name).read_bytes()
 
@@ -20,6 +20,7 @@ def test_kinds_and_tags(tmp_path: Path) -> None:
     for name in ("a.html", "b.js", "c.css", "d.svg", "e.py", "f", ".js"):
         (tmp_path / name).write_text(name)
     (tmp_path / "g.js").mkdir()
+    (tmp_path / "g.js" / "h.js").write_text("h")
     found = page_files(tmp_path)
     assert {name: file.kind.split(";")[0] for name, file in found.items()} == {
         "a.html": "text/html",
@@ -27,8 +28,9 @@ def test_kinds_and_tags(tmp_path: Path) -> None:
         "c.css": "text/css",
         "d.svg": "image/svg+xml",
         ".js": "text/javascript",
+        "g.js/h.js": "text/javascript",
     }
-    assert len({file.tag for file in found.values()}) == 5 and all(
+    assert len({file.tag for file in found.values()}) == 6 and all(
         file.tag[0] == '"' == file.tag[-1] for file in found.values()
     )
     (tmp_path / "b.js").write_text("other")

@@ -42,7 +42,7 @@ def test_events_are_read_however_they_are_cut(size: int, call: Call) -> None:
         for (let at = 0; at < text.length; at += size) parser.feed(text.slice(at, at + size));
         return found;"""
     expected = [["a", {"x": "é\n🏃"}], ["b", {"y": 2}], ["message", 3]]
-    assert call("stream", body, [stream, size]) == expected
+    assert call("data/stream", body, [stream, size]) == expected
 
 
 def test_an_endless_event_is_given_up(call: Call) -> None:
@@ -52,7 +52,7 @@ def test_an_endless_event_is_given_up(call: Call) -> None:
         for (let fed = 1; fed <= 100; fed++) {
             try { parser.feed(piece); } catch (error) { return [error.name, fed]; }
         }"""
-    assert call("stream", body) == ["RangeError", 33]
+    assert call("data/stream", body) == ["RangeError", 33]
 
 
 def test_words_for_numbers_and_times(call: Call) -> None:
@@ -61,15 +61,15 @@ def test_words_for_numbers_and_times(call: Call) -> None:
         [0.0004, 0.34, 0.9999, 4.21, 59.7, 200, 8000, -3].map(m.duration),
         [0, 0.004, 0.0999, 0.5, 1].map(m.percent),
     ];"""
-    counts, durations, shares = call("format", body)
+    counts, durations, shares = call("drawing/format", body)
     assert counts == ["0", "950", "9,870", "12.3K", "1.23M"]
     assert durations == ["0 ms", "340 ms", "1.0 s", "4.2 s", "1 min 0 s", "3 min 20 s", "2 h 13 min", "0 ms"]
     assert shares == ["0 %", "0.4 %", "10 %", "50 %", "100 %"]
 
 
 def test_text_is_shortened_between_characters(call: Call) -> None:
-    assert call("format", "return m.shortened('ab🏃🏃', 4);") == "ab…"
-    assert call("format", "return m.shortened('abcd', 4);") == "abcd"
+    assert call("drawing/format", "return m.shortened('ab🏃🏃', 4);") == "ab…"
+    assert call("drawing/format", "return m.shortened('abcd', 4);") == "abcd"
 
 
 def test_each_slot_of_the_pool_is_counted_once(call: Call) -> None:
@@ -79,7 +79,7 @@ def test_each_slot_of_the_pool_is_counted_once(call: Call) -> None:
         scenes.stats(free=10, evictable=20, protected=30, private=5, leased=99, total=65),
     ]
     body = "return argument.map((stats) => { const { host, ...own } = m.levels(stats); return own; });"
-    for stats, levels in zip(cases, call("series", body, cases)):
+    for stats, levels in zip(cases, call("data/series", body, cases)):
         assert sum(levels.values()) == stats["total"] and min(levels.values()) >= 0
         assert levels["leased"] == min(stats["leased"], 35)
 
@@ -91,7 +91,7 @@ def test_rings_forget_what_is_older_than_ten_minutes(call: Call) -> None:
         return [series.at("free", 2000), series.at("free", 1999), series.at("queries", 1998), series.at("free", 1401),
             Number.isNaN(series.at("free", 1400)), Number.isNaN(series.at("free", 2001)), series.hitRate(2000),
             series.rate("queries", 1450), [...series.rings.values()].every((ring) => ring.length === 600)];"""
-    assert call("series", body, scenes.stats()) == [2000, 1996, 19980, 1400, True, True, 0.5, 10, True]
+    assert call("data/series", body, scenes.stats()) == [2000, 1996, 19980, 1400, True, True, 0.5, 10, True]
 
 
 def test_the_hit_rate_is_that_of_a_minute(call: Call) -> None:
@@ -99,7 +99,7 @@ def test_the_hit_rate_is_that_of_a_minute(call: Call) -> None:
         const series = new m.Series();
         for (let t = 0; t <= 100; t++) series.add(t, { ...argument, queries: 10 * t, hits: 10 * Math.max(0, t - 88) });
         return [series.hitRate(100), series.hitRate(80), series.hitRate(0)];"""
-    assert call("series", body, scenes.stats()) == pytest.approx([120 / 600, 0, float("nan")], nan_ok=True)
+    assert call("data/series", body, scenes.stats()) == pytest.approx([120 / 600, 0, float("nan")], nan_ok=True)
 
 
 def rows(call: Call, lives: list[dict[str, Any]], from_: float = 0, to: float = 100) -> list[list[Any]]:
@@ -107,7 +107,7 @@ def rows(call: Call, lives: list[dict[str, Any]], from_: float = 0, to: float = 
         const [lives, from, to] = argument;
         const kept = new Map(lives.map((life) => [m.lifeKey(life), life]));
         return m.rowsOf(kept, from, to).map((row) => [row.life.rid, row.depth, row.parent?.life.rid ?? null]);"""
-    return call("lives", body, [lives, from_, to])
+    return call("lives/lives", body, [lives, from_, to])
 
 
 def test_children_stand_below_their_parents_and_the_newest_family_on_top(call: Call) -> None:
@@ -161,7 +161,7 @@ def test_a_tree_that_changed_while_it_was_walked_is_drawn_all_the_same(call: Cal
     body = """
         const icicle = new m.Icicle(argument, "*");
         return [...icicle.byKey.values()].map(({ key, left, share }) => [key, left, share]);"""
-    placed = {key: (left, share) for key, left, share in call("icicle", body, scenes.tree(spans))}
+    placed = {key: (left, share) for key, left, share in call("tree/icicle", body, scenes.tree(spans))}
     assert placed == {"root": (0, 1), "1": (0, 1), "2": (0, 1), "6": (1, 0)}
 
 
@@ -179,4 +179,4 @@ def test_deadlines_stop_where_the_server_is_silent(call: Call) -> None:
         const frozen = clock.now();
         clock.freeze(false);
         return [soon >= 50 && soon < 51, late, frozen < 52, clock.now() >= 90];"""
-    assert call("clock", body) == [True, 57, True, True]
+    assert call("data/clock", body) == [True, 57, True, True]

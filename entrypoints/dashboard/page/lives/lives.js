@@ -1,6 +1,6 @@
 // Which requests the timeline shows, in which rows: a child right below the request that it continues.
 
-import { firstMoment, lastMoment, lifeKey } from "./store.js";
+import { firstMoment, lastMoment, lifeKey } from "../data/store.js";
 
 /**
  * lives: Map from key to life; those that something happened to between ``from`` and ``to`` are shown.

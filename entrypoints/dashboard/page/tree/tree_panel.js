@@ -1,12 +1,12 @@
 // The cache's tree: what is in view, where the reader is in it, and how the view moves.
 
-import { Scene } from "./canvas.js";
-import { element, KeyedChildren, setAttribute, setText } from "./dom.js";
-import { plural, shortened, tokens, visible } from "./format.js";
+import { Scene } from "../drawing/canvas.js";
+import { element, KeyedChildren, setAttribute, setText } from "../drawing/dom.js";
+import { plural, shortened, tokens, visible } from "../drawing/format.js";
 import { Icicle, pathTo } from "./icicle.js";
 import { IciclePainter, ROW } from "./icicle_paint.js";
 import { crumbOf, factsOf, namespaceName, spokenOf } from "./icicle_words.js";
-import { reducedMotion } from "./theme.js";
+import { reducedMotion } from "../theme.js";
 import { TreeItems } from "./tree_items.js";
 
 const ZOOM_MS = 180;

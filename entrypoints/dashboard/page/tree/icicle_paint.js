@@ -1,6 +1,6 @@
 // Draws the part of an icicle that is in view.
 
-import { fitted, hatch } from "./canvas.js";
+import { fitted, hatch } from "../drawing/canvas.js";
 import { heat } from "./icicle.js";
 import { labelOf } from "./icicle_words.js";
 

@@ -1,7 +1,7 @@
 // The tree for keyboards and screen readers: real tree items over the canvas, at the places of their spans. Only those
 // around the active one exist (its parent, siblings, children), so that 2,000 spans do not become 2,000 elements.
 
-import { element, KeyedChildren, setAttribute } from "./dom.js";
+import { element, KeyedChildren, setAttribute } from "../drawing/dom.js";
 import { spokenOf } from "./icicle_words.js";
 
 const SIBLINGS = 8;

@@ -1,8 +1,8 @@
 // Draws the timeline: a row for each request, a bar for each phase, a line from parent to child where KV passed on.
 
-import { fitted, hatch } from "./canvas.js";
+import { fitted, hatch } from "../drawing/canvas.js";
 import { passage } from "./lives.js";
-import { count, shortened, visible } from "./format.js";
+import { count, shortened, visible } from "../drawing/format.js";
 
 export const ROW = 22;
 export const AXIS = 22;

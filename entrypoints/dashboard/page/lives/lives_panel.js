@@ -1,12 +1,12 @@
 // The timeline: a moving window of time, its rows, the chosen request.
 
-import { Scene } from "./canvas.js";
-import { element, KeyedChildren, setAttribute, setText } from "./dom.js";
-import { plural, shortened, visible } from "./format.js";
+import { Scene } from "../drawing/canvas.js";
+import { element, KeyedChildren, setAttribute, setText } from "../drawing/dom.js";
+import { plural, shortened, visible } from "../drawing/format.js";
 import { factsOf, handedTo, nameOf, spokenOf, stateOf } from "./life_words.js";
 import { rowsOf } from "./lives.js";
 import { AXIS, LivesPainter, ROW } from "./lives_paint.js";
-import { reducedMotion } from "./theme.js";
+import { reducedMotion } from "../theme.js";
 
 const AHEAD = 0.14;
 const SPARE_ROWS = 4;

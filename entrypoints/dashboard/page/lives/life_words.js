@@ -1,6 +1,6 @@
 // What is said of a request's life: in its row, beside the pointer, in its details, and aloud.
 
-import { count, duration, exact, plural, shortened, visible } from "./format.js";
+import { count, duration, exact, plural, shortened, visible } from "../drawing/format.js";
 
 const DOING = {
   queued: "queued",

@@ -1,6 +1,6 @@
 // What is said of a span: on it, beside the pointer, and aloud.
 
-import { count, duration, exact, percent, plural, shortened, tokens, visible } from "./format.js";
+import { count, duration, exact, percent, plural, shortened, tokens, visible } from "../drawing/format.js";
 
 const MARKS = [
   ["L", "locked"],
