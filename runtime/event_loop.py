@@ -360,6 +360,7 @@ class EventLoop:
         """Forget a request that has ended. (The step runner forgets it when a later batch says so.)"""
         self._outputs.close(request)
         self._suffixes.close(request.rid)
+        self._watch.released()
 
     # -- once a second -------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 import torch
 
-from baton.entrypoints.dashboard.icicle import icicle
+from baton.entrypoints.dashboard.icicle import Span, icicle
 from baton.radix.cache import RadixCache
 from baton.radix.snapshot import TreeWalk
 from baton.runtime.dashboard.snapshot import SnapshotBuilder
@@ -206,7 +206,8 @@ def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
     message = TreeRows(is_first=True, rows=found.rows, heads=found.heads, names=tuple(found.names), end=end)
     rig.close()
     parts: dict[str, list[float]] = {"rows": [], "sums": [], "icicle": [], "JSON": []}
-    size, spans = 0, []
+    size = 0
+    spans: list[Span] = []
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
         began = time.thread_time()

@@ -99,6 +99,11 @@ class Watch:
             self._recorder.refused(rid, now)
             self._is_quiet = False
 
+    def released(self) -> None:
+        """A request has ended, in this turn."""
+        if self._recorder is not None:
+            self._recorder.stir()
+
     def turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> None:
         """Note what has happened, and do a slice of what is due. ended: steps that were committed, or failed."""
         if now - self._noted >= NOTE_S:

@@ -100,6 +100,11 @@ class LifeRecorder:
         self._missed = False
         """Some requests are not followed, as there were too many."""
         self._lease_ends = -1
+        self._is_stirred = True
+        """Something has happened in this turn that changes statuses."""
+        self._last_rows = -1
+        """Of the last step, if that was a decode."""
+        self._num_loading = 0
 
     # -- what the loop tells ------------------------------------------------------------------------------------------
 
@@ -128,8 +133,10 @@ class LifeRecorder:
         at = now - self._began
         for batch in ended:
             self._end_chunks(batch, at)
-        moved = [recorded for recorded in self._open.values() if recorded.request.status is not recorded.status]
+        moved = self._moved() if self._may_have_moved(launched) else []
         gone = [recorded for recorded in moved if self._has_ended(recorded, at)]
+        if moved:
+            self._num_loading = sum(each.status is RequestStatus.LOADING for each in self._open.values())
         for recorded in gone:
             self._end(recorded, at)
         if launched is not None and launched.is_extend:
@@ -140,12 +147,28 @@ class LifeRecorder:
         self._failed.clear()
         return bool(self._changed or self._refused)
 
+    def stir(self) -> None:
+        """A request has ended, in this turn."""
+        self._is_stirred = True
+
+    def _may_have_moved(self, launched: ScheduleBatch | None) -> bool:
+        """False after most decode steps: nobody came, ended or was retracted, or the step would have other rows."""
+        rows = -1 if launched is None or launched.is_extend else len(launched)
+        is_like_the_last, self._last_rows = rows == self._last_rows and rows >= 0, rows
+        is_stirred, self._is_stirred = self._is_stirred, False
+        return is_stirred or not is_like_the_last or self._num_loading > 0
+
+    def _moved(self) -> list[_Recorded]:
+        return [recorded for recorded in self._open.values() if recorded.request.status is not recorded.status]
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _follow(self, request: Request) -> _Recorded:
         recorded = _Recorded(request, self._began)
         self._open[request.serial] = self._by_key[recorded.key] = recorded
         self._change(recorded)
+        self._is_stirred = True
+        self._num_loading += request.status is RequestStatus.LOADING
         return recorded
 
     def _adopt(self, now: float) -> None:

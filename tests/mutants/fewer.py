@@ -10,7 +10,7 @@ import re
 import pytest
 
 KEPT = {
-    "tests/radix/test_eviction.py::test_100_000_leaves_go_in_order": "",
+    "tests/radix/eviction/test_order.py::test_100_000_leaves_go_in_order": "",
     "tests/radix/test_lease.py::test_leased_tokens_count_shared_pages_once_whatever_happens": "16|64",
     "tests/radix/test_lease_order.py::test_expiry_and_breaking_equal_a_look_at_all_leases": "0-.*",
     "tests/scheduler/beam/test_batches.py::test_abort_at_every_step_frees_everything": "plain-64|overlapped-16",

@@ -26,9 +26,9 @@ def test_some_parameters_stay() -> None:
 
 
 def test_without_parameters_a_test_is_left_out() -> None:
-    assert not is_kept("tests/radix/test_eviction.py::test_100_000_leaves_go_in_order")
+    assert not is_kept("tests/radix/eviction/test_order.py::test_100_000_leaves_go_in_order")
 
 
 def test_all_others_stay() -> None:
     assert is_kept("tests/scheduler/test_simulation.py::test_another[3-3]")
-    assert is_kept("tests/radix/test_eviction.py::test_eviction")
+    assert is_kept("tests/radix/eviction/test_order.py::test_eviction")

@@ -31,6 +31,7 @@ from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
+from baton.scheduler.watching.life import RunningNow
 
 
 class Number(msgspec.Struct, tag=True):
@@ -233,6 +234,14 @@ def example(kind: type) -> msgspec.Struct:
         "EndJob": {"call_id": 1, "namespace": "n", "job_id": "j"},
         "DescribeJobs": {"call_id": 1, "namespace": "n", "job_id": "j"},
         "DescribeLeases": {"call_id": 1, "after": -1, "limit": 100},
+        "WatchRequests": {"seconds": 2.5},
+        "WalkTree": {"with_heads": True},
+        "WatchReport": {
+            "t": 1.5, "num_leases": 3, "is_last": True,
+            "running": [RunningNow(rid="r", phase="decode", computed=3, total=4, output=5, job_id="j")],
+        },
+        "TreeRows": {"is_first": True, "rows": b"\3" * 8, "heads": ids, "names": ("", "n"),
+                     "end": messages.WalkEnd(began=1.0, ended=2.0, complete=False, times=b"", ticks=b"\4" * 8)},
         "TokenOutputs": {"items": [output]},
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é")]},
         "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},

@@ -305,7 +305,7 @@ def test_a_name_that_is_used_again() -> None:
     before = len(loop.reports)
     loop.say(ask("a", prompt_of(10, 2), 60, ignore_eos=True))  # there is no row for it yet
     loop.turns(20)
-    told = [life for report in loop.reports[before:] for life in report.lives]
+    told = [life for report in loop.reports[before:] for life in report.lives if life.rid == "a"]
     assert told and {life.prompt for life in told} == {10}, "from the first on"
     loop.until_idle()
     life = loop.lives["a", 0]
