@@ -248,14 +248,15 @@ class WatchReport(Message, frozen=True):
 
 
 class WalkEnd(Message, frozen=True):
-    """A walk is over. Times in seconds since the worker started. times, ticks: float64 and int64, when the cache's
-    clock showed what."""
+    """A walk is over. began, ended: seconds since the worker started. ticks, seconds: when the cache's ticks were, as
+    `TickTimes` packs them, by the clock that showed ``ended_at`` at the end."""
 
     began: float
     ended: float
     complete: bool
-    times: bytes
     ticks: bytes
+    seconds: bytes
+    ended_at: float
 
 
 class TreeRows(Message, frozen=True):

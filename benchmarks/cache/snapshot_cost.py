@@ -202,7 +202,8 @@ def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
         pass
     found = walk.take()
     ticks = np.array([0, rig.scheduler.cache.tick])
-    end = WalkEnd(began=0.0, ended=9.0, complete=True, times=np.array([0.0, 9.0]).tobytes(), ticks=ticks.tobytes())
+    seconds = np.array([0.0, 9.0])
+    end = WalkEnd(began=0.0, ended=9.0, complete=True, ticks=ticks.tobytes(), seconds=seconds.tobytes(), ended_at=9.0)
     message = TreeRows(is_first=True, rows=found.rows, heads=found.heads, names=tuple(found.names), end=end)
     rig.close()
     parts: dict[str, list[float]] = {"rows": [], "sums": [], "icicle": [], "JSON": []}

@@ -30,7 +30,8 @@ class KVLives:
 
     def __init__(self, cache: RadixCache) -> None:
         self._cache = cache
-        self._times = TickTimes()
+        self.times = TickTimes()
+        """When the cache's ticks were."""
         self.ghosts = Ghosts(cache.allocator.total_tokens, cache.page_size)
         self._ghosts_below = self.ghosts.parents
         self._now = self._note_at = 0.0
@@ -57,7 +58,7 @@ class KVLives:
         """What happens from here on, happens now. Seconds, which never go back."""
         self._now = now
         if now >= self._note_at:
-            self._times.note(self._cache.tick, now)
+            self.times.note(self._cache.tick, now)
             self._note_at = now + FINEST_S
 
     # -- as a watcher -------------------------------------------------------------------------------------------------
@@ -134,10 +135,10 @@ class KVLives:
     def _count_times(self) -> None:
         if self._ends:
             born, used, now, tokens = np.array(self._ends, dtype=np.float64).reshape(-1, 4).T
-            self._lifetime.add(now - self._times.seconds_at(born), tokens)
-            self._idle_time.add(now - self._times.seconds_at(used), tokens)
+            self._lifetime.add(now - self.times.seconds_at(born), tokens)
+            self._idle_time.add(now - self.times.seconds_at(used), tokens)
             self._ends.clear()
         if self._uses:
             used, now, tokens = np.array(self._uses, dtype=np.float64).reshape(-1, 3).T
-            self._reuse_gap.add(now - self._times.seconds_at(used), tokens)
+            self._reuse_gap.add(now - self.times.seconds_at(used), tokens)
             self._uses.clear()

@@ -24,6 +24,18 @@ class TickTimes:
         self._ticks = array("q")
         self._seconds = array("d")
 
+    @classmethod
+    def unpacked(cls, ticks: bytes, seconds: bytes) -> TickTimes:
+        """What `packed` gave."""
+        times = cls()
+        times._ticks.frombytes(ticks)
+        times._seconds.frombytes(seconds)
+        return times
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """(int64 ticks, float64 seconds)"""
+        return self._ticks.tobytes(), self._seconds.tobytes()
+
     def __len__(self) -> int:
         return len(self._ticks)
 

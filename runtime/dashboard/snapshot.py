@@ -9,6 +9,7 @@ from secrets import token_hex
 import numpy as np
 
 from ...radix.snapshot import HEAD_TOKENS, HIDDEN, MANY, NO_ROW, ROW
+from ...radix.statistics.tick_times import TickTimes
 from ..messages import TreeRows, WalkEnd
 
 HIDDEN_NAME, MANY_NAME = "(hidden)", "(others)"
@@ -72,13 +73,10 @@ class Snapshot:
             further = np.full(len(above), NO_ROW, dtype=np.int64)
             further[below] = above[above[below]]
             above = further
-        return np.maximum(0.0, self.end.ended - self._times_of(used))
-
-    def _times_of(self, ticks: np.ndarray) -> np.ndarray:
-        """float64 [n]: seconds since the worker started; those from before the first sample count as of then."""
-        known = np.frombuffer(self.end.ticks, dtype=np.int64)
-        times = np.frombuffer(self.end.times, dtype=np.float64)
-        return np.interp(ticks, known, times) if len(known) else np.full(len(ticks), self.end.ended)
+        if not self.end.ticks:
+            return np.zeros(len(used))
+        times = TickTimes.unpacked(self.end.ticks, self.end.seconds)
+        return np.maximum(0.0, self.end.ended_at - times.seconds_at(used))
 
     @cached_property
     def _head_ends(self) -> np.ndarray:

@@ -21,7 +21,6 @@ from ...scheduler.watching.recorder import MAX_LIVES, LifeRecorder
 from ..channels import Sender
 from ..messages import TreeRows, WalkEnd, WalkTree, WatchReport, WatchRequests
 from .budget import SLICE_S, Budget
-from .tick_times import TickTimes
 
 REPORT_S = 0.5
 """From one report to the next while something happens; `QUIET_S` while nothing does."""
@@ -36,8 +35,6 @@ ROWS_IN_CHUNK = 1000
 
 LEAST_STEPS, MOST_STEPS = 16, 1024
 """Of a walk, in one turn."""
-
-NOTE_S = 1.0
 
 
 class Watch:
@@ -56,8 +53,6 @@ class Watch:
         self._cpu_clock = cpu_clock
         self._began = clock()
         self._budget = Budget()
-        self._ticks = TickTimes()
-        self._noted = -math.inf
         self._recorder: LifeRecorder | None = None
         self._until = -math.inf
         self._report: Iterator[WatchReport] | None = None
@@ -106,9 +101,6 @@ class Watch:
 
     def turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> None:
         """Note what has happened, and do a slice of what is due. ended: steps that were committed, or failed."""
-        if now - self._noted >= NOTE_S:
-            self._ticks.note(now - self._began, self._scheduler.cache.tick)
-            self._noted = now
         if self._recorder is None and self._walk is None:
             return
         self._now = now
@@ -183,14 +175,14 @@ class Watch:
             return
         found, end = walk.take(), None
         if is_over:
-            self._ticks.note(now - self._began, self._scheduler.cache.tick)
-            times, ticks = self._ticks.packed()
+            ticks, seconds = self._scheduler.cache_statistics.tick_times.packed()
             end = WalkEnd(
                 began=self._walk_began - self._began,
                 ended=now - self._began,
                 complete=walk.complete,
-                times=times,
                 ticks=ticks,
+                seconds=seconds,
+                ended_at=now,
             )
             self._walk = None
         self._outbox.send(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ...radix.cache import RadixCache
 from ...radix.statistics.lives import KVLives
 from ...radix.statistics.spread import Spread
+from ...radix.statistics.tick_times import TickTimes
 from ..request import Request
 from .alert import HitRateAlert
 from .lookups import Lookups
@@ -45,6 +46,11 @@ class CacheStatistics:
                 self.alert.judge(self._windows.last(ALERT_WINDOW_S, totals, now))
             else:
                 self.alert.active = False  # an empty cache finds nothing at first
+
+    @property
+    def tick_times(self) -> TickTimes:
+        """When the cache's ticks were."""
+        return self._lives.times
 
     def admitted(self, requests: Iterable[Request]) -> None:
         """These have been admitted, for the first time."""

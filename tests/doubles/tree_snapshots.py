@@ -35,8 +35,10 @@ def snapshot_of(
     for row, parent in enumerate(parents):
         rows["start"][row] = 0 if parent < 0 else rows["start"][parent] + rows["tokens"][parent]
     heads = np.repeat(rows["serial"], np.minimum(rows["tokens"], HEAD_TOKENS)).astype(np.int32)
-    times, ticks = np.array([0.0, 1000.0]).tobytes(), np.array([0, 1000]).tobytes()
-    end = WalkEnd(began=999.0, ended=1000.0, complete=True, times=times, ticks=ticks)
+    ticks, seconds = np.arange(-1, 1000), np.arange(1001.0)  # tick 0 was the first one after -1
+    end = WalkEnd(
+        began=999.0, ended=1000.0, complete=True, ticks=ticks.tobytes(), seconds=seconds.tobytes(), ended_at=1000.0
+    )
     return Snapshot("0123", rows, heads, [*names], end)
 
 

@@ -31,6 +31,15 @@ def test_a_turn_that_made_none_does_not_count() -> None:
     assert at(times, 2, 3) == [10.0, 500.0] and len(times) == 2
 
 
+def test_they_travel_packed() -> None:
+    times = TickTimes()
+    times.note(0, 10.0)
+    times.note(3, 20.0)
+    assert at(TickTimes.unpacked(*times.packed()), 1, 4) == [10.0, 20.0] and not len(
+        TickTimes.unpacked(*TickTimes().packed())
+    )
+
+
 def test_what_is_older_than_all_counts_as_the_oldest() -> None:
     times = TickTimes()
     times.note(100, 7.0)

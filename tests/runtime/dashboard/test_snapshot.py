@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import msgspec
-import numpy as np
 import pytest
 from tree_snapshots import below, random_snapshot, snapshot_of
 
@@ -43,15 +42,9 @@ def test_names() -> None:
     assert [*map(snapshot.namespace, (0, 1, HIDDEN, MANY))] == ["", "red", HIDDEN_NAME, MANY_NAME]
 
 
-def test_ticks_from_before_the_first_sample() -> None:
-    snapshot = snapshot_of([-1, -1], used=[0, 2000])
-    snapshot.end = msgspec.structs.replace(snapshot.end, ticks=np.array([500, 1000]).tobytes())
-    assert snapshot.idle.tolist() == [1000.0, 0.0], "it is as old as the first sample at least"
-
-
 def test_no_time_is_known() -> None:
     snapshot = snapshot_of([-1], used=[5])
-    snapshot.end = msgspec.structs.replace(snapshot.end, ticks=b"")
+    snapshot.end = msgspec.structs.replace(snapshot.end, ticks=b"", seconds=b"")
     assert snapshot.idle.tolist() == [0.0]
 
 

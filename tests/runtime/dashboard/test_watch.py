@@ -12,8 +12,8 @@ from kv_echo import prompt_of
 from watched_loop import WatchedLoop
 
 from baton.radix.snapshot import ROW
+from baton.radix.statistics.tick_times import TickTimes
 from baton.runtime.dashboard.budget import BURST_S, SAVED_S, SHARE, SLICE_S, Budget
-from baton.runtime.dashboard.tick_times import MAX_SAMPLES, TickTimes
 from baton.runtime.dashboard.watch import MOST_STEPS, QUIET_S, REPORT_S, Watch
 from baton.runtime.messages import WalkTree, WatchReport, WatchRequests
 
@@ -104,9 +104,9 @@ def test_a_walk_without_a_watcher_of_requests() -> None:
     rows = rows_of(loop)
     assert len(rows) == loop.scheduler.cache.total_nodes == 24, "a prompt and an output each"
     assert len(message.heads) == 4 * np.minimum(rows["tokens"], 16).sum() and not loop.reports
-    times, ticks = np.frombuffer(message.end.times), np.frombuffer(message.end.ticks, dtype=np.int64)
-    assert len(times) == len(ticks) and ticks[-1] == loop.scheduler.cache.tick
-    used = np.sort(np.interp(rows["used"], ticks, times)[rows["tokens"] == 30])
+    times = TickTimes.unpacked(message.end.ticks, message.end.seconds)
+    assert message.end.ended_at == message.end.ended == loop.now - 5
+    used = np.sort(times.seconds_at(rows["used"])[rows["tokens"] == 30])
     assert np.all(np.diff(used) == 5), "one every five turns"
 
 
@@ -212,31 +212,6 @@ def test_the_budget() -> None:
     assert not budget.fill(1e9), "no more is saved than that"
     budget.spend(-5.0)
     assert not budget.fill(1e9), "a clock that goes back brings nothing"
-
-
-# -- the time of ticks -------------------------------------------------------------------------------------------------
-
-
-def unpack(times: TickTimes) -> tuple[list[float], list[int]]:
-    packed = times.packed()
-    return np.frombuffer(packed[0]).tolist(), np.frombuffer(packed[1], dtype=np.int64).tolist()
-
-
-def test_ticks_have_times() -> None:
-    times = TickTimes()
-    for now, tick in [(0.0, 0), (1.0, 0), (2.0, 5), (3.0, 5), (4.0, 4), (5.0, 9)]:
-        times.note(now, tick)
-    assert unpack(times) == ([0.0, 2.0, 5.0], [0, 5, 9])
-
-
-def test_old_samples_thin_out() -> None:
-    times = TickTimes()
-    for number in range(10 * MAX_SAMPLES):
-        times.note(float(number), 2 * number)
-    seconds, ticks = unpack(times)
-    assert len(ticks) <= MAX_SAMPLES and ticks[0] == 0 and seconds[-1] == 10 * MAX_SAMPLES - 1
-    assert all(tick == 2 * second for second, tick in zip(seconds, ticks)) and ticks == sorted({*ticks})
-    assert np.diff(seconds[-500:]).max() == 1.0
 
 
 def test_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
