@@ -210,7 +210,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=0, help="of each workload; default: 60, of random prompts 300")
+    parser.add_argument("--requests", type=int, default=0, help="of each workload; default: 60, of random prompts 200")
     parser.add_argument("--only", default="", help="the workloads whose name contains this")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="float32")
     parser.add_argument("--linear-backend", choices=("torch", "transposed", "onednn", "numba"), default="torch")

@@ -82,5 +82,5 @@ WORKLOADS = (
     Workload("RAG", "96 tokens, then 4 of 40 documents of 128 by Zipf", (25, 40), rag, 60),
     Workload("code completion", "48 tokens, then up to 512 before a cursor", (15, 35), code_completion, 60),
     Workload("batch summarisation", "64 tokens, then a document of 384-639", (8, 15), batch_summarisation, 60),
-    Workload("random", "nothing: 256 tokens", (0, 2), random_prompts, 300),
+    Workload("random", "nothing: 256 tokens", (0, 2), random_prompts, 200),
 )
