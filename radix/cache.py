@@ -163,6 +163,13 @@ class RadixCache:
         if not handle.device_children:  # the nodes above it still have the child we came from
             self.order.add(handle)
 
+    def note_use(self, node: TreeNode, priority: int) -> None:
+        """A request begins with the path down to a node that was just accessed."""
+        self.watchers.used(node, self.tick)
+        node.used = self.tick
+        node.uses += 1
+        node.priority = max(node.priority, priority)
+
     # -- the life of a sequence --------------------------------------------------------------------------------------
 
     def open_sequence(self, namespace: str, match: MatchResult, row: int, priority: int = 0) -> KVSequence:
@@ -170,11 +177,7 @@ class RadixCache:
         priority: of its request, for an order of eviction that goes by it."""
         node = match.handle
         self.lock(node)
-        self.watchers.used(node, self.tick)
-        node.used = self.tick
-        node.uses += 1
-        if priority > node.priority:
-            node.priority = priority
+        self.note_use(node, priority)
         if match.device_len:
             slots = np.concatenate(self.tree.path_values(node, self.tree.root))
             self.req_to_token.write(row, 0, slots)

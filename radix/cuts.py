@@ -52,3 +52,11 @@ def fork_sequence(
     cache.req_to_token.write(row, seq.tree_len, target)
     fork = KVSequence(seq.namespace, row, node, seq.tree_len, length, seq.turn, seq.priority)
     return fork, source, target
+
+
+def take_over(cache: RadixCache, seq: KVSequence, priority: int) -> None:
+    """A request of this priority goes on with what another one has left."""
+    node = seq.open_node()
+    seq.turn, seq.priority = seq.turn + 1, priority
+    cache.touch(node)
+    cache.note_use(node, priority)

@@ -45,7 +45,7 @@ _HISTOGRAMS = {
     "prefix_cache_reuse_gap_seconds": (
         "reuse_gap",
         SECONDS,
-        "Tokens found by look-ups, by how long ago their path had been used, or stored.",
+        "Tokens found again or taken over, by how long ago their path had been used, or stored.",
     ),
 }
 

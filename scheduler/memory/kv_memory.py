@@ -20,7 +20,7 @@ import numpy as np
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import MatchResult, RadixCache
-from ...radix.cuts import fork_sequence, truncate
+from ...radix.cuts import fork_sequence, take_over, truncate
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ...radix.retire import retire
@@ -162,8 +162,8 @@ class KVMemory:
             self.leases.unclaim(lease, now)
             inheritance.copied = lease
         inheritance.lease = None
-        kv.turn, kv.priority = kv.turn + 1, request.spec.priority
         self._cut(kv, length)
+        take_over(self.cache, kv, request.spec.priority)
         return kv
 
     def _cut(self, kv: KVSequence, length: int) -> None:

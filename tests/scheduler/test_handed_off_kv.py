@@ -1,0 +1,23 @@
+"""KV that passes from request to request counts as used, so that no order of eviction takes it for forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from kv_echo import prompt_of
+from scheduler_harness import Harness
+
+
+@pytest.mark.parametrize("keep_parent", [False, True])
+def test_a_handoff_is_a_use(keep_parent: bool) -> None:
+    harness = Harness(num_tokens=512)
+    harness.add("turn-0", prompt_of(60, 1), 8, retain_ttl=1e6)
+    harness.run()
+    (before,) = (node for node in harness.cache.tree.nodes() if not node.children)
+    used, accessed, turn = before.used, before.last_access, before.turn
+    for number in (1, 2) if keep_parent else (1,):
+        harness.continue_from("turn-0", f"next-{number}", [7, 8, number], 8, keep_parent=keep_parent, priority=3)
+        harness.run()
+    assert before.uses == (2 if keep_parent else 1) and before.priority == 3
+    assert before.used > used and before.last_access > accessed
+    assert {node.turn for node in before.children.values()} == {turn + 1}
+    harness.verify()
