@@ -38,10 +38,6 @@ class HeldSnapshots:
         self.hold(snapshot, now)
         return snapshot
 
-    def release(self, id: str) -> None:
-        """It has been read to its end."""
-        self._held.pop(id, None)
-
     def _drop_unread(self, now: float) -> None:
         for id in [id for id, (_, read) in self._held.items() if now - read > UNREAD_S]:
             del self._held[id]

@@ -115,8 +115,6 @@ class TreeRoutes:
         page = await asyncio.to_thread(self._page, snapshot, asked)
         if page["next"] is not None:
             self._held.hold(snapshot, time.monotonic())
-        else:
-            self._held.release(snapshot.id)
         return JSONAnswer(page)
 
     def _with_text(self, given: str) -> bool:

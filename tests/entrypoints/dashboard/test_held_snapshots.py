@@ -29,11 +29,3 @@ def test_what_nobody_reads_is_given_up() -> None:
     assert held.find("a", UNREAD_S) is not None, "which counts as read"
     assert held.find("a", 2 * UNREAD_S) is not None
     assert held.find("b", 3 * UNREAD_S + 1) is None and len(held) == 0
-
-
-def test_what_was_read_to_its_end() -> None:
-    held = HeldSnapshots()
-    held.hold(named("a"), 0.0)
-    held.release("a")
-    held.release("a")
-    assert held.find("a", 0.0) is None
