@@ -24,15 +24,15 @@ class LogFile:
         self._most = max_bytes // 2
         self._header = header
         try:
-            self._fd, self._size = self._open()
+            self._fd, self._size = self._open(self._path)
         except OSError as error:
             raise RecordingError(f"--record-requests {path} cannot be written: {error.strerror}") from None
 
-    def _open(self) -> tuple[int, int]:
-        """The file's descriptor, and its size once its header is there. Raises OSError, RecordingError."""
+    def _open(self, path: Path) -> tuple[int, int]:
+        """A file's descriptor, and its size once its header is there. Raises OSError, RecordingError."""
         # Without waiting, for a FIFO would make the server wait for a reader.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(self._path, flags, 0o600)
+        fd = os.open(path, flags, 0o600)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -62,12 +62,17 @@ class LogFile:
         self._size = self._write(self._fd, self._size, line)
 
     def _begin_anew(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody has moved it, or this has and then found no new one
-            os.replace(self._path, self._path.with_name(self._path.name + ".1"))
+        """Raises OSError; then all is as it was: the new file takes its place only once its header is there."""
+        fresh = self._path.with_name(self._path.name + ".new")
         try:
-            fd, size = self._open()
-        except RecordingError as error:  # something else took its place
-            raise OSError(0, str(error)) from None
+            fd, size = self._open(fresh)
+        except (OSError, RecordingError) as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise OSError(getattr(error, "errno", 0), str(error)) from None
+        with contextlib.suppress(FileNotFoundError):  # somebody has moved it
+            os.replace(self._path, self._path.with_name(self._path.name + ".1"))
+        os.replace(fresh, self._path)
         os.close(self._fd)
         self._fd, self._size = fd, size
 

@@ -120,3 +120,28 @@ def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, monkeypatch: p
     log.append(b"last\n")
     log.close()
     assert path.read_bytes() == b"header\nlast\n"
+
+
+def test_a_full_disk_at_the_turn_of_files_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write, is_full = tmp_path / "log", os.write, [False]
+
+    def writing(fd: int, data: bytes) -> int:
+        if is_full[0]:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(log_file.os, "write", writing)
+    log = opened(path, 80)
+    for number in range(3):
+        log.append(b"line %03d\n" % number)
+    is_full[0] = True
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            log.append(b"lost 000\n")
+    assert path.read_bytes() == b"header\nline 000\nline 001\nline 002\n" and not (tmp_path / "log.1").exists()
+    is_full[0] = False
+    log.append(b"line 003\n")
+    log.close()
+    assert path.read_bytes() == b"header\nline 003\n"
+    assert (tmp_path / "log.1").read_bytes() == b"header\nline 000\nline 001\nline 002\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
