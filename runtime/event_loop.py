@@ -119,8 +119,7 @@ class EventLoop:
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
-        self._next_heartbeat = 0.0
-        self._failed_steps = 0
+        self._next_heartbeat, self._failed_steps = 0.0, 0
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set."""
@@ -131,6 +130,7 @@ class EventLoop:
         finished = self.wait()
         messages = self.poll(has_news=bool(finished))
         now = self._clock()
+        self._scheduler.cache_statistics.advance(now)
         self.end_orders(now)
         for batch, output in finished:
             self.commit(batch, output, now)
