@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from .prompt_text import PromptText
-from .recorded import RequestReader
+from .recorded import MAX_NUMBER, RequestReader, number
 from .request import BadItem, LogError, LoggedRequest, Units
 
 MOONCAKE_BLOCK = 512
@@ -95,12 +95,14 @@ class MooncakeReader:
         except (TypeError, OverflowError):
             raise BadItem("hash_ids is no list of whole numbers") from None
         output = item.get("output_length", 0)
-        at = item.get("timestamp")
+        if isinstance(output, int) and not 0 <= output <= MAX_NUMBER:
+            raise BadItem("its output_length is no number of tokens")
+        at = number(item, "timestamp")
         yield LoggedRequest(
             prompt=key[: length // self._block * 8],
             prompt_tokens=length,
             output_tokens=output if isinstance(output, int) else 0,
-            time=at / 1000 if isinstance(at, int | float) else None,
+            time=at / 1000 if at is not None else None,
         )
 
 

@@ -14,6 +14,9 @@ from ....runtime.recording.lines import HASH_BYTES, HEADER
 from .prompt_text import ID_BYTES, PromptText, id_units, key_of_ids
 from .request import BadItem, LoggedRequest, Units
 
+MAX_NUMBER = 1e18
+"""Of seconds on any clock, and of tokens: larger ones are a mistake, and would be too large to reckon with."""
+
 _PROMPTS = ("input_ids", "text", "messages", "input_blocks")
 
 
@@ -68,14 +71,16 @@ class RequestReader:
         if prompt_tokens < 1:
             raise BadItem("its prompt is empty")
         cached = item.get("cached_tokens")
+        if type(cached) is int and not 0 <= cached <= MAX_NUMBER:
+            raise BadItem("its cached_tokens is no number of tokens")
         return LoggedRequest(
             prompt=key,
             prompt_tokens=prompt_tokens,
             outputs=tuple(outputs),
             output_tokens=output_tokens,
             has_outputs=bool(outputs),
-            time=_number(item, "time"),
-            seconds=_number(item, "seconds") or 0.0,
+            time=number(item, "time"),
+            seconds=number(item, "seconds") or 0.0,
             namespace=str(item.get("namespace") or ""),
             continues=item.get("continuation_of") is not None,
             hinted=item.get("no_reuse_from") is not None,
@@ -129,11 +134,16 @@ def _hashes(value: Any, name: str) -> bytes:
 
 def _count(item: dict[str, Any], name: str, default: int | None = None) -> int:
     value = item.get(name, default)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         raise BadItem(f"its {name} is no number of tokens")
     return value
 
 
-def _number(item: dict[str, Any], name: str) -> float | None:
+def number(item: dict[str, Any], name: str) -> float | None:
+    """None if there is none. Raises BadItem for one that cannot be reckoned with."""
     value = item.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:  # so is NaN
+        raise BadItem(f"its {name} is no number that can be")
+    return float(value)

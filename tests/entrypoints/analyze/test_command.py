@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -143,3 +144,44 @@ def test_what_an_engine_records_is_what_it_found(
     else:
         assert report["requests"]["endless_hits"] == cached
     assert f"found {cached / asked:.1%}" in capsys.readouterr().out
+
+
+VALUES = ["1" * 400, "Infinity", "-Infinity", "NaN", "1e999", "-1", "0", "true", "null", '"x"', "[]", "{}", "[[]]"]
+VALUES += ["1e-320", "1e18", "99999999999999999999", "-5e17", '"\\ud800"', "[1e400]", '[{"role": 1}]', '"00ff"']
+ITEMS = [
+    {"input_ids": [1, 2, 3], "output_ids": [4], "time": 1, "seconds": 2, "namespace": "n", "cached_tokens": 1},
+    {
+        "input_blocks": "00" * 16,
+        "block_tokens": 16,
+        "input_tokens": 20,
+        "output_blocks": ["00" * 8],
+        "output_tokens": 3,
+    },
+    {"text": "x", "output_text": "y", "time": 3, "continuation_of": "z"},
+    {"messages": [{"role": "user", "content": "x"}], "tools": [], "time": 3},
+    {"id": "1", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    {"timestamp": 1, "input_length": 3, "output_length": 1, "hash_ids": [1]},
+    {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}},
+]
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: next(iter(item)))
+@pytest.mark.parametrize("array", [False, True], ids=["lines", "array"])
+def test_whatever_is_in_an_item_there_is_a_report(tmp_path: Path, item: dict, array: bool) -> None:
+    rng = random.Random(1)
+    lines = [json.dumps(item)]
+    for _ in range(200):
+        changed = dict.fromkeys(rng.sample(list(item), rng.randint(1, 2)))
+        marked = {name: f"@{name}" if name in changed else value for name, value in item.items()}
+        line = json.dumps(marked)
+        for name in changed:
+            line = line.replace(f'"@{name}"', rng.choice(VALUES))
+        if not array and rng.random() < 0.3:
+            at = rng.randrange(len(line))
+            line = line[:at] + rng.choice(["", "9", '"', "}", "\x00"]) + line[at + rng.randrange(3) :]
+        lines.append(line)
+    log = tmp_path / "log"
+    log.write_text("[" + ",\n".join(lines) + "]" if array else "\n".join(lines))
+    assert main([str(log), "--json", str(tmp_path / "r.json")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["log"]["bad"] > 0 and report["log"]["items"] == 201

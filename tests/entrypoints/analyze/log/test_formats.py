@@ -230,3 +230,27 @@ def test_options_that_a_format_lacks_are_refused(
 ) -> None:
     with pytest.raises(LogError, match=reason):
         read_log(tmp_path, [item], options)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**400), float("inf"), float("-inf"), float("nan"), 1e300], ids=lambda value: str(value)[:5]
+)
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        ({"input_ids": [1]}, ["time", "seconds"]),
+        ({"hash_ids": [1], "input_length": 3}, ["timestamp"]),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(item: dict[str, Any], names: list[str], value: float) -> None:
+    for name in names:
+        with pytest.raises(BadItem, match=f"its {name} is no number"):
+            only(item | {name: value})
+
+
+def test_numbers_of_tokens_have_an_end() -> None:
+    blocks = {"input_blocks": "", "block_tokens": 16, "input_tokens": 1, "output_tokens": 10**400}
+    mooncake = {"hash_ids": [1], "input_length": 3, "output_length": 10**400}
+    for item in ({"input_ids": [1], "cached_tokens": 10**400}, blocks, mooncake):
+        with pytest.raises(BadItem, match="is no number of tokens"):
+            only(item)
