@@ -75,7 +75,7 @@ class Mirror:
 
 
 class Follower:
-    """Batches in the order of their numbers, from the first on."""
+    """Batches in the order of their numbers, across restarts of the server."""
 
     def __init__(self, endpoint: str, replay: str, topic: str) -> None:
         self.last = -1
@@ -86,13 +86,15 @@ class Follower:
 
     def batches(self) -> Iterator[list[Any]]:
         yield from self.missed()  # what was there before
+        heard: int | None = None
         while True:
             _, frame, payload = self._socket.recv_multipart()
             number = int.from_bytes(frame, "big")
-            if number == 0 and self.last >= 0:
-                self.last = -1  # another server, which has just been started
+            if number <= (self.last if heard is None else min(heard, self.last)):
+                self.last = -1  # numbers of one server only grow: this is another, with a clock that is behind
+            heard = number
             if number > self.last + 1:
-                yield from self.missed()
+                yield from self.missed()  # of the same server, or all of another
             if number > self.last:
                 self.last = number
                 yield msgspec.msgpack.decode(payload)

@@ -35,7 +35,7 @@ class KnownBlocks:
             there = blocks.get(name)
             if there is None:
                 blocks[name] = (parent, ids[start : start + step], scope, tiers)
-            else:
+            elif event.tier not in there[3]:
                 blocks[name] = (*there[:3], there[3] + tiers)
             parent, scope = name, ""
 

@@ -3,8 +3,8 @@
     asked for what is kept:     n, n+1, … last
     asked for what is not:      [all cleared, everything that is there] as batch s, s+1, … last
 
-So a follower that has missed too much, or has only just come, is right again, and need not know how that was done: it
-applies batches in their order.
+So a follower that has missed too much, has followed an earlier server, or has only just come, is right again, and need
+not know how that was done: it applies batches in their order.
 """
 
 from __future__ import annotations

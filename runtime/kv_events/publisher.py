@@ -5,6 +5,9 @@
 
 It all happens in the worker's thread, between two steps: ZMQ's own thread does the sending, and drops what a follower
 leaves unread, so that one who never reads holds up nobody.
+
+The first batch of a start has the time as its number, in milliseconds since 1970. So whoever followed an earlier server
+at these addresses wants a batch from before all that are kept, and gets everything that is there, without what was.
 """
 
 from __future__ import annotations
@@ -35,14 +38,15 @@ class KVEventPublisher:
     """Owns the sockets, numbers the batches. `watch` a cache, then `publish` once a turn."""
 
     def __init__(self, config: KVEventConfig, page_size: int, wall_clock: Callable[[], float] = time.time) -> None:
-        """Raises ModelLoadError if an address cannot be had. wall_clock: in seconds since 1970."""
+        """Raises ModelLoadError if an address cannot be had. wall_clock: in seconds since 1970;
+        what it says now becomes the number of the first batch."""
         self.block_tokens = event_block_tokens(config, page_size)
         self._config = config
         self._wall_clock = wall_clock
         self._packer = Packer(self.block_tokens)
         self._most_blocks = max(1, MAX_BATCH_TOKENS // self.block_tokens)
         self._topic = config.kv_events_topic.encode()
-        self._next = 0
+        self._next = int(wall_clock() * 1000)
         self._announcer: BlockAnnouncer | None = None
         self._past: PastBatches | None = None
         self._replay: ReplayServer | None = None
@@ -50,21 +54,23 @@ class KVEventPublisher:
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)  # followers send topics, nothing else
         self.endpoint = bind(self._socket, config.kv_events_endpoint, "--kv-events-endpoint")
-        self.replay_endpoint = ""
+        self.replay_endpoint, router = "", None
         if config.kv_events_replay_endpoint:
-            self._open_replay(config)
+            router = self._bind_replay(config)
+            max_bytes = config.kv_events_buffer_mb * 2**20
+            self._past = PastBatches(self._packer, self.block_tokens, max_bytes, wall_clock)
         self._send([AllCleared()])  # whoever followed an earlier server forgets it
+        if router is not None and self._past is not None:  # from now on there is something to answer with
+            self._replay = ReplayServer(router, self._past)
 
-    def _open_replay(self, config: KVEventConfig) -> None:
+    def _bind_replay(self, config: KVEventConfig) -> zmq.Socket:
         router = replay_socket()
         try:
             self.replay_endpoint = bind(router, config.kv_events_replay_endpoint, "--kv-events-replay-endpoint")
         except BaseException:
             self._socket.close(linger=0)
             raise
-        max_bytes = config.kv_events_buffer_mb * 2**20
-        self._past = PastBatches(self._packer, self.block_tokens, max_bytes, self._wall_clock)
-        self._replay = ReplayServer(router, self._past)
+        return router
 
     def watch(self, cache: RadixCache, tier: HostTier | None) -> None:
         """Publish what happens to this cache, which holds nothing yet."""

@@ -49,6 +49,8 @@ class ReplayServer:
     def __init__(self, router: zmq.Socket, past: PastBatches) -> None:
         self._router = router
         self._past = past
+        self.failed = 0
+        """Requests that were given up because of an error in here."""
         self._closing = False
         self._warnings = RareWarnings()
         address = f"inproc://baton-kv-replay-{uuid4().hex}"
@@ -72,10 +74,19 @@ class ReplayServer:
         try:
             while self._ended not in (ready := dict(poller.poll())):
                 if self._router in ready:
-                    self._answer(self._router.recv_multipart())
+                    self._serve()
         finally:
             self._router.close(linger=0)
             self._ended.close(linger=0)
+
+    def _serve(self) -> None:
+        """One request. Whatever is wrong with it, the next one has its turn."""
+        try:
+            self._answer(self._router.recv_multipart())
+        except Exception:
+            self.failed += 1
+            if self._warnings.due("failure", time.monotonic()):
+                logger.exception("a request for earlier KV cache events failed (%d so far)", self.failed)
 
     def _answer(self, frames: Sequence[bytes]) -> None:
         *envelope, request = frames

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +20,8 @@ from event_follower import Follower, ask, following
 from server_under_test import ServerUnderTest, free_port
 
 from baton.radix.events.block_events import AllCleared, BlocksStored
+from baton.runtime.config import KVEventConfig
+from baton.runtime.kv_events.publisher import KVEventPublisher
 
 pytestmark = pytest.mark.process
 
@@ -120,7 +126,8 @@ def test_what_was_missed_comes_again(served: Served, follower: Follower) -> None
 def test_the_first_batch_has_followers_forget_an_earlier_server(served: Served) -> None:
     with following(served.endpoint, served.replay, BLOCK) as late:
         number, payload = ask(served.replay, 0)[0]
-        assert number == 0 and late.apply(number, payload) == [AllCleared()]
+        assert late.apply(number, payload)[0] == AllCleared()
+        assert 0 <= time.time() * 1000 - number < 24 * 3600 * 1000, "numbers begin at the time of the start"
 
 
 def test_a_follower_that_never_reads_holds_nobody_up(served: Served) -> None:
@@ -161,3 +168,45 @@ def test_the_example_says_what_a_prompt_would_find(served: Served) -> None:
     served.server.wait_until(
         lambda: shown() == "of 73 tokens are cached, by tier: {'GPU': 64}\n", "the prompt is announced"
     )
+
+
+@pytest.mark.parametrize("restarted", [1_700_000_010.0, 1_600_000_000.0])
+def test_the_example_goes_on_with_another_server(restarted: float) -> None:
+    """Also where the clock was set back meanwhile. What an answer had already is passed over."""
+    config = KVEventConfig(
+        kv_events_endpoint="tcp://127.0.0.1:0",
+        kv_events_replay_endpoint="tcp://127.0.0.1:0",
+        kv_events_block_size=1,
+    )
+    example = runpy.run_path(str(ROOT / "examples" / "kv_events.py"))
+    follower = example["Follower"](config.kv_events_endpoint, config.kv_events_replay_endpoint, "")
+    mirror, asked = example["Mirror"](), list[int]()
+
+    class Ended(Exception):
+        """Nothing more is heard."""
+
+    def live() -> Iterator[list[bytes]]:
+        """What is heard of two servers, one after the other; first of all nothing, but the first one is there."""
+        for start, names in ((1_700_000_000.0, range(1, 21)), (restarted, range(101, 111))):
+            publisher = KVEventPublisher(config, 1, lambda start=start: start)
+            with contextlib.closing(publisher):
+                follower._replay = publisher.replay_endpoint
+                for name in names:
+                    publisher._send([BlocksStored("GPU", [name], None, name.to_bytes(4, "little"))])
+                if start != restarted:
+                    yield []
+                for number, payload in ask(publisher.replay_endpoint, publisher._next - 5):
+                    yield [b"", number.to_bytes(8, "big"), payload]
+                assert set(mirror.blocks) == set(names)
+        raise Ended
+
+    heard, missed = live(), follower.missed
+    next(heard)
+    follower._socket.close(linger=0)
+    follower._socket = SimpleNamespace(recv_multipart=lambda: next(heard))
+    follower.missed = lambda: (asked.append(follower.last), missed())[1]
+    with pytest.raises(Ended):
+        for _, events, _ in follower.batches():
+            for event in events:
+                mirror.apply(event)
+    assert len(asked) == 3, "at first, once because an answer may have had the first batch already, and of the second"

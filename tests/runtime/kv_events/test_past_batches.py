@@ -11,7 +11,7 @@ from cache_rig import CacheRig
 from event_follower import read_batch
 
 from baton.radix.events.announcer import BlockAnnouncer
-from baton.radix.events.block_events import BlocksRemoved, BlocksStored
+from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
 from baton.runtime.kv_events.known_blocks import KnownBlocks, events_for
 from baton.runtime.kv_events.past_batches import PastBatches
 from baton.runtime.kv_events.wire import Packer
@@ -83,6 +83,28 @@ def test_what_is_there_is_put_together_once_for_all_askers() -> None:
         past.add(number, packer.payload([], 0.0), [])
     [later] = past.since(0)
     assert later[0] == 99 and len(later[1]) > len(first[1])
+
+
+def test_a_follower_of_an_earlier_server_gets_all_that_is_there() -> None:
+    packer = Packer(1)
+    past = PastBatches(packer, 1, 1 << 20, lambda: 0.0)
+    for number in range(5000, 5003):
+        events = [BlocksStored("GPU", [number], None, b"abcd")]
+        past.add(number, packer.payload(events, 0.0), events)
+    for first in (0, 262, 4999):
+        [(number, payload)] = past.since(first)
+        cleared, *stored = read_batch(payload, 1)
+        assert number == 5002 and cleared == AllCleared() and len(stored) == 3
+    assert [number for number, _ in past.since(5000)] == [5000, 5001, 5002]
+
+
+def test_a_block_stored_twice_is_there_once() -> None:
+    known = KnownBlocks(1)
+    for _ in range(2):
+        known.apply(BlocksStored("GPU", [1], None, b"aaaa"))
+    assert events_for(known.copy()) == [AllCleared(), BlocksStored("GPU", [1], None, b"aaaa")]
+    known.apply(BlocksRemoved("GPU", [1]))
+    assert known.copy() == []
 
 
 def test_blocks_are_told_in_runs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import zmq
 from block_mirror import BlockMirror, blocks_in_tree
 from cache_rig import CacheRig
-from event_follower import END, ask, following, read_batch
+from event_follower import END, Follower, ask, following, read_batch
 from host_rig import TierRig, tokens
 from server_under_test import free_port
 
@@ -24,10 +25,13 @@ from baton.runtime.kv_events import publisher as publisher_module
 from baton.runtime.kv_events import replay as replay_module
 from baton.runtime.kv_events.publisher import KVEventPublisher
 
+FIRST = 1000
+"""The number of the first batch of a server that starts a second after 1970."""
+
 
 @contextlib.contextmanager
-def publishing(config: KVEventConfig, rig: CacheRig | None = None) -> Iterator[KVEventPublisher]:
-    publisher = KVEventPublisher(config, rig.cache.page_size if rig is not None else 1, lambda: 1.0)
+def publishing(config: KVEventConfig, rig: CacheRig | None = None, started: float = 1.0) -> Iterator[KVEventPublisher]:
+    publisher = KVEventPublisher(config, rig.cache.page_size if rig is not None else 1, lambda: started)
     try:
         if rig is not None:
             publisher.watch(rig.cache, rig.tier if isinstance(rig, TierRig) else None)
@@ -89,13 +93,13 @@ def test_who_comes_late_or_missed_something_asks_for_it() -> None:
         for _ in range(20):
             rig.insert(random_ids(rng, 30))
             publisher.publish()
-        numbers = [number for number, _ in ask(publisher.replay_endpoint, 5)]
-        assert numbers == list(range(5, 21)), "20 batches, and the first, which clears all"
+        numbers = [number for number, _ in ask(publisher.replay_endpoint, FIRST + 5)]
+        assert numbers == list(range(FIRST + 5, FIRST + 21)), "20 batches, and the first, which clears all"
         mirror = BlockMirror(1)
         for _, payload in ask(publisher.replay_endpoint, 0):
             mirror.apply(read_batch(payload, 1))
         assert mirror.on == {"GPU": blocks_in_tree(rig.cache, 1)["GPU"]}
-        assert ask(publisher.replay_endpoint, 21) == []
+        assert ask(publisher.replay_endpoint, FIRST + 21) == []
 
 
 def test_a_req_socket_may_ask_too() -> None:
@@ -105,7 +109,7 @@ def test_a_req_socket_may_ask_too() -> None:
         req.send(bytes(8))
         assert req.poll(20_000)
         number, payload = req.recv_multipart()
-        assert number == bytes(8) and len(read_batch(payload, 16)) == 1
+        assert number == FIRST.to_bytes(8, "big") and len(read_batch(payload, 16)) == 1
 
 
 def test_nonsense_is_passed_over() -> None:
@@ -116,7 +120,7 @@ def test_nonsense_is_passed_over() -> None:
             dealer.send_multipart(frames)
         dealer.send_multipart([bytes(8)])  # without the empty frame, so the answer has none
         assert dealer.poll(20_000)
-        assert dealer.recv_multipart()[0] == bytes(8) and dealer.recv_multipart() == [END, b""]
+        assert dealer.recv_multipart()[0] == FIRST.to_bytes(8, "big") and dealer.recv_multipart() == [END, b""]
         with zmq.Context.instance().socket(zmq.DEALER) as other:
             other.linger = 0
             other.connect(publisher.replay_endpoint)
@@ -177,12 +181,78 @@ def test_long_prompts_are_several_batches() -> None:
         rig.cache.tree.add_leaf(rig.cache.tree.root, "", ids.tobytes(), ids, 0)
         announcer.stored(next(rig.cache.tree.nodes()))
         publisher.publish()
-        batches = ask(publisher.replay_endpoint, 1)
+        batches = ask(publisher.replay_endpoint, FIRST + 1)
         assert len(batches) == 3 and all(len(payload) < 100_000 for _, payload in batches)
         mirror = BlockMirror(16)
         for _, payload in batches:
             mirror.apply(read_batch(payload, 16))
         assert len(mirror.on["GPU"]) == 2500
+
+
+@contextlib.contextmanager
+def publishing_again(config: KVEventConfig, rig: CacheRig, started: float) -> Iterator[KVEventPublisher]:
+    """On the addresses of a publisher that was closed: ZMQ's own thread takes a moment to let them go."""
+    deadline = time.monotonic() + 20
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                publisher = stack.enter_context(publishing(config, rig, started))
+            except ModelLoadError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+                continue
+            yield publisher
+            return
+
+
+def publish_until_heard(publisher: KVEventPublisher, rig: CacheRig, follower: Follower, seed: int, least: int) -> None:
+    """At least so many batches, until the follower has the last one."""
+    rng = np.random.default_rng(seed)
+    for _ in range(least):
+        rig.insert(random_ids(rng, 9))
+        publisher.publish()
+    while follower.last != publisher._next - 1:
+        if follower._socket.poll(20):
+            follower.receive()
+        else:  # its connection takes a moment
+            rig.insert(random_ids(rng, 9))
+            publisher.publish()
+
+
+@pytest.mark.parametrize(("before", "after"), [(40, 1), (1, 40), (5, 5)])
+def test_a_follower_goes_on_with_the_server_after_a_restart(before: int, after: int) -> None:
+    config = KVEventConfig(
+        kv_events_endpoint=f"tcp://127.0.0.1:{free_port()}",
+        kv_events_replay_endpoint=f"tcp://127.0.0.1:{free_port()}",
+        kv_events_block_size=4,
+    )
+    first, second = CacheRig(num_tokens=2048), CacheRig(num_tokens=2048)
+    with following(config.kv_events_endpoint, config.kv_events_replay_endpoint, 4) as follower:
+        with publishing(config, first, started=1_700_000_000.0) as publisher:
+            publish_until_heard(publisher, first, follower, 1, before)
+            old = follower.last
+            assert old >= 1_700_000_000_000
+        with publishing_again(config, second, started=1_700_000_010.0) as publisher:
+            publish_until_heard(publisher, second, follower, 2, after)
+            assert follower.last > old and follower.last < 2**63
+            there = blocks_in_tree(second.cache, 4)["GPU"]
+            assert follower.mirror.on == {"GPU": there} and there != blocks_in_tree(first.cache, 4)["GPU"]
+
+
+def test_a_request_that_fails_is_told_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        assert publisher._past is not None and publisher._replay is not None
+        since = publisher._past.since
+        monkeypatch.setattr(publisher._past, "since", lambda first: since(first) if first else 1 / 0)
+        dealer.linger = 0
+        dealer.connect(publisher.replay_endpoint)
+        for first in (0, 0, FIRST):
+            dealer.send_multipart([b"", first.to_bytes(8, "big")])
+        assert dealer.poll(20_000)
+        assert dealer.recv_multipart()[1] == FIRST.to_bytes(8, "big"), "the next asker has its turn"
+        assert publisher._replay.failed == 2 and caplog.text.count("earlier KV cache events failed") == 1
 
 
 def test_without_a_replay_endpoint_nothing_is_kept() -> None:
