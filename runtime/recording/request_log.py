@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ...memory_pool.tiers.block_store import RareWarnings
 from ..config import RecordingConfig
 from .lines import LineMaker, RecordedRequest
 from .log_file import LogFile
@@ -47,6 +48,7 @@ class RequestLog:
         self._closing = False
         self._failing = False
         """The last line could not be written: one warning is enough."""
+        self._warnings = RareWarnings()
         self._thread = threading.Thread(target=self._run, name="baton-request-log", daemon=True)
         self._thread.start()
         kind = "salted hashes of their blocks" if config.record_requests_hashed else "token ids"
@@ -93,6 +95,11 @@ class RequestLog:
                 reason = getattr(error, "strerror", None) or error
                 logger.warning("requests are not recorded for now, %s cannot be written: %s", self._path, reason)
             self._failing = True
+            return
+        except Exception:
+            self._count(False)
+            if self._warnings.due("line", time.monotonic()):
+                logger.exception("%s: a request could not be recorded", self._path)
             return
         if self._failing:
             logger.warning("requests are recorded again")

@@ -116,3 +116,17 @@ def test_a_full_disk_is_told_once_and_counted(
     assert written(tmp_path / "log") == [20] and counts.recorded == 1
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2 and "No space left on device" in messages[0] and "again" in messages[1]
+
+
+def test_a_request_that_cannot_be_made_a_line_of_is_told_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = Counts()
+    log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts)
+    line = log._lines.line
+    monkeypatch.setattr(log._lines, "line", lambda one: line(one) if int(one.rid) % 2 else {}[one.rid])
+    for number in range(6):
+        log.put(request(number))
+    log.close()
+    assert written(tmp_path / "log") == [1, 3, 5] and (counts.recorded, counts.lost) == (3, 3)
+    assert caplog.text.count("could not be recorded") == 1
