@@ -81,7 +81,10 @@ def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _working_set(report: Report) -> Iterable[str]:
     found, kv_bytes = report["working_set"], report["kv_bytes_per_token"]
-    yield "Working set: used within a time, at most; so much room keeps all that is used again within it"
+    yield (
+        "Working set: used within a time, at most; "
+        "a cache of this size keeps everything that is reused within that time"
+    )
     for window, tokens in zip(found["windows"], found["largest_tokens"]):
         name = _time(window) if found["window_unit"] == "s" else f"{window:,.0f} requests"
         size = "the log is shorter" if tokens is None else human_size(tokens, kv_bytes)
@@ -103,8 +106,8 @@ def _turns(report: Report) -> Iterable[str]:
         "need not be sent, tokenised or looked up again"
     )
     yield (
-        f"  with leases, at a pool of {human_size(turns['pool_tokens'], kv_bytes)}: "
-        f"{turns['lost_to_eviction_tokens']:,} of these ({turns['lost_share']:.1%}) that would be evicted stay"
+        f"  leases would keep {turns['lost_to_eviction_tokens']:,} of these ({turns['lost_share']:.1%}), "
+        f"which would otherwise be evicted from a pool of {human_size(turns['pool_tokens'], kv_bytes)}"
     )
     gaps = turns["gap_s"]
     if gaps["p50"] is not None:
@@ -116,7 +119,7 @@ def _turns(report: Report) -> Iterable[str]:
 
 
 def _recommended(report: Report) -> Iterable[str]:
-    yield "Recommended; a tier's room counts what is above it, too"
+    yield "Recommended; each tier's size includes the tiers above it"
     kv_bytes = report["kv_bytes_per_token"]
     for tier in report["recommended"]:
         if tier["tokens"] is None:
