@@ -84,8 +84,8 @@ class TierEngine(EngineClient):
             pstats.Stats(self._profile).sort_stats("tottime").print_stats(30)
 
 
-def build_with_cpu_clock(config: WorkerConfig) -> Worker:
-    worker = build_worker(config)
+def build_with_cpu_clock(config: WorkerConfig, **options: Any) -> Worker:
+    worker = build_worker(config, **options)
     worker.profiler._clock = time.thread_time
     return worker
 

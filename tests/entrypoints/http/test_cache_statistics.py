@@ -63,7 +63,7 @@ def test_what_was_found_and_how(server: ServerUnderTest) -> None:
     assert [(w["seconds"], w["prompts"], w["hit_tokens"]) for w in found["windows"]] == [
         (seconds, 3, queries["hit_tokens"]) for seconds in (60, 300, 900)
     ]
-    assert found["reuse_gap"]["tokens"] == 150
+    assert found["reuse_gap"]["tokens"] == 150 + handoff
     assert found["alert"] == {"threshold": 0.25, "active": False}
     server.client.post("/release", json={"rid": "parent"})
 
