@@ -19,11 +19,13 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import setproctitle
 import uvicorn
 import uvloop
 
+from ..runtime.checkpoint.generation_config import load_sampling_defaults
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
@@ -94,6 +96,7 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         tokenizer_folder = str(resolve_model_folder(args.tokenizer_path))
         tokenizer = Tokenizer.load(tokenizer_folder)
         chat = ChatSetup(args.chat, tokenizer)
+        defaults = _sampling_defaults(args)
         metrics = ServerMetrics(args.served_model_name)
         recorder = open_recorder(args.recording, metrics)
     except (ModelLoadError, TokenizerError, ChatSetupError, RecordingError) as error:
@@ -104,11 +107,18 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         manager = TokenizerManager(
             tokenizer=tokenizer, endpoints=endpoints, metrics=metrics, read_calls=chat.read_calls, recorder=recorder
         )
-        server = _Server(args, keys, listener, manager, chat, processes)
+        server = _Server(args, keys, listener, manager, chat, defaults, processes)
     except BaseException:
         await processes.stop(0.5)
         raise
     await server.run()
+
+
+def _sampling_defaults(args: ServerArgs) -> dict[str, Any]:
+    """Sampling parameters for requests of OpenAI's and Anthropic's APIs that leave them out. Raises ModelLoadError."""
+    if args.server.sampling_defaults == "openai":
+        return {}
+    return load_sampling_defaults(resolve_model_folder(args.model.model_path))
 
 
 class _Server:
@@ -121,9 +131,12 @@ class _Server:
         listener: socket.socket,
         manager: TokenizerManager,
         chat: ChatSetup,
+        defaults: dict[str, Any],
         processes: ServerProcesses,
     ) -> None:
+        """defaults: sampling parameters for what requests leave out."""
         self._args = args
+        self._defaults = defaults
         self._chat = chat
         self._listener = listener
         self._processes = processes
@@ -136,7 +149,7 @@ class _Server:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                build_app(self._manager, args, self._state, keys, chat),
+                build_app(self._manager, args, self._state, keys, chat, defaults),
                 http=protocol_class(limits),
                 ws="none",
                 log_config=None,
@@ -210,6 +223,11 @@ class _Server:
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None
         self._chat.log()
+        if self._defaults:
+            logger.info(
+                "sampling defaults of the model's generation_config.json: %s; --sampling-defaults openai ignores them",
+                ", ".join(f"{name} {value}" for name, value in self._defaults.items()),
+            )
         logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
         self._processes.all_connected()
         gc.collect()

@@ -37,6 +37,11 @@ class ServerConfig:
     cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
     ssl_certfile: str = flag("", "serve HTTPS with this certificate (PEM, with its chain)")
     ssl_keyfile: str = flag("", "private key of --ssl-certfile, where that file does not hold it")
+    sampling_defaults: Literal["model", "openai"] = flag(
+        "model",
+        "where OpenAI's and Anthropic's APIs take sampling parameters from that a request leaves out: model: from the "
+        "model's generation_config.json, as far as it has them; openai: OpenAI's (temperature and top_p 1)",
+    )
     max_prompts_per_request: int = flag(1024, "prompts in one request; more are refused")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
     max_connections: int = flag(2048, "open at the same time; more are answered with 503")

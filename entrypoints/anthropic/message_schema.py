@@ -20,7 +20,7 @@ from ..description.json_schema import (
 )
 from ..description.operation import COUNT
 from ..fields.answer_schema import CACHED_TOKENS, STAGE_DETAILS
-from ..fields.sampling_schema import SAMPLING
+from ..fields.sampling_schema import SAMPLING, with_model_defaults
 from ..fields.shared_schema import RID, SHARED_OF_CHATS, STREAM, picked
 from .conversation import ROLES
 
@@ -108,11 +108,11 @@ PROPERTIES: Properties = {
     "output_config": taken({"effort": enum(*EFFORTS, about="A variable of the template.")}, unsupported={"format": ()}),
     "rid": RID,
     "min_tokens": SAMPLING["min_new_tokens"],
-    **picked(SAMPLING, MESSAGE_SAMPLING),
+    **with_model_defaults(picked(SAMPLING, MESSAGE_SAMPLING)),
     **SHARED_OF_CHATS,
 }
 """Every field that is served; the reader has their names from here."""
-PROPERTIES["temperature"] = SAMPLING["temperature"] | {"maximum": 1.0}
+PROPERTIES["temperature"] = PROPERTIES["temperature"] | {"maximum": 1.0}
 
 _USAGE = answered(
     {

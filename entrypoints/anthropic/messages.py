@@ -6,6 +6,7 @@ The shared readers check sampling and everything that completions have too; thei
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
+from ..fields.sampling import NO_DEFAULTS, with_defaults
 from ..fields.shared_schema import NO_CONTINUATION
 from .conversation import read_conversation
 from .message_schema import (
@@ -74,9 +76,15 @@ class MessagesRequest:
         return f"msg_{self.call.rid}"
 
 
-def parse_messages(fields: dict[str, Any], *, rid: str | None = None, counts_only: bool = False) -> MessagesRequest:
+def parse_messages(
+    fields: dict[str, Any],
+    *,
+    rid: str | None = None,
+    counts_only: bool = False,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+) -> MessagesRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. counts_only: nothing is generated,
-    and max_tokens may be missing. Raises RequestRefused."""
+    and max_tokens may be missing. defaults: the model's sampling parameters. Raises RequestRefused."""
     refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     model = typed(_needed(fields, "model", "a string"), str, "model")
@@ -95,7 +103,8 @@ def parse_messages(fields: dict[str, Any], *, rid: str | None = None, counts_onl
     fields |= _user(fields)
     with MESSAGE_NAMES.translated():
         alone = PromptTokens(1, is_batch=False)
-        batch = read_prompts(fields, alone, _sampling(fields), [LogprobFields()], rid=fields.get("rid", rid))
+        sampling = with_defaults(_sampling(fields), defaults)
+        batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=fields.get("rid", rid))
     call = ChatCall(prompt=batch.prompts[0], stream=batch.stream, conversation=conversation, tools=tools, choice=choice)
     return MessagesRequest(call, model, thinking, () if budget is None else ("thinking.budget_tokens",))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ UNSUPPORTED_SAMPLING: dict[str, tuple] = {
     "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
     "custom_params": ({},), "stream_interval": (1,), "use_beam_search": (False,),
 }  # fmt: skip
+
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 _INSTEAD = {"use_beam_search": "beam_width: how many beams the search has"}
 
@@ -38,6 +42,14 @@ def read_sampling_params(given: Any, per_prompt: PerPrompt) -> list[SamplingPara
         parse_sampling_params({} if item is None else item, where=where, no_stop_trim=trim)
         for item, where, trim in zip(each, wheres, trims, strict=True)
     ]
+
+
+def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters in SGLang's names, with the model's own defaults where the request says nothing, or null. A
+    beam search, which draws nothing, takes none of them."""
+    if given.get("beam_width"):
+        return given
+    return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
 def parse_sampling_params(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...runtime.checkpoint.generation_config import SAMPLING_NAMES
 from ...scheduler.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_CHARS,
@@ -80,3 +81,15 @@ def _with_default(name: str, schema: Schema) -> Schema:
 
 SAMPLING: Properties = {name: _with_default(name, schema) for name, schema in _LIMITED.items()}
 SAMPLING["sampling_seed"] = SAMPLING["seed"] | {"description": "Another name of seed."}
+
+
+def with_model_defaults(properties: Properties) -> Properties:
+    """For the APIs in which a model's own sampling parameters are the defaults."""
+    return {name: _of_model(schema) if name in SAMPLING_NAMES else schema for name, schema in properties.items()}
+
+
+def _of_model(schema: Schema) -> Schema:
+    rest = {name: value for name, value in schema.items() if name != "default"}
+    otherwise = f"; otherwise {schema['default']}" if "default" in schema else ""
+    about = f"{schema['description']} By default the model's (default_sampling_params of /model_info){otherwise}."
+    return rest | {"description": about.strip()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from starlette.responses import Response
 
@@ -26,6 +28,7 @@ _MODEL_INFO: Properties = {
     "dtype": nullable(string()),
     "device": nullable(string()),
     "chat_template": nullable(string()),
+    "default_sampling_params": open_object("For what requests leave out, from generation_config.json."),
     "special_tokens": {},
 }
 _MODEL = Operation(summary="The model", answer=answered(_MODEL_INFO, title="ModelInfo"))
@@ -37,8 +40,10 @@ _METRICS = Operation(summary="Metrics, for Prometheus", text="text/plain")
 
 
 class InformationRoutes:
-    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs) -> None:
+    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, defaults: Mapping[str, Any]) -> None:
+        """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
+        self._defaults = dict(defaults)
         self._chats = chats
         self._args = args
 
@@ -63,6 +68,7 @@ class InformationRoutes:
                 "is_generation": True,
                 **{name: info.get(name) for name in ("context_length", "vocab_size", "dtype", "device")},
                 "chat_template": self._chats.renderer.source or None,
+                "default_sampling_params": self._defaults,
                 "special_tokens": self._manager.tokenizer.special_tokens,
             }
         )
@@ -75,6 +81,7 @@ class InformationRoutes:
         for secret in (*SECRETS, "remote_cache_url"):  # the worker shows the URL without its password
             del settings[secret]
         settings["served_model_name"] = self._args.served_model_name
+        settings["default_sampling_params"] = self._defaults
         worker = await self._manager.control.info()
         return JSONAnswer({**settings, "version": baton_version(), "internal_states": [worker]})
 

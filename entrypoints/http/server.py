@@ -7,6 +7,8 @@ one field.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -47,19 +49,24 @@ logger = logging.getLogger(__name__)
 
 
 def build_app(
-    manager: TokenizerManager, args: ServerArgs, readiness: Readiness, keys: Keys, chat: ChatSetup
+    manager: TokenizerManager,
+    args: ServerArgs,
+    readiness: Readiness,
+    keys: Keys,
+    chat: ChatSetup,
+    defaults: Mapping[str, Any],
 ) -> FastAPI:
-    """The ASGI application of one server."""
+    """The ASGI application of one server. defaults: sampling parameters for what requests leave out."""
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
     texts = Texts(manager.tokenizer) if keys.admin else None
     subjects = (
         GenerationRoutes(manager, args, bodies),
-        OpenAIRoutes(manager, args, bodies),
-        ChatRoutes(manager, chats, args, bodies),
-        ResponsesRoutes(manager, chats, args, bodies),
-        MessagesRoutes(manager, chats, args, bodies),
+        OpenAIRoutes(manager, args, bodies, defaults),
+        ChatRoutes(manager, chats, args, bodies, defaults),
+        ResponsesRoutes(manager, chats, args, bodies, defaults),
+        MessagesRoutes(manager, chats, args, bodies, defaults),
         HealthRoutes(manager, args, readiness),
-        InformationRoutes(manager, chats, args),
+        InformationRoutes(manager, chats, args, defaults),
         TokenizerRoutes(manager, chats, args, bodies),
         ItemTrieRoutes(manager, bodies),
         JobsRoutes(manager),

@@ -5,6 +5,7 @@ The shared readers check sampling and everything that completions have too; thei
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
+from ..fields.sampling import NO_DEFAULTS, with_defaults
 from ..fields.shared_schema import NO_CONTINUATION
 from ..fields.stream_options import include_usage
 from .chat_schema import MAX_TOP_LOGPROBS, MESSAGE, MESSAGE_OFF, PROPERTIES, ROLES
@@ -84,8 +86,11 @@ class ChatRequest:
         return f"chatcmpl-{self.call.rid}"
 
 
-def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest:
-    """Fields of the request body -> a call. ``rid`` is used if the body has none. Raises RequestRefused."""
+def parse_chat(
+    fields: dict[str, Any], *, rid: str | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> ChatRequest:
+    """Fields of the request body -> a call. ``rid`` is used if the body has none; defaults: the model's sampling
+    parameters. Raises RequestRefused."""
     refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     stream = typed(fields.get("stream", False), bool, "stream")
@@ -107,7 +112,7 @@ def parse_chat(fields: dict[str, Any], *, rid: str | None = None) -> ChatRequest
         batch = read_prompts(
             fields,
             alone,
-            _sampling(fields),
+            with_defaults(_sampling(fields), defaults),
             [asked],
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids,

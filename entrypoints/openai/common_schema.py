@@ -18,12 +18,12 @@ from ..description.json_schema import (
 )
 from ..description.operation import COUNT
 from ..fields.answer_schema import CACHED_TOKENS
-from ..fields.sampling_schema import SAMPLING
+from ..fields.sampling_schema import SAMPLING, with_model_defaults
 from ..fields.shared_schema import RID, TOKEN_ID, picked
 from .common import MAX_TEMPERATURE, OPENAI_SAMPLING, OTHER_SAMPLING
 
-SAMPLING_OF_ALL: Properties = picked(SAMPLING, (*OPENAI_SAMPLING, *OTHER_SAMPLING))
-SAMPLING_OF_ALL["temperature"] = SAMPLING["temperature"] | {"maximum": MAX_TEMPERATURE}
+SAMPLING_OF_ALL: Properties = with_model_defaults(picked(SAMPLING, (*OPENAI_SAMPLING, *OTHER_SAMPLING)))
+SAMPLING_OF_ALL["temperature"] = SAMPLING_OF_ALL["temperature"] | {"maximum": MAX_TEMPERATURE}
 
 VLLM: Properties = {
     "include_stop_str_in_output": SAMPLING["no_stop_trim"] | {"description": "vLLM's name of no_stop_trim."}

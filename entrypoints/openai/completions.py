@@ -5,6 +5,7 @@ The shared readers check sampling, batches, continuations and rids; their refusa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
 from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
 from ..fields.reading import refuse_unserved, shown, typed
+from ..fields.sampling import NO_DEFAULTS, with_defaults
 from ..fields.stream_options import include_usage
 from .common import (
     OPENAI_SAMPLING,
@@ -70,10 +72,14 @@ class CompletionRequest:
 
 
 def parse_completion(
-    fields: dict[str, Any], *, rid: str | None = None, max_prompts: int | None = None
+    fields: dict[str, Any],
+    *,
+    rid: str | None = None,
+    max_prompts: int | None = None,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
 ) -> CompletionRequest:
-    """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
-    Raises RequestRefused."""
+    """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit;
+    defaults: the model's sampling parameters. Raises RequestRefused."""
     refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     echo = typed(fields.get("echo", False), bool, "echo")
@@ -83,7 +89,7 @@ def parse_completion(
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
     token_ids, of_prompt = wants_token_ids(fields), read_prompt_logprobs(fields)
     truncate_to = read_truncation(fields)
-    sampling = _sampling(fields)
+    sampling = with_defaults(_sampling(fields), defaults)
     prompt = _prompt(fields)
     given_rid = read_request_rid(fields)
     with COMPLETION_NAMES.translated():

@@ -14,14 +14,14 @@ from typing import Any
 
 from ..model_config import ModelConfig, RopeConfig
 from ..models.registry import ARCHITECTURES
+from .generation_config import load_generation_config
 from .model_files import ModelLoadError
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
     """Read a model folder. context_length 0 takes the model's. Raises ModelLoadError, which says what to change."""
     raw = _read_json(folder / "config.json")
-    generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.exists() else None
+    generation = load_generation_config(folder)
     return parse_model_config(raw, generation, context_length=context_length, source=str(folder / "config.json"))
 
 

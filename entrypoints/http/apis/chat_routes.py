@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -33,11 +36,20 @@ _CHAT = Operation(
 
 
 class ChatRoutes:
-    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        chats: Chats,
+        args: ServerArgs,
+        bodies: Bodies,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
         self._chats = chats
         self._args = args
         self._bodies = bodies
+        self._defaults = defaults
 
     def routes(self) -> list[Route]:
         return [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
@@ -45,7 +57,7 @@ class ChatRoutes:
     async def completions(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_chat(fields, rid=rid))
+            asked = await parsed(request, lambda: parse_chat(fields, rid=rid, defaults=self._defaults))
             check_model(asked.model, self._args.server.served_model_name)
             with CHAT_NAMES.translated():
                 answer = await self._chats.open(asked.call)

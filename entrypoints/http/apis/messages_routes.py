@@ -3,6 +3,9 @@ name are not looked at."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -56,11 +59,20 @@ _COUNT = Operation(
 
 
 class MessagesRoutes:
-    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        chats: Chats,
+        args: ServerArgs,
+        bodies: Bodies,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
         self._chats = chats
         self._args = args
         self._bodies = bodies
+        self._defaults = defaults
 
     def routes(self) -> list[Route]:
         return [
@@ -71,7 +83,7 @@ class MessagesRoutes:
     async def messages(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_messages(fields, rid=rid))
+            asked = await parsed(request, lambda: parse_messages(fields, rid=rid, defaults=self._defaults))
             self._check(asked)
             with MESSAGE_NAMES.translated():
                 answer = await self._chats.open(asked.call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
@@ -53,10 +54,14 @@ _COMPLETE = Operation(
 
 
 class OpenAIRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(
+        self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies, defaults: Mapping[str, Any]
+    ) -> None:
+        """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
         self._args = args
         self._bodies = bodies
+        self._defaults = defaults
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -87,7 +92,9 @@ class OpenAIRoutes:
     async def completions(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
-            call = await parsed(request, lambda: parse_completion(fields, rid=rid, max_prompts=most))
+            call = await parsed(
+                request, lambda: parse_completion(fields, rid=rid, max_prompts=most, defaults=self._defaults)
+            )
             check_model(call.model, self._args.server.served_model_name)
             batch, headers = call.batch, request_id(call.batch.rid)
             response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)

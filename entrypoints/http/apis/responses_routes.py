@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -80,10 +83,19 @@ _ITEMS = Operation(
 
 
 class ResponsesRoutes:
-    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        chats: Chats,
+        args: ServerArgs,
+        bodies: Bodies,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
         self._args = args
         self._bodies = bodies
+        self._defaults = defaults
         self._responses = Responses(manager, chats, args.served_model_name, args.chat)
 
     def routes(self) -> list[Route]:
@@ -98,7 +110,7 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_response(fields, rid=rid))
+            asked = await parsed(request, lambda: parse_response(fields, rid=rid, defaults=self._defaults))
             check_model(asked.model, self._args.server.served_model_name)
             running = await self._responses.open(asked)
         headers = request_id(asked.call.rid)

@@ -5,6 +5,7 @@ The shared readers check sampling and everything that completions have too; thei
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...description.json_schema import taken
 from ...fields.field_names import FieldNames
 from ...fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
+from ...fields.sampling import NO_DEFAULTS, with_defaults
 from ...fields.shared_schema import NO_CONTINUATION
 from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 from .items import read_input
@@ -89,8 +91,11 @@ class ResponseRequest:
         return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
 
 
-def parse_response(fields: dict[str, Any], *, rid: str | None = None) -> ResponseRequest:
-    """Fields of the request body -> a request. ``rid`` is used if the body has none. Raises RequestRefused."""
+def parse_response(
+    fields: dict[str, Any], *, rid: str | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> ResponseRequest:
+    """Fields of the request body -> a request. ``rid`` is used if the body has none; defaults: the model's sampling
+    parameters. Raises RequestRefused."""
     refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     stream = _flag(fields, "stream", default=False)
@@ -106,7 +111,8 @@ def parse_response(fields: dict[str, Any], *, rid: str | None = None) -> Respons
     with RESPONSE_NAMES.translated():
         alone = PromptTokens(1, is_batch=False)
         named = rid if given_rid is None else given_rid
-        (prompt,) = read_prompts(fields, alone, _sampling(fields), [_logprobs(fields)], rid=named).prompts
+        sampling = with_defaults(_sampling(fields), defaults)
+        (prompt,) = read_prompts(fields, alone, sampling, [_logprobs(fields)], rid=named).prompts
     messages, items = read_input(fields.get("input"), prompt.rid)
     conversation = Conversation(
         messages=messages,
