@@ -6,6 +6,11 @@ from pathlib import Path
 
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+"""Of weights that torch.save has written: loading one may run any code, so none is loaded."""
+
+_SAFETENSORS = "Baton reads Hugging Face folders: config.json, tokenizer.json and *.safetensors"
+
 
 class ModelLoadError(ValueError):
     """The model cannot be served as asked; the message says what is wrong and what to change."""
@@ -14,22 +19,52 @@ class ModelLoadError(ValueError):
 def resolve_model_folder(model_path: str) -> Path:
     """The local folder of model_path: the path itself if it is a folder, else the hub id's snapshot.
 
-    Raises ModelLoadError if it is neither.
+    Raises ModelLoadError if it is neither, or if the folder can hold no model: empty, or weights of another format and
+    no tokenizer beside them. (Weights of a folder with a tokenizer are looked at when they are loaded.)
     """
     if not model_path:
         raise ModelLoadError("no model given; set --model-path to a Hugging Face folder or a hub id")
     folder = Path(model_path).expanduser()
     if folder.is_dir():
-        return folder
+        return _with_a_model(folder, f"--model-path {model_path}")
     if folder.exists():
+        if folder.suffix.lower() == ".gguf":
+            raise ModelLoadError(
+                f"--model-path {model_path} is a GGUF file. {_SAFETENSORS}; give the model's folder in that format"
+            )
         raise ModelLoadError(f"--model-path {model_path} is a file; give the folder that holds config.json")
     if model_path.startswith(("/", ".", "~")) or model_path.count("/") > 1:
         raise ModelLoadError(f"--model-path {model_path}: there is no such folder")
     from huggingface_hub import snapshot_download  # a slow import that local folders do not need
 
     try:
-        return Path(snapshot_download(model_path, allow_patterns=PATTERNS))
+        found = Path(snapshot_download(model_path, allow_patterns=PATTERNS))
     except Exception as error:  # network, authentication and naming errors share no base class
         raise ModelLoadError(
             f"--model-path {model_path} is no local folder and could not be fetched from the hub: {error}"
         ) from error
+    return _with_a_model(found, f"--model-path {model_path}")
+
+
+def foreign_weights(folder: Path) -> str | None:
+    """What a folder without *.safetensors holds instead, and what to do; None if it has such a file, or no weights."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    if any(file.suffix == ".safetensors" for file in files):
+        return None
+    if found := [file.name for file in files if file.suffix.lower() == ".gguf"]:
+        return f"holds its weights as GGUF ({found[0]}). {_SAFETENSORS}; give the model's folder in that format"
+    if found := [file.name for file in files if file.suffix in PICKLE_SUFFIXES]:
+        return (
+            f"holds its weights as pickles ({found[0]}), which can run code when they are loaded; convert them once, "
+            "with transformers' from_pretrained() and save_pretrained(), or give a release in safetensors"
+        )
+    return None
+
+
+def _with_a_model(folder: Path, named: str) -> Path:
+    """The folder, if it may hold a model or a tokenizer. Raises ModelLoadError."""
+    if not any(folder.iterdir()):
+        raise ModelLoadError(f"{named} is an empty folder. {_SAFETENSORS}; was the download finished?")
+    if not (folder / "tokenizer.json").exists() and (trouble := foreign_weights(folder)):
+        raise ModelLoadError(f"{named} {trouble}")
+    return folder

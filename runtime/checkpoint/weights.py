@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from .model_files import ModelLoadError
+from .model_files import ModelLoadError, foreign_weights
 
 # Tensors that some checkpoints carry although they are computed (inv_freq) or shared with the embedding (lm_head).
 _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -83,6 +83,8 @@ def _checkpoint_files(folder: Path) -> list[Path]:
         return files
     files = sorted(folder.glob("*.safetensors"))
     if not files:
+        if trouble := foreign_weights(folder):
+            raise ModelLoadError(f"{folder} {trouble}")
         raise ModelLoadError(
             f"{folder} has no *.safetensors file; convert the checkpoint to safetensors, "
             "or use --load-format dummy for random weights"

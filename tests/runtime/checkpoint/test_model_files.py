@@ -7,6 +7,7 @@ from baton.runtime.checkpoint.model_files import ModelLoadError, resolve_model_f
 
 
 def test_a_folder_is_itself(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     assert resolve_model_folder(str(tmp_path)) == tmp_path
 
 
@@ -25,8 +26,45 @@ def test_a_file_and_nothing_are_refused(tmp_path):
         resolve_model_folder("")
 
 
+def test_an_empty_folder_is_named_for_what_it_is(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"--model-path \S+ is an empty folder\. .*was the download finished\?"):
+        resolve_model_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "MODEL.GGUF"])
+def test_a_gguf_file_is_named_for_what_it_is(tmp_path, name):
+    (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match=r"is a GGUF file\. .*\*\.safetensors"):
+        resolve_model_folder(str(tmp_path / name))
+    for beside in (None, "config.json", "README.md"):  # as hubs have them
+        if beside is not None:
+            (tmp_path / beside).write_text("{}")
+        with pytest.raises(ModelLoadError, match=rf"holds its weights as GGUF \({name}\)\. .*\*\.safetensors"):
+            resolve_model_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.pth"]
+)
+def test_a_folder_of_pickles_is_named_for_what_it_is(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=rf"weights as pickles \({name}\).*save_pretrained\(\)"):
+        resolve_model_folder(str(tmp_path))
+
+
+def test_a_tokenizer_beside_other_weights_can_be_used(tmp_path):
+    """With --load-format dummy, or as --tokenizer-path."""
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert resolve_model_folder(str(tmp_path)) == tmp_path
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").unlink()
+    assert resolve_model_folder(str(tmp_path)) == tmp_path, "a folder of safetensors is no foreign one"
+
+
 def test_a_hub_id_is_downloaded_without_foreign_weight_formats(tmp_path, monkeypatch):
     asked = {}
+    (tmp_path / "config.json").write_text("{}")
 
     def snapshot_download(repo_id, allow_patterns):
         asked.update(repo_id=repo_id, patterns=allow_patterns)
