@@ -6,6 +6,7 @@ Neither may stop the server: a file that cannot be written is reported once, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import tempfile
@@ -28,14 +29,16 @@ class RecordsError(ValueError):
 
 class JobTraceFile:
     """Appends events to a file, one JSON object a line. A server begins with a line that says when it started, as other
-    times are those of the scheduler's clock."""
+    times are those of the scheduler's clock. A symbolic link is not followed."""
 
     def __init__(self, path: str, now: float) -> None:
         """Raises RecordsError."""
         self._path = path
         try:
-            self._file: TextIO | None = open(path, "a", encoding="utf-8")  # noqa: SIM115
+            self._file: TextIO | None = open(path, "a", encoding="utf-8", opener=_open_no_link)  # noqa: SIM115
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise RecordsError(f"--scheduler-trace {path} is a symbolic link; name the file itself") from None
             raise RecordsError(f"--scheduler-trace {path} cannot be written: {error.strerror}") from None
         self.write([{"event": "start", "time": now, "unix_time": time.time()}])
 
@@ -54,6 +57,10 @@ class JobTraceFile:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 class ToolHistoryFile:

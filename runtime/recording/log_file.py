@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -30,9 +31,15 @@ class LogFile:
 
     def _open(self, path: Path) -> tuple[int, int]:
         """A file's descriptor, and its size once its header is there. Raises OSError, RecordingError."""
-        # Without waiting, for a FIFO would make the server wait for a reader.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(path, flags, 0o600)
+        # Without waiting, for a FIFO would make the server wait for a reader. No link is followed: in a folder that
+        # others may write to, one could lead to any file of the server's user.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise RecordingError(f"--record-requests {path} is a symbolic link; name the file itself") from None
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):

@@ -35,6 +35,26 @@ def test_a_trace_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> N
         JobTraceFile(str(tmp_path / "missing" / "trace"), now=0.0)
 
 
+def test_a_trace_follows_no_symbolic_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine\n")
+    (tmp_path / "trace").symlink_to(outside)
+    with pytest.raises(RecordsError, match=r"--scheduler-trace .*trace is a symbolic link; name the file itself"):
+        JobTraceFile(str(tmp_path / "trace"), now=0.0)
+    assert outside.read_text() == "mine\n"
+
+
+def test_a_history_takes_the_place_of_a_symbolic_link(tmp_path: Path) -> None:
+    path, outside, times = tmp_path / "tools.json", tmp_path / "outside", ToolTimes()
+    times.observe(LS, 0.25)
+    outside.write_bytes(times.save())
+    path.symlink_to(outside)
+    file = history(path, times)
+    times.observe(LS, 0.5)
+    file.save(0.0)
+    assert not path.is_symlink() and path.read_bytes() == times.save() != outside.read_bytes()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 def test_a_full_disk_ends_a_trace_and_nothing_else(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     file = JobTraceFile(str(tmp_path / "trace"), now=0.0)

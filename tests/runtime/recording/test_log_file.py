@@ -24,6 +24,35 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     assert path.read_text() == "old\nheader\n"
 
 
+def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
+    """In a folder that others may write to, it could lead to any file of the server's user."""
+    outside = tmp_path / "outside"
+    outside.write_text("mine\n")
+    (tmp_path / "log").symlink_to(outside)
+    with pytest.raises(RecordingError, match=r"log is a symbolic link; name the file itself"):
+        opened(tmp_path / "log")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    with pytest.raises(RecordingError, match=r"symbolic link"):
+        opened(tmp_path / "dangling")
+    assert outside.read_text() == "mine\n" and not (tmp_path / "nothing").exists()
+
+
+def test_a_new_log_follows_no_symbolic_link_either(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine\n")
+    log = opened(tmp_path / "log", 50)
+    for name in ("log.new", "log.1"):
+        (tmp_path / name).symlink_to(outside)
+    log.append(b"first line\n")
+    with pytest.raises(OSError, match="symbolic link"):
+        log.append(b"second line\n")
+    log.append(b"third line\n")
+    log.close()
+    assert outside.read_text() == "mine\n", "neither written to nor made private"
+    assert (tmp_path / "log").read_bytes() == b"header\nthird line\n"
+    assert (tmp_path / "log.1").read_bytes() == b"header\nfirst line\n"
+
+
 def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text('{"input_ids": [1, 2')
