@@ -10,6 +10,7 @@ answer. The parts and their messages are the server's own; they talk over in-pro
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ _END = object()
 
 
 class Engine:
-    """Generates in this process. Safe to use from several threads and loops at once.
+    """Generates in this process. Safe to use from several threads and loops at once. Its threads end with `shutdown`,
+    or soon after the last reference to it is gone. In a process that was forked from this one calls raise EngineError.
 
     Raises UsageError for a wrong setting, ModelLoadError or TokenizerError for a model that cannot be served,
     ItemTrieError for an item trie that cannot be loaded, RecordingError for a log that cannot be written. Calls raise
@@ -49,6 +51,8 @@ class Engine:
         self._threads = EngineThreads(self.args, self.tokenizer, worker or _default_worker())
         self._manager = self._threads.manager
         self._threads.start()
+        # Not at the exit of the process, when no thread can be started any more: EngineThreads sees to that.
+        weakref.finalize(self, self._threads.end_unused).atexit = False
 
     def __enter__(self) -> Engine:
         return self

@@ -1,7 +1,7 @@
 """The threads of an `Engine`: the manager's event loop, the detokenizer and the worker.
 
 Any thread and any event loop may put work on the manager's loop (`run`, `there`, `submit`). If a thread ends by
-itself, all open and later calls fail.
+itself, all open and later calls fail. A process that was forked has none of the threads: all calls raise there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -41,8 +42,14 @@ _LATE_S = 1.0
 _SHUT_DOWN = "the engine has been shut down; make a new one"
 
 
+_FORKED = (
+    "this engine belongs to process {} and has no threads in process {}, which was forked from it; make a new Engine "
+    "in each process, and start processes that use one by the method 'spawn'"
+)
+
+
 class EngineError(RuntimeError):
-    """The engine cannot start, or has stopped; the message says why."""
+    """The engine cannot start, has stopped, or is another process's; the message says why."""
 
 
 class EngineThreads:
@@ -55,6 +62,7 @@ class EngineThreads:
         self._ready_timeout = args.server.ready_timeout
         self._endpoints = Endpoints.for_threads()
         self._stop = threading.Event()
+        self._pid = os.getpid()
         self._shutting_down = threading.Lock()
         # Held while work is queued for the loop, so that whatever was queued before the end is answered. Reentrant,
         # because a garbage collection in between may queue work too.
@@ -91,8 +99,10 @@ class EngineThreads:
             raise
 
     def shutdown(self) -> None:
-        """Stop all threads; open calls fail. Safe to call twice."""
+        """Stop all threads; open calls fail. Safe to call twice. Does nothing in a forked process."""
         atexit.unregister(self.shutdown)
+        if os.getpid() != self._pid:
+            return  # the lock below may have been held when the process was forked
         with self._shutting_down:
             if self._loop.is_closed():
                 return
@@ -105,6 +115,11 @@ class EngineThreads:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._threads[0].join()
             self._loop.close()
+
+    def end_unused(self) -> None:
+        """Shut down without waiting: the last reference to an engine may go in any thread, its own included."""
+        if os.getpid() == self._pid and not self._loop.is_closed():
+            threading.Thread(target=self.shutdown, name="baton-shutdown").start()
 
     # -- work for the loop, from any thread ------------------------------------------------------------------------
 
@@ -122,18 +137,30 @@ class EngineThreads:
         return await run_on(self._call_soon, self._loop, work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """`run` without waiting. Raises EngineError after the shutdown."""
-        with self._crossing:
-            if self._ended:
-                work.close()
-                raise EngineError(_SHUT_DOWN)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """`run` without waiting. Raises EngineError after the shutdown, and in a forked process."""
+        try:
+            self._check_process()
+            with self._crossing:
+                self._check_running()
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except EngineError:
+            work.close()
+            raise
 
     def _call_soon(self, callback: Callable[[], object]) -> None:
+        self._check_process()
         with self._crossing:
-            if self._ended:
-                raise EngineError(_SHUT_DOWN)
+            self._check_running()
             self._loop.call_soon_threadsafe(callback)
+
+    def _check_process(self) -> None:
+        """To be called before any lock is taken: a thread that a forked process lacks may have held it."""
+        if (pid := os.getpid()) != self._pid:
+            raise EngineError(_FORKED.format(self._pid, pid))
+
+    def _check_running(self) -> None:
+        if self._ended:
+            raise EngineError(_SHUT_DOWN)
 
     # -- the life of the threads -----------------------------------------------------------------------------------
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +45,7 @@ def engine(model: Path) -> Iterator[Engine]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
@@ -94,7 +98,7 @@ def test_abort_ends_with_what_was_generated(engine: Engine) -> None:
     thread = threading.Thread(target=lambda: answers.append(engine.generate("abc", LONG, rid="victim")))
     thread.start()
     wait_until(lambda: engine.abort("victim") == ["victim"], "the request never opened")
-    thread.join(10)
+    thread.join(60)
     assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
@@ -180,11 +184,81 @@ def test_shutdown_fails_open_calls_and_leaves_no_thread(model: Path) -> None:
     wait_until(lambda: engine._manager.num_open == 1, "the request never opened")
     engine.shutdown()
     engine.shutdown()
-    thread.join(10)
+    thread.join(60)
     assert [str(error) for error in errors] == ["the engine has been shut down"]
     assert threading.active_count() == threads
     with pytest.raises(EngineError, match="make a new one"):
         engine.generate("abc")
+
+
+def test_an_engine_that_is_dropped_leaves_no_thread(model: Path) -> None:
+    threads = set(threading.enumerate())
+
+    def ours() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread not in threads}
+
+    engine = Engine(model_path=model, worker=fake(step_s=0.01))
+    stream = engine.generate("abc", LONG, stream=True)
+    next(stream)
+    del engine
+    gc.collect()
+    next(stream)
+    assert ours(), "a stream that is open keeps its engine"
+    del stream
+    gc.collect()
+    wait_until(lambda: not ours(), "the threads of a dropped engine go on")
+
+
+def test_a_forked_process_is_told_that_the_engine_is_not_its_own(model: Path) -> None:
+    """In a process of its own: this one has threads of which a fork could copy a held lock."""
+    script = """
+        import asyncio, gc, os, sys
+        from pathlib import Path
+        from fake_worker import run_fake_worker
+        from baton.entrypoints.engine import Engine, EngineError
+
+        def worker(config, endpoints, stop):
+            run_fake_worker(endpoints, stop, {"step_s": 0.005})
+
+        with Engine(model_path=Path(sys.argv[1]), worker=worker) as engine:
+            stream = engine.generate("abc", {"max_new_tokens": 4000}, stream=True)
+            next(stream)
+            engine._threads._crossing.acquire()  # as another thread may have it at this moment
+            if not (child := os.fork()):
+                calls = [
+                    lambda: engine.generate("abc", {"max_new_tokens": 2}),
+                    lambda: asyncio.run(engine.async_generate("abc", {"max_new_tokens": 2})),
+                    lambda: next(engine.generate("abc", {"max_new_tokens": 2}, stream=True)),
+                    lambda: next(stream),
+                    engine.abort, engine.get_server_info, engine.flush_cache,
+                ]
+                for call in calls:
+                    try:
+                        call()
+                    except EngineError as error:
+                        assert f"belongs to process {os.getppid()} and has no threads in process" in str(error), error
+                    else:
+                        raise AssertionError("answered")
+                assert engine.decode(engine.encode("abc")) == "abc"
+                engine.shutdown()
+                del engine, stream
+                gc.collect()
+                sys.exit(7)  # through the handlers of atexit
+            engine._threads._crossing.release()
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 7, status
+            next(stream)
+            assert engine.generate("abc", {"max_new_tokens": 2})["text"] == "ab"
+    """
+    doubles = Path(__file__).parent.parent / "doubles"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(model)],
+        env=os.environ | {"PYTHONPATH": str(doubles)},
+        capture_output=True,
+        text=True,
+        timeout=120,  # the call that hung here never ended
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_calls_in_the_middle_of_a_shutdown_get_an_end(model: Path) -> None:
@@ -219,7 +293,7 @@ def test_calls_in_the_middle_of_a_shutdown_get_an_end(model: Path) -> None:
         time.sleep(0.05)
         engine.shutdown()
         for caller in callers:
-            caller.join(20)
+            caller.join(60)
             assert not caller.is_alive(), "a call never ended"
         assert len(ends) == 7 and all("shut down" in end for end in ends), ends
 
