@@ -67,7 +67,7 @@ class ServerUnderTest:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -110,7 +110,7 @@ class ServerUnderTest:
     def running(self) -> int:
         return int(self.metric("num_running_reqs"))
 
-    def wait_until(self, condition: Any, what: str, timeout_s: float = 10) -> None:
+    def wait_until(self, condition: Any, what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s:\n{self.log}"

@@ -312,7 +312,7 @@ def test_an_aborted_search_ends_all_its_results(server: ServerUnderTest) -> None
     thread.start()
     server.wait_until(lambda: server.running() == 1, "the search runs")
     assert post(server, "/abort_request", rid=rid) == {"aborted": [rid]}
-    thread.join(20)
+    thread.join(60)
     assert [result["meta_info"]["finish_reason"]["type"] for result in answers[0]] == ["abort"] * 3
     assert [result["text"] for result in answers[0]] == [""] * 3
     server.wait_until(lambda: server.client.post("/flush_cache").status_code == 200, "the worker is idle")

@@ -56,7 +56,7 @@ def test_a_salt_is_needed_again(engine: Engine) -> None:
 def test_an_expired_lease_falls_back_to_the_tree(engine: Engine) -> None:
     expired = stats(engine)["leases_expired"]
     rid, prompt_ids, parent = start(engine, retain_ttl=0.05)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while stats(engine)["leases_expired"] == expired:
         assert time.monotonic() < deadline, "the lease never expired"
         time.sleep(0.01)
@@ -94,13 +94,13 @@ def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) ->
     threads = [threading.Thread(target=wait, args=(stream,)) for stream in (False, True)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while engine._manager.num_open < 3:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert engine.abort(rid) == [rid]
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     list(running)
     with pytest.raises(RequestRefused) as caught:
         child_of(engine, rid, GREEDY)

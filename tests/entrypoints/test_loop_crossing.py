@@ -16,7 +16,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     thread = threading.Thread(target=made.run_forever)
     thread.start()
     yield made
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), made).result(10)  # what was cancelled ends
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), made).result(60)  # what was cancelled ends
     made.call_soon_threadsafe(made.stop)
     thread.join()
     made.close()
@@ -67,7 +67,7 @@ def test_cancelling_the_caller_cancels_the_work(loop: asyncio.AbstractEventLoop,
             await task
 
     asyncio.run(main())
-    assert not wait or ended.wait(10)
+    assert not wait or ended.wait(60)
 
 
 def test_an_error_after_the_caller_went_away_is_nobodys(

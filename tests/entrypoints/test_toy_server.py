@@ -78,7 +78,7 @@ def test_a_waiting_request_can_be_aborted(server: ServerUnderTest) -> None:
     aborted = server.client.post("/abort_request", json={"abort_all": True}).json()["aborted"]
     assert sorted(aborted) == ["r0", "r1", "r2", "r3"]
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert {answer["meta_info"]["finish_reason"]["type"] for answer in answers.values()} == {"abort"}
     server.wait_until(lambda: server.client.post("/flush_cache").status_code == 200, "the worker is idle")
 

@@ -138,7 +138,7 @@ def test_everything_else_passes_in_order(tokenizer: Tokenizer) -> None:
     assert got == sent
     stop.set()
     sender.wake()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     sender.close()
     inbox.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,7 @@ def test_a_closed_one_is_gone(start: Start) -> None:
 
 
 def test_waiting_ends_with_the_time() -> None:
-    began = time.monotonic()
-    assert not wait_until(lambda: False, 0.3) and time.monotonic() - began < 30
+    assert not wait_until(lambda: False, 0.3)
     assert wait_until(lambda: True, 0)
 
 

@@ -156,9 +156,9 @@ def test_a_shutdown_ends_a_pause(model: Path, tmp_path: Path) -> None:
         thread.start()
         server.wait_until(lambda: httpx.get(f"{server.url}/get_load").json()[0]["num_reqs"] == 3, "it waits")
         server.process.send_signal(signal.SIGTERM)
-        thread.join(20)
+        thread.join(60)
         assert answers[0]["meta_info"]["finish_reason"]["type"] == "length"
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_flush_cache(server: ServerUnderTest) -> None:

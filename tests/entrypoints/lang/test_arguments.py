@@ -153,11 +153,11 @@ def test_a_reader_that_leaves_stops_the_batch() -> None:
         if i > 0:
             s.sync()
             second_is_ready.set()
-            assert first_was_read.wait(10)
+            assert first_was_read.wait(60)
             s += gen("y")
 
     states = endless.run_batch([{"i": i} for i in range(9)], backend=backend, num_threads=2, generator_style=True)
-    assert next(states)["x"] == "[2]" and second_is_ready.wait(10)
+    assert next(states)["x"] == "[2]" and second_is_ready.wait(60)
     backend.hold.clear()
     first_was_read.set()
     while not any("continuation_of" in call for call in backend.calls):

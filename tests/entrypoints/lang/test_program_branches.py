@@ -103,7 +103,7 @@ def test_forks_share_what_stands_before_them() -> None:
 
 
 def test_forks_run_beside_each_other() -> None:
-    meet = threading.Barrier(3, timeout=10)
+    meet = threading.Barrier(3, timeout=60)
 
     def script(prompt: str, sampling: dict) -> str:
         if "go" in prompt:

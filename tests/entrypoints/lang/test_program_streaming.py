@@ -99,7 +99,7 @@ def test_a_cancelled_task_aborts() -> None:
             await task
 
     asyncio.run(run())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while backend.calls[0]["rid"] not in backend.aborted:
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -144,7 +144,7 @@ def test_it_ends_with_its_program(tmp_path: Path) -> None:
         assert process.stdout is not None
         server = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
-    server.wait(20)
+    server.wait(60)
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
     assert not psutil.pid_exists(int(done.stdout))
 

@@ -36,7 +36,7 @@ def test_followers_see_everything() -> None:
             time.sleep(0.001)
     stream.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert texts == [stream.text] * 5, f"seed {seed}"
     assert list(stream.follow()) == [stream.text], "a late follower gets it in one piece"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from counted_lines import lines_run
 
+from baton.scheduler.jobs import job_table
 from baton.scheduler.jobs.job_table import JobTable
 
 
@@ -45,22 +46,27 @@ def test_a_job_that_begins_anew_counts_once() -> None:
 
 def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:
     """It took time with the third power of the crowd: a second for 1000, a minute and a half for 4000."""
-    table = JobTable(8)
-    crowd(table, 2000)
-    for number in range(2000):
-        end(table, number)
-    began = time.perf_counter()
-    _, gone = table.open("", "new", 1.0, 2000)
-    assert time.perf_counter() - began < 1.0
-    assert len(gone) == 1993 and len(table) == 8
+
+    def lines_of(size: int) -> int:
+        table = JobTable(8)
+        crowd(table, size)
+        for number in range(size):
+            end(table, number)
+        lines = lines_run(lambda: table.open("", "new", 1.0, size), job_table)
+        assert len(table) == 8 and table.get("", f"job{size - 1}") is not None
+        assert table.get("", f"job{size - 8}") is None
+        return lines
+
+    assert lines_of(500) < lines_of(1000) < 2.1 * lines_of(500)
 
 
 def test_a_full_table_of_jobs_at_work_is_not_searched() -> None:
     """Each new one looked at all of them: six seconds for a full queue of 16384."""
-    table = JobTable(4096)
-    began = time.perf_counter()
-    crowd(table, 16384)
-    assert time.perf_counter() - began < 2.0 and len(table) == 16384
+    table = JobTable(64)
+    crowd(table, 64)
+    few = lines_run(lambda: table.open("", "one more", 0.0, 64), job_table)
+    crowd(table, 4096)
+    assert lines_run(lambda: table.open("", "another", 0.0, 5000), job_table) <= few + 10 and len(table) > 4096
 
 
 def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:

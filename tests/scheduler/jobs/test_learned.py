@@ -76,7 +76,7 @@ def test_the_same_observations_give_the_same_model() -> None:
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    with pytest.raises(ImportError, match=r"pip install 'baton\[learned\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[learned\]'"):
         LearnedSpeed()
 
 

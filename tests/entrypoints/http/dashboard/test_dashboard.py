@@ -313,7 +313,7 @@ def test_a_shutdown_ends_the_streams(model: Path, tmp_path: Path) -> None:
             with pytest.raises(StopIteration):
                 while True:
                     stream.next()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_a_worker_that_dies_ends_the_streams(model: Path, tmp_path: Path) -> None:
@@ -326,4 +326,4 @@ def test_a_worker_that_dies_ends_the_streams(model: Path, tmp_path: Path) -> Non
             with pytest.raises((StopIteration, httpx.RemoteProtocolError)):
                 while True:
                     stream.next()
-        assert server.process.wait(20) == 1
+        assert server.process.wait(60) == 1
