@@ -109,7 +109,7 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     _at_least(scheduler, 0, (*counts, *records, *times, "default_retain_ttl", "max_retain_ttl"))
     _need(
         not scheduler.learn_tools or find_spec("sklearn") is not None,
-        "--learn-tools needs scikit-learn, which is not there: pip install 'baton[learned]', or leave it out",
+        "--learn-tools needs scikit-learn, which is not there: pip install -e '.[learned]', or leave it out",
     )
     _need(
         total == 0 or total >= page,

@@ -57,7 +57,7 @@ class SchedulerConfig:
     pin_seconds: float = flag(2.0, "that fixed time, and the time for tools of which nothing is known")
     learn_tools: bool = flag(
         False,
-        "learn from the words of commands which tools are slow; needs pip install 'baton[learned]'",
+        "learn from the words of commands which tools are slow; needs pip install -e '.[learned]'",
     )
     provisional_ttl: float = flag(1.0, "seconds for which a step of a job is pinned until its tool is known")
     hit_rate_alert: float = flag(

@@ -65,6 +65,18 @@ def test_newest_section_of_the_changelog_is_the_version() -> None:
     assert released == sorted(released, key=lambda entry: entry[1], reverse=True)
 
 
+def test_the_cuda_extra_brings_the_torch_that_its_kernels_were_built_for() -> None:
+    """sglang-kernel 0.4.4 loads into torch 2.11 alone; constraints.txt, which has the torch of CPUs, must not keep pip
+    from it."""
+    extra = pyproject()["project"]["optional-dependencies"]["cuda"]
+    assert "torch==2.11.*" in extra and "sglang-kernel==0.4.4" in extra
+    constrained = {re.split("[=<>]", line)[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert "torch" in constrained and "sglang-kernel" not in constrained
+    page = (ROOT / "docs/gpu.md").read_text()
+    (install,) = re.findall(r"^\S*pip install .*cuda.*$", page, re.MULTILINE)
+    assert "-e '.[cuda]'" in install and "-c constraints.txt" not in install.split("#")[0]
+
+
 def make_targets(file: str) -> list[str]:
     return re.findall(r"^\s*(?:- run: )?(make \S+)$", (ROOT / file).read_text(), re.MULTILINE)
 

@@ -119,7 +119,7 @@ def _need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise OutputError("--plot needs matplotlib, which is not there: pip install 'baton[bench]'") from None
+        raise OutputError("--plot needs matplotlib, which is not there: pip install -e '.[bench]'") from None
 
 
 if __name__ == "__main__":

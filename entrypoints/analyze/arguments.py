@@ -48,7 +48,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     out = parser.add_argument_group("what comes out")
     out.add_argument("--json", type=Path, help="write the report there, too")
-    out.add_argument("--plot", type=Path, help="PNG of it (needs matplotlib: pip install 'baton[bench]')")
+    out.add_argument("--plot", type=Path, help="PNG of it (needs matplotlib: pip install -e '.[bench]')")
     out.add_argument(
         "--memory-gb",
         type=_positive,

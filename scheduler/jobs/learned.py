@@ -1,7 +1,7 @@
 """A model that learns from the words of commands which are slow: for calls on which rules and history leave doubt.
 
 A logistic regression on hashed words, trained as durations come in, BATCH at a time, so that a step of the scheduler
-never pays for more than one small batch. It needs scikit-learn (`pip install 'baton[learned]'`), which is imported when
+never pays for more than one small batch. It needs scikit-learn (`pip install -e '.[learned]'`), which is imported when
 the first model is made.
 """
 
@@ -53,7 +53,7 @@ class LearnedSpeed:
         except ImportError as error:
             raise ImportError(
                 f"learning from commands needs scikit-learn, which is not there ({error}): "
-                "pip install 'baton[learned]', or turn learning off"
+                "pip install -e '.[learned]', or turn learning off"
             ) from error
         # Steps of one size learn fast; the average of the weights they lead to is steadier than the last of them.
         self._model: Any = linear_model.SGDClassifier(

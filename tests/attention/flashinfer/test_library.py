@@ -134,7 +134,7 @@ def test_an_old_card():
 
 def test_it_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(FlashInferUnavailable, match=r"pip install 'baton\[cuda\]'"):
+    with pytest.raises(FlashInferUnavailable, match=r"pip install -e '\.\[cuda\]'"):
         import_library(has_fa3=False)
 
 

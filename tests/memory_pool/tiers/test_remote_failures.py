@@ -295,7 +295,7 @@ class TestArguments:
 
     def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "redis", None)
-        with pytest.raises(RemoteStoreError, match=r"needs the package redis, .*: pip install 'baton\[remote\]'"):
+        with pytest.raises(RemoteStoreError, match=r"needs the package redis, .*: pip install -e '\.\[remote\]'"):
             RemoteStore("redis://host", BLOCK, MODEL)
 
 

@@ -65,7 +65,7 @@ def test_triton_alone(caplog, interpreter):
     ops, info, warnings = run_probe(caplog, NO_SGL, Library(TRITON, load_triton))
     assert chosen(ops, load_triton(CPU)) == OF_A_GPU - {"transfer_kv"}
     assert ops.transfer_kv is TORCH_OPS.transfer_kv and "rms_norm triton" in info and "transfer_kv torch" in info
-    assert len(warnings) == 1 and "undefined symbol" in warnings[0] and "pip install 'baton[cuda]'" in warnings[0]
+    assert len(warnings) == 1 and "undefined symbol" in warnings[0] and "pip install -e '.[cuda]'" in warnings[0]
 
 
 def test_nothing_there_leaves_torch_and_one_warning(caplog):
@@ -154,4 +154,4 @@ def test_without_numba_a_cpu_has_torch_and_says_so(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, logger="baton.runtime.layers.probe"):
         assert select_ops(CPU, torch.float32, SHAPE, Team()) == TORCH_OPS
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install 'baton[cpu]'" in warning
+    assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install -e '.[cpu]'" in warning

@@ -118,7 +118,7 @@ def test_products_of_packed_weights_have_a_kernel(caplog, monkeypatch):
     with pytest.raises(ModelLoadError, match=r"--linear-backend numba: ZeroDivisionError: .*; or use auto"):
         choose(CPU, [SMALL], linear_backend="numba")
     monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.blocks", None)
-    with pytest.raises(ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install 'baton\[cpu\]'"):
+    with pytest.raises(ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install -e '\.\[cpu\]'"):
         choose(CPU, [SMALL], linear_backend="numba")
     assert not caplog.records, "an error says it all"
 
@@ -141,7 +141,7 @@ def test_without_numba_warnings_say_what_is_lost_and_what_to_install(monkeypatch
     monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.logits", None)
     backends = choose(CPU)
     assert (backends.ops, backends.attention) == (TORCH_OPS, TORCH_BACKENDS.attention) and backends.logits is None
-    assert "pip install 'baton[cpu]'" in caplog.text and "logits are rounded to bfloat16" in caplog.text
+    assert "pip install -e '.[cpu]'" in caplog.text and "logits are rounded to bfloat16" in caplog.text
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -168,13 +168,13 @@ def test_torch_native_by_name():
 @pytest.mark.usefixtures("a_gpu")
 def test_without_flashinfer_one_warning_says_why(monkeypatch, caplog):
     def fail(specs, **_):
-        raise FlashInferUnavailable("FlashInfer is not there; pip install 'baton[cuda]'")
+        raise FlashInferUnavailable("FlashInfer is not there; pip install -e '.[cuda]'")
 
     monkeypatch.setattr(library, "load_attention", fail)
     backends = choose()
     assert backends.recorder is None and backends.attention is TORCH_BACKENDS.attention
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and "pip install 'baton[cuda]'" in record.message
+    assert record.levelname == "WARNING" and "pip install -e '.[cuda]'" in record.message
     with pytest.raises(ModelLoadError, match="--attention-backend flashinfer: FlashInfer is not there"):
         choose(attention_backend="flashinfer")
 

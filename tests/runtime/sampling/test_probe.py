@@ -66,7 +66,7 @@ def test_a_provider_that_is_not_installed(caplog):
     ops, warning = select(caplog, {"triton": load})
     assert ops == TORCH_GPU_OPS
     assert warning.startswith("slower sampling in use: triton: ImportError: No module named 'triton';")
-    assert "pip install 'baton[cuda]'" in warning
+    assert "pip install -e '.[cuda]'" in warning
 
 
 def test_operations_that_raise_or_are_wrong(caplog):
