@@ -27,6 +27,7 @@ class ServerConfig:
     host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 listens on every interface")
     port: int = flag(30000, "port to listen on; 0 takes a free one and logs it")
     served_model_name: str = flag("", "the model's name in the API; default: --model-path")
+    serve_any_model_name: bool = flag(False, "take requests for any model name, also where --served-model-name is set")
     api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; better in a file or BATON_API_KEY")
     api_key_file: str = flag("", "file with that key; without either, BATON_API_KEY of the environment; else no check")
     admin_api_key: str = flag("", "asked for instead where a call changes the server for everybody")
@@ -83,6 +84,11 @@ class ServerArgs:
     @property
     def served_model_name(self) -> str:
         return self.server.served_model_name or self.model.model_path
+
+    @property
+    def required_model_name(self) -> str:
+        """The name that requests must use, if they name a model; empty for any."""
+        return "" if self.server.serve_any_model_name else self.server.served_model_name
 
     @property
     def worker_config(self) -> WorkerConfig:

@@ -95,7 +95,7 @@ _THINKING = either(
 )
 
 PROPERTIES: Properties = {
-    "model": string("The served model's name; any, where the operator gave none (--served-model-name)."),
+    "model": string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name."),
     "messages": list_of(_MESSAGE, "The chat so far.", least=1),
     "max_tokens": whole("Tokens to generate at most.", 1),
     "system": either(string(), list_of(_TEXT_BLOCK), about="What the model is told first."),

@@ -88,7 +88,8 @@ def parse_messages(
     refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
     fields = {name: value for name, value in fields.items() if value is not None}
     model = typed(_needed(fields, "model", "a string"), str, "model")
-    if not counts_only and (most := typed(_needed(fields, "max_tokens", "a whole number"), int, "max_tokens")) < 1:
+    most = 1 if counts_only and "max_tokens" not in fields else _needed(fields, "max_tokens", "a whole number")
+    if typed(most, int, "max_tokens") < 1:
         raise RequestRefused(f"max_tokens is {most}; use 1 or more", param="max_tokens")
     tools, choice = _tools(fields)
     thinking, budget = _thinking(fields.get("thinking"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -72,15 +73,42 @@ class Renderer:
         if "developer" not in self.source:  # OpenAI's newer name for the system's role
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         try:
-            return self._template.render(
-                messages,
-                add_generation_prompt=conversation.add_generation_prompt,
-                tools=conversation.tools,
-                documents=conversation.documents,
-                **conversation.variables,
-            )
+            return self._of_template(self._template, conversation, messages)
         except ChatTemplateError as error:
+            joined = with_roles_in_turn(messages)
+            if joined != messages:
+                with contextlib.suppress(ChatTemplateError):
+                    return self._of_template(self._template, conversation, joined)
             raise RequestRefused(str(error), code="chat_template_error", param="messages") from None
+
+    def _of_template(self, template: ChatTemplate, conversation: Conversation, messages: list[Message]) -> str:
+        """Raises ChatTemplateError."""
+        return template.render(
+            messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            tools=conversation.tools,
+            documents=conversation.documents,
+            **conversation.variables,
+        )
+
+
+def with_roles_in_turn(messages: list[Message]) -> list[Message]:
+    """For templates that take one system message, at the beginning, and users and assistants in turn. Neighbours of
+    the role system, or user, become one message. A system message behind others becomes the user's.
+
+    Agents send such messages: instructions in several parts, reminders between two turns. What stands before a message
+    is never changed by one that follows an answer, so a conversation that grows still begins as it did.
+    """
+    joined: list[Message] = []
+    for message in messages:
+        role = message["role"]
+        if role == "system" and any(before["role"] != "system" for before in joined):
+            role = "user"
+        if joined and joined[-1]["role"] == role and role in ("system", "user"):
+            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
+        else:
+            joined.append({**message, "role": role})
+    return joined
 
 
 async def beside_others(size: int, work: Callable[[], T]) -> T:

@@ -29,7 +29,7 @@ IDS = list_of(TOKEN_ID)
 
 RID = string("The request's name; the X-Request-Id header where it is missing.", least=1, most=MAX_RID_CHARS)
 
-MODEL = string("The served model's name; any, where the operator gave none (--served-model-name).")
+MODEL = string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name.")
 
 STREAM = flag("Answer with server-sent events, as tokens come.", default=False)
 

@@ -96,7 +96,7 @@ class TokenizerRoutes:
     async def _tokens_of_prompt(self, fields: dict[str, Any]) -> tuple[bool, list[list[int]]]:
         """(is it a list of prompts, the tokens of each)."""
         refuse_unserved(fields, ("prompt", "add_special_tokens", "model"), {}, (), where="")
-        check_model(fields.get("model"), self._args.server.served_model_name)
+        check_model(fields.get("model"), self._args.required_model_name)
         prompt = fields.get("prompt")
         is_list = isinstance(prompt, list)
         texts: list[Any] = prompt if is_list else [prompt]
@@ -112,7 +112,7 @@ class TokenizerRoutes:
             raise RequestRefused("prompt and messages are both given; give one of them", param="prompt")
         fields.pop("add_special_tokens", None)  # the template writes them
         asked = parse_chat(fields)
-        check_model(asked.model, self._args.server.served_model_name)
+        check_model(asked.model, self._args.required_model_name)
         with CHAT_NAMES.translated():
             return await self._chats.render(asked.call)
 
@@ -130,7 +130,7 @@ class TokenizerRoutes:
     async def detokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("tokens", "skip_special_tokens", "model"), {}, (), where="")
-            check_model(fields.get("model"), self._args.server.served_model_name)
+            check_model(fields.get("model"), self._args.required_model_name)
             tokens = fields.get("tokens")
             if not isinstance(tokens, list):
                 raise RequestRefused("tokens takes a list of token ids, or a list of such lists", param="tokens")

@@ -24,6 +24,13 @@ def test_defaults_are_the_dataclasses() -> None:
     assert args.tokenizer_path == args.served_model_name == "m"
 
 
+def test_which_model_name_requests_must_use() -> None:
+    for flags, name in (([], ""), (["--served-model-name", "n"], "n"),
+                        (["--served-model-name", "n", "--serve-any-model-name"], "")):  # fmt: skip
+        args = parse_command_line([*MODEL, *flags])
+        assert args.required_model_name == name and args.served_model_name == (flags[1] if flags else "m")
+
+
 def test_every_field_is_a_flag_that_reaches_it() -> None:
     """Each flag is given a value other than its default; exactly its field changes."""
     other = {

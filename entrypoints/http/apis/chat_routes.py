@@ -58,7 +58,7 @@ class ChatRoutes:
         async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
             asked = await parsed(request, lambda: parse_chat(fields, rid=rid, defaults=self._defaults))
-            check_model(asked.model, self._args.server.served_model_name)
+            check_model(asked.model, self._args.required_model_name)
             with CHAT_NAMES.translated():
                 answer = await self._chats.open(asked.call)
         headers = request_id(asked.call.rid)

@@ -110,7 +110,7 @@ class MessagesRoutes:
 
     def _check(self, asked: MessagesRequest) -> None:
         """Raises RequestRefused for what this server, or this model, does not have."""
-        check_model(asked.model, self._args.server.served_model_name)
+        check_model(asked.model, self._args.required_model_name)
         thoughts_are_known = self._chats.parsers.reasoning_name is not None
         check_thinking(asked, self._chats.renderer.source, thoughts_are_known=thoughts_are_known)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
@@ -31,13 +32,28 @@ _MODEL = answered(
         "owned_by": string(),
         "root": string("The model's folder."),
         "max_model_len": nullable(COUNT),
+        "type": enum("model"),
+        "display_name": string(),
+        "created_at": string("RFC 3339."),
+        "max_input_tokens": nullable(COUNT),
+        "max_tokens": nullable(COUNT),
     },
     title="Model",
 )
+"""OpenAI's fields, then those of Anthropic: clients of both ask here."""
 _MODELS = Operation(
     summary="The one model, in a list",
     tag="OpenAI",
-    answer=answered({"object": enum("list"), "data": list_of(_MODEL)}, title="Models"),
+    answer=answered(
+        {
+            "object": enum("list"),
+            "data": list_of(_MODEL),
+            "has_more": enum(False),
+            "first_id": string(),
+            "last_id": string(),
+        },
+        title="Models",
+    ),
 )
 _ONE_MODEL = Operation(summary="The one model, by its name", tag="OpenAI", answer=_MODEL, refusals=(404,))
 _COMPLETE = Operation(
@@ -72,21 +88,31 @@ class OpenAIRoutes:
         ]
 
     async def models(self) -> Response:
-        return JSONAnswer({"object": "list", "data": [self._model()]})
+        name = self._args.served_model_name
+        return JSONAnswer(
+            {"object": "list", "data": [self._model()], "has_more": False, "first_id": name, "last_id": name}
+        )
 
     async def model(self, model: str) -> Response:
         """The one model, by its name, which may have slashes."""
-        check_model(model, self._args.served_model_name)
+        if not self._args.server.serve_any_model_name:
+            check_model(model, self._args.served_model_name)
         return JSONAnswer(self._model())
 
     def _model(self) -> dict[str, Any]:
+        name, context_length = self._args.served_model_name, self._manager.worker_info.get("context_length")
         return {
-            "id": self._args.served_model_name,
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "baton",
             "root": self._args.model.model_path,
-            "max_model_len": self._manager.worker_info.get("context_length"),
+            "max_model_len": context_length,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "max_input_tokens": context_length,
+            "max_tokens": context_length,
         }
 
     async def completions(self, request: Request) -> Response:
@@ -95,7 +121,7 @@ class OpenAIRoutes:
             call = await parsed(
                 request, lambda: parse_completion(fields, rid=rid, max_prompts=most, defaults=self._defaults)
             )
-            check_model(call.model, self._args.server.served_model_name)
+            check_model(call.model, self._args.required_model_name)
             batch, headers = call.batch, request_id(call.batch.rid)
             response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():

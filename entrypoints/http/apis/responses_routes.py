@@ -111,7 +111,7 @@ class ResponsesRoutes:
         async with self._bodies.generation(request) as fields:
             rid = request.headers.get("x-request-id")
             asked = await parsed(request, lambda: parse_response(fields, rid=rid, defaults=self._defaults))
-            check_model(asked.model, self._args.server.served_model_name)
+            check_model(asked.model, self._args.required_model_name)
             running = await self._responses.open(asked)
         headers = request_id(asked.call.rid)
         if asked.background:

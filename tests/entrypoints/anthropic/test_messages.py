@@ -73,6 +73,14 @@ def test_sampling_and_batons_own_fields() -> None:
     assert parse_messages({"model": "m", "max_tokens": 9, "messages": HI}, rid="header").call.rid == "header"
 
 
+@pytest.mark.parametrize("counts_only", [False, True])
+@pytest.mark.parametrize("most", [0, -1, 2**63, 1.0, "9"])
+def test_a_limit_is_checked_where_tokens_are_only_counted(most: Any, counts_only: bool) -> None:
+    with pytest.raises(RequestRefused) as error:
+        parse_messages({"model": "m", "max_tokens": most, "messages": HI}, counts_only=counts_only)
+    assert error.value.param == "max_tokens"
+
+
 def test_labels_and_nulls_ask_for_nothing() -> None:
     asked = parse(
         cache_control={"type": "ephemeral"}, service_tier="auto", system=None, tools=None, tool_choice=None,

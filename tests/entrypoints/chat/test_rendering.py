@@ -90,3 +90,43 @@ def test_what_is_too_deep_to_be_measured_is_refused() -> None:
         deep = [deep]
     with pytest.raises(RequestRefused, match="nested too deeply"):
         size_of(Conversation(messages=[], tools=[{"x": deep}]))
+
+
+STRICT = """{%- for m in messages %}
+{%- if m.role == "system" and not loop.first %}{{ raise_exception("System must be first.") }}{% endif %}
+{%- if not loop.first and m.role == "user" and messages[loop.index0 - 1].role == "user" %}
+{{- raise_exception("Roles must alternate.") }}{% endif %}<{{ m.role }}>{{ m.content }}</>
+{%- endfor %}"""
+
+
+def said(*pairs: tuple[str, str]) -> Conversation:
+    return Conversation(messages=[{"role": role, "content": content} for role, content in pairs])
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered"),
+    [
+        ([("developer", "A"), ("system", "B"), ("user", "C")], "<system>A\n\nB</><user>C</>"),
+        ([("user", "A"), ("system", "B")], "<user>A\n\nB</>"),
+        ([("system", "S"), ("user", "A"), ("system", "B"), ("user", "C")], "<system>S</><user>A\n\nB\n\nC</>"),
+        ([("user", "A"), ("assistant", "B"), ("system", "C")], "<user>A</><assistant>B</><user>C</>"),
+        ([("user", "A"), ("user", "B"), ("assistant", "C")], "<user>A\n\nB</><assistant>C</>"),
+    ],
+)
+def test_a_template_with_strict_roles_takes_the_messages_of_agents(given: list, rendered: str) -> None:
+    assert make_renderer(STRICT).render(said(*given)) == rendered
+    roles = [("system" if role == "developer" else role, content) for role, content in given]
+    as_given = "".join(f"<{role}>{content}</>" for role, content in roles) + "<a>"
+    assert make_renderer(PLAIN).render(said(*given)) == as_given
+
+
+def test_a_conversation_begins_as_it_did_where_roles_are_put_in_turn() -> None:
+    turns = [("system", "S"), ("user", "A"), ("system", "B"), ("assistant", "C"), ("user", "D"), ("system", "E")]
+    renderer = make_renderer(STRICT)
+    assert renderer.render(said(*turns)).startswith(renderer.render(said(*turns[:3])))
+
+
+def test_the_complaint_of_a_template_is_told_as_it_was() -> None:
+    refusing = make_renderer("{{ raise_exception('Never ' ~ messages | length) }}")
+    with pytest.raises(RequestRefused, match="Never 2"):
+        refusing.render(said(("system", "A"), ("system", "B")))

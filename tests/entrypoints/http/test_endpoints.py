@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -79,7 +80,12 @@ def test_tokenize_as_vllm_has_it(server: ServerUnderTest) -> None:
 
 def test_the_model_by_its_name(server: ServerUnderTest) -> None:
     get = server.client.get
-    assert get("/v1/models/echo").json() == get("/v1/models").json()["data"][0]
+    models = get("/v1/models").json()
+    assert get("/v1/models/echo").json() == models["data"][0]
+    assert (models["first_id"], models["last_id"], models["has_more"]) == ("echo", "echo", False)
+    model = models["data"][0]  # OpenAI's and Anthropic's fields
+    assert (model["object"], model["type"], model["display_name"]) == ("model", "model", "echo")
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
     for name in ("other", "org/other", "echo/more", "%2Fecho"):
         assert error_of(get(f"/v1/models/{name}"), 404)["code"] == "model_not_found"
 
