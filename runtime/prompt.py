@@ -8,8 +8,6 @@ from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import ContinuationSpec, RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 
-_INT32_MAX = 2**31 - 1
-
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Prompt:
@@ -133,10 +131,6 @@ def _check_length(length: int, who: str, prompt: Prompt, context: int) -> None:
 
 def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
     sampling = prompt.sampling
-    if sampling.top_k > _INT32_MAX:
-        raise RequestRefused(
-            f"top_k is {sampling.top_k}; use -1 for the whole vocabulary ({vocab} tokens)", param="top_k"
-        )
     if sampling.beam_width is not None and sampling.beam_width > vocab:
         raise RequestRefused(
             f"beam_width is {sampling.beam_width}; the vocabulary has {vocab} tokens: use {vocab} or less",

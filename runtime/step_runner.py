@@ -21,6 +21,7 @@ from .runner.forward_batch import last_of_each
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.beam_candidates import BeamRanker
+from .sampling.forbidden_tokens import forbidden_rows, is_forbidden
 from .sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 from .sampling.penalties import PendingTokens
 from .sampling.sampler import Sampled, Sampler
@@ -63,7 +64,9 @@ class StepInFlight:
     output_logprobs: _OutputLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
-    """The sampled tokens, int64 [n]; their peaks, float32 [n]; then the tensors of the logprobs."""
+    """The sampled tokens, int64 [n]; their peaks, float32 [n]; where something is banned, their own logits, float32
+    [n]; then the tensors of the logprobs."""
+    has_bans: bool
     beams: list[BeamCandidates | None]
 
 
@@ -85,6 +88,7 @@ class StepRunner:
         self._load_token_bytes = load_token_bytes
         self._stop_strings: StopStringChecker | None = None
         self._sequences = SequenceTable()
+        self._vocab_size = runner.config.vocab_size
 
     def run(self, batch: ScheduleBatch) -> StepOutput:
         """Compute one step and wait for it."""
@@ -105,7 +109,8 @@ class StepRunner:
         sampled, outputs = self._sample(forward.logits, batch, counts, previous_ids)
         inputs = None if forward.logprob_hidden is None else self._input_logprobs(forward.logprob_hidden, batch)
         scores = [wanted for wanted in (outputs.scores if outputs is not None else None, inputs) if wanted is not None]
-        copy = to_host([sampled.ids, sampled.peaks, *(tensor for score in scores for tensor in score.tensors)])
+        tokens = [sampled.ids, sampled.peaks, *([sampled.chosen] if sampled.chosen is not None else [])]
+        copy = to_host([*tokens, *(tensor for score in scores for tensor in score.tensors)])
         next_ids = sampled.ids if (counts == 1).all() else _first_of_each(sampled.ids, counts)
         self._profiler.lap("launch")
         beams: list[BeamCandidates | None] = []
@@ -119,17 +124,20 @@ class StepRunner:
             output_logprobs=outputs,
             input_logprobs=inputs,
             copy=copy,
+            has_bans=sampled.chosen is not None,
             beams=beams,
         )
 
     def finish(self, step: StepInFlight) -> StepOutput:
         """Wait for a step and collect what it computed."""
         sampled, peaks, *arrays = step.copy.wait()
+        chosen = arrays.pop(0) if step.has_bans else None
         self._profiler.lap("wait")
         counts, said = step.sampled_counts, sampled
         if step.batch.draft_lens is not None:
             counts, taken = verify(step.batch, sampled, counts)
             said, peaks = sampled[taken], peaks[taken]
+            chosen = chosen[taken] if chosen is not None else None
         failed: list[int] = []
         if not np.isfinite(peaks).all():
             failed = np.unique(np.repeat(np.arange(len(counts)), counts)[~np.isfinite(peaks)]).tolist()
@@ -137,6 +145,7 @@ class StepRunner:
             if found is not None and not found.is_finite:
                 failed += range(beam.start, beam.stop)
         output = StepOutput(StepResult(said.astype(np.int32), counts, beams=step.beams))
+        output.result.forbidden_rows = self._forbidden_rows(step, counts, said, chosen)
         if (outputs := step.output_logprobs) is not None:
             ids = np.split(sampled[outputs.sampled].astype(np.int32), np.cumsum(outputs.scores.lengths)[:-1])
             chunks = outputs.scores.read(arrays[: len(outputs.scores.tensors)], ids)
@@ -154,6 +163,15 @@ class StepRunner:
         self._take_tokens(step, output.result)
         return output
 
+    def _forbidden_rows(
+        self, step: StepInFlight, counts: np.ndarray, said: np.ndarray, chosen: np.ndarray | None
+    ) -> tuple[int, ...]:
+        rows = forbidden_rows(step.batch, counts, said, chosen, self._vocab_size)
+        for beam, found in zip(step.batch.beams, step.beams):
+            if found is not None and is_forbidden(beam, found, self._vocab_size):
+                rows += range(beam.start, beam.stop)
+        return tuple(rows)
+
     def _open_and_close(self, batch: ScheduleBatch) -> None:
         self._sequences.update(batch.opened, batch.closed)
         if self._stop_strings is not None:
@@ -162,14 +180,14 @@ class StepRunner:
 
     def _take_tokens(self, step: StepInFlight, result: StepResult) -> None:
         """Record the new tokens of the sequences that need them, and look for their stop strings. Sequences closed
-        since the launch are skipped: nobody wants their tokens."""
+        since the launch are skipped: nobody wants their tokens. So are those that end for a forbidden token."""
         recording = self._sequences.recording
         if not recording:
             return
         serials, tokens_of = step.batch.serials, result.rows()
         for row in np.flatnonzero(result.counts).tolist():
             sequence = recording.get(int(serials[row]))
-            if sequence is None:
+            if sequence is None or row in result.forbidden_rows:
                 continue
             if sequence.has_stops:
                 found = self._stop_string_checker().check(

@@ -213,6 +213,8 @@ class StepResult:
     failed_rows: dict[int, int] = field(default_factory=dict)
     """Batch rows whose logits say nothing: one is NaN or +inf, or all are -inf. What their tokens are is undefined.
     With how many first tokens may be trusted: those before the first whose K or V is not finite; 0 if all are."""
+    forbidden_rows: tuple[int, ...] = ()
+    """Batch rows with a token that the request does not allow. Their KV is as good as any."""
 
     @classmethod
     def of_rows(

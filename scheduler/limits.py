@@ -164,6 +164,15 @@ def timed_out(limit: float) -> RequestRefused:
     )
 
 
+def token_not_allowed() -> RequestRefused:
+    return RequestRefused(
+        "a token was drawn that this request does not allow, so the output is given up; this is a fault of the server "
+        "or of the model's numbers. Send it again; if it fails again, leave out unusual sampling parameters",
+        status=500,
+        code="token_not_allowed",
+    )
+
+
 def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
     """What leases may hold of the pool, all of them and one client's."""
     max_tokens = int(config.max_leased_ratio * allocator.total_tokens)

@@ -10,7 +10,17 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-_INFINITY = float("inf")
+MAX_TEMPERATURE = 1e30
+"""Every logit is divided by it in float32, where anything over 3.4e38 is infinite."""
+
+GREEDY_TEMPERATURE = 1e-6
+"""Below this a temperature counts as 0, as in SGLang."""
+
+MIN_REPETITION_PENALTY = 1e-6
+"""Logits are divided by it in float32, where anything under 1.2e-38 loses its digits, or is 0."""
+
+MAX_SEED = 2**63 - 1
+"""Seeds are int64; sample i of n adds i, in uint64."""
 
 MAX_SEQUENCES = 512
 """The largest n and beam_width."""
@@ -44,7 +54,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     max_new_tokens: tokens to generate at most; None means "up to the context length", 0 computes the prompt only.
     min_new_tokens: until that many are generated, eos, stop ids and stop strings cannot end the request.
-    temperature: 0 is greedy. top_k: -1 is off. top_p, min_p: probabilities in (0, 1] and [0, 1].
+    temperature: 0 is greedy, and so is anything below GREEDY_TEMPERATURE. top_k: -1 is off, and so is the vocabulary.
+    top_p, min_p: probabilities in (0, 1] and [0, 1].
     stop: strings that end the output, not part of the text unless ``no_stop_trim``.
     stop_regex: regular expressions, in RE2's syntax, that end the output where they match; the match stays in the text.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
@@ -95,8 +106,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("min_new_tokens", "use 0 or more")
         if limit is not None and self.min_new_tokens > limit:
             self._refuse("min_new_tokens", f"it exceeds max_new_tokens ({limit})")
-        if not 0.0 <= self.temperature < _INFINITY:
-            self._refuse("temperature", "use 0 (greedy) or a positive number")
+        if not 0.0 <= self.temperature <= MAX_TEMPERATURE:
+            self._refuse("temperature", f"use 0 (greedy) to {MAX_TEMPERATURE:g}")
         if not 0.0 < self.top_p <= 1.0:
             self._refuse("top_p", "use a value in (0, 1]")
         if self.top_k != -1 and self.top_k < 1:
@@ -107,8 +118,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("frequency_penalty", "use a value in [-2, 2]")
         if not -2.0 <= self.presence_penalty <= 2.0:
             self._refuse("presence_penalty", "use a value in [-2, 2]")
-        if not 0.0 < self.repetition_penalty <= 2.0:
-            self._refuse("repetition_penalty", "use a value in (0, 2]; 1 is off")
+        if not MIN_REPETITION_PENALTY <= self.repetition_penalty <= 2.0:
+            self._refuse("repetition_penalty", f"use a value in [{MIN_REPETITION_PENALTY:g}, 2]; 1 is off")
         if not 1 <= self.n <= MAX_SEQUENCES:
             self._refuse("n", f"use 1 to {MAX_SEQUENCES}")
         self._check_stops()
@@ -118,7 +129,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"logit_bias has {len(self.logit_bias)} entries; use at most {MAX_LOGIT_BIAS}")
         if self.logit_bias and not all(-100.0 <= value <= 100.0 for value in self.logit_bias.values()):
             self._refuse("logit_bias", "use values in [-100, 100]")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             self._refuse("seed", "use 0 to 2**63 - 1")
         if self.item_trie is not None:
             if len(self.item_trie) > MAX_NAME_CHARS:
@@ -225,5 +236,5 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_greedy(self) -> bool:
-        """True when the most likely token is always taken (temperature 0 or top_k 1)."""
-        return self.temperature == 0.0 or self.top_k == 1
+        """True when the most likely token is always taken (temperature 0, or next to it, or top_k 1)."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1

@@ -29,7 +29,7 @@ from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
 from .jobs.tool_time import ToolTimes
-from .limits import check_queue, duplicate_rid, lease_budget, timed_out
+from .limits import check_queue, duplicate_rid, lease_budget, timed_out, token_not_allowed
 from .memory.beam_memory import BeamMemory
 from .memory.distrust import Distrust
 from .memory.kv_memory import KVMemory, retire_unwanted, take_back_unfilled
@@ -170,6 +170,16 @@ class Scheduler:
     def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
         return [event for rid in dict.fromkeys(r.rid for r in requests) for event in self.abort(rid, now, message)]
 
+    def _refuse(self, requests: list[Request], refusal: RequestRefused, now: float) -> list[RequestEvent]:
+        """End requests, siblings included, whose output is worth nothing: their clients get an error. Those that have
+        ended already are passed over."""
+        rids = {request.rid for request in requests if request.finish is None}
+        events = self._abort_each([request for request in requests if request.rid in rids], now, refusal.message)
+        for event in events:
+            if event.request.rid in rids:
+                event.refusal = refusal
+        return events
+
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
 
@@ -280,6 +290,8 @@ class Scheduler:
         self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
         self.speculation.step_done(step, now)
         events = self._distrust.end(step.requests, result.failed_rows, now) if result.failed_rows else []
+        if result.forbidden_rows:
+            events += self._refuse([step.requests[row] for row in result.forbidden_rows], token_not_allowed(), now)
         lengths, samples = batch.seq_lens.tolist(), batch.samples.tolist()
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:

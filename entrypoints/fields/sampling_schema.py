@@ -11,31 +11,32 @@ from ...scheduler.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
+    MAX_SEED,
     MAX_SEQUENCES,
     MAX_STOP_CHARS,
     MAX_STOP_REGEX,
     MAX_STOP_REGEX_CHARS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
     SamplingParams,
 )
 from ..description.json_schema import Properties, Schema, either, enum, flag, list_of, number, string, whole
 from .shared_schema import TOKEN_ID
-
-MAX_SEED = 2**63 - 1
 
 _LIMITED: Properties = {
     "max_new_tokens": whole(
         "Tokens to generate at most; null: up to the context's end. 0 computes the prompt and samples nothing.", 0
     ),
     "min_new_tokens": whole("Nothing ends the output before it has this many tokens.", 0),
-    "temperature": number("0 is greedy.", 0),
+    "temperature": number("0 is greedy.", 0, MAX_TEMPERATURE),
     "top_p": number("Sample among the likeliest tokens that have this probability together.", above=0, high=1),
     "top_k": whole("Sample among so many of the likeliest tokens; -1 or 0: no limit.", -1),
     "min_p": number("Sample among tokens that have this share of the likeliest one's probability.", 0, 1),
     "frequency_penalty": number("Taken from a token's logit for each time the output has it.", -2, 2),
     "presence_penalty": number("Taken from a token's logit once the output has it.", -2, 2),
-    "repetition_penalty": number("Divides the logits of tokens that prompt or output have.", above=0, high=2),
+    "repetition_penalty": number("Divides the logits of tokens that prompt or output have.", MIN_REPETITION_PENALTY, 2),
     "logit_bias": {
         "type": "object",
         "description": "Token id -> what is added to its logit.",

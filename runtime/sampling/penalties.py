@@ -6,6 +6,8 @@ Definitions (CTRL, Keskar et al. 2019, for repetition; OpenAI's API for the othe
     frequency f    output tokens:                logit - f * count
     presence p     output tokens:                logit - p
 
+A logit that this would make infinite is clamped (LARGEST), so that nothing that follows becomes NaN.
+
 A sequence has seen few of the vocabulary's tokens, so only those are touched: per request a list of distinct ids with
 their counts in the output, kept up to date token by token. There is no [rows, vocabulary] tensor.
 """
@@ -20,6 +22,9 @@ import torch
 
 from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
+
+LARGEST = 1e30
+"""Of a logit with penalties, but for those that were -inf before."""
 
 
 class SeenTokens:
@@ -103,9 +108,9 @@ def apply_penalties(
     repetition, frequency, presence = penalties[owner].unbind(1)
     row = row_of[owner]
     values = logits[row, ids]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * counts + presence * (counts > 0)
-    logits[row, ids] = values
+    changed = torch.where(values > 0, values / repetition, values * repetition)
+    changed -= frequency * counts + presence * (counts > 0)
+    logits[row, ids] = torch.where(values.isneginf(), values, changed.clamp_(-LARGEST, LARGEST))
 
 
 def _with_pending(

@@ -2,14 +2,17 @@
 
 Order, as in SGLang and vLLM:
 
-    allowed tokens → logit_bias, bad words → min_new_tokens (no eos, no stop id yet) → penalties
-                   → temperature → top_k → top_p → min_p → draw
+    logit_bias, penalties → bad words → allowed tokens → min_new_tokens (no eos, no stop id yet)
+                          → temperature → top_k → top_p → min_p → draw
+
+Whatever bans a token comes after whatever computes with logits, so that no sum or quotient lifts a ban.
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
 (`torch_ops`, and its faster twins).
 
-With each token comes the row's highest logit, which is finite unless the row says nothing (`Sampled.peaks`).
+With each token comes the row's highest logit, which is finite unless the row says nothing (`Sampled.peaks`), and where
+anything was banned the token's own logit, which shows a token that must not be (`Sampled.chosen`).
 
 Nothing here waits for the device: `device_copy.upload` sends what a step needs, and the tokens stay on the device.
 
@@ -42,8 +45,8 @@ from .torch_ops import Filters
 MAX_RANKED_TOP_K = 4096
 """A larger top_k takes a full sort, in a group of its own, so that it does not widen the others' work."""
 
-MIN_TEMPERATURE = 1e-30
-"""Smaller temperatures are raised to this: though not 0, they could be 0 in float32."""
+MIN_TOP_P = 1e-9
+"""Smaller ones are raised to this, which keeps the likeliest token alone as well; they could be 0 in float32."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +58,9 @@ class Sampled:
     peaks: torch.Tensor
     """float32 [n]: the highest of the row's logits as they came from the model. It is NaN or infinite where a logit is
     NaN or +inf, or all are -inf; what the row's token is is undefined then."""
+    chosen: torch.Tensor | None = None
+    """float32 [n]: the logit of each row's token after all bans; -inf or NaN for a token that is banned. None where
+    nothing is banned in any row."""
 
 
 @dataclass(slots=True)
@@ -131,7 +137,12 @@ class Sampler:
         if plan.greedy_rows is None and adjusted is logits:
             peaks, ids = best_tokens(logits)
             return Sampled(ids, peaks)
-        return Sampled(self._choose(adjusted, plan, positions), logits.amax(dim=-1))
+        ids = self._choose(adjusted, plan, positions)
+        chosen = None
+        if adjusted is not logits:
+            # A broken draw may name no token at all; the step runner finds that out.
+            chosen = adjusted.gather(1, ids.clamp(0, self._vocab_size - 1).unsqueeze(1)).squeeze(1)
+        return Sampled(ids, logits.amax(dim=-1), chosen)
 
     def _choose(self, logits: torch.Tensor, plan: _Plan, positions: np.ndarray) -> torch.Tensor:
         """Token ids int64 [n] from adjusted logits."""
@@ -212,13 +223,15 @@ class Sampler:
     def _slices(self, params: list[SamplingParams]) -> Iterator[tuple[_Kind, int, list[int]]]:
         """Yield (kind, width, rows) of each group; a group has no more rows than are drawn at once."""
         drawn = [(i, p) for i, p in enumerate(params) if not p.is_greedy]
-        narrow = [i for i, p in drawn if 0 < p.top_k <= MAX_RANKED_TOP_K]
-        widest = min(self._vocab_size, max((params[i].top_k for i in narrow), default=0))
+        ranked = [i for i, p in drawn if 0 < p.top_k < self._vocab_size]  # more than there are is no limit
+        narrow = [i for i in ranked if params[i].top_k <= MAX_RANKED_TOP_K]
+        widest = max((params[i].top_k for i in narrow), default=0)
+        rest = [(i, p) for i, p in drawn if not 0 < p.top_k < self._vocab_size]
         groups: list[tuple[_Kind, int, list[int]]] = [
             ("ranked", widest, narrow),
-            ("ranked", self._vocab_size, [i for i, p in drawn if p.top_k > MAX_RANKED_TOP_K]),
-            ("nucleus", 0, [i for i, p in drawn if p.top_k < 0 and p.top_p < 1.0]),
-            ("all", 0, [i for i, p in drawn if p.top_k < 0 and p.top_p == 1.0]),
+            ("ranked", self._vocab_size, [i for i in ranked if params[i].top_k > MAX_RANKED_TOP_K]),
+            ("nucleus", 0, [i for i, p in rest if p.top_p < 1.0]),
+            ("all", 0, [i for i, p in rest if p.top_p == 1.0]),
         ]
         rows_at_once = max(1, self._slice_elements // self._vocab_size)
         for kind, width, rows in groups:
@@ -230,9 +243,9 @@ class Sampler:
         wanted = [params[i] for i in rows]
         return [
             np.array(rows, dtype=np.int64),
-            np.array([max(p.temperature, MIN_TEMPERATURE) for p in wanted], dtype=np.float32),
-            np.array([p.top_k if p.top_k > 0 else self._vocab_size for p in wanted], dtype=np.int64),
-            np.array([p.top_p if p.top_p < 1.0 else np.inf for p in wanted], dtype=np.float64),
+            np.array([p.temperature for p in wanted], dtype=np.float32),
+            np.array([min(p.top_k, self._vocab_size) if p.top_k > 0 else self._vocab_size for p in wanted], np.int64),
+            np.array([max(p.top_p, MIN_TOP_P) if p.top_p < 1.0 else np.inf for p in wanted], dtype=np.float64),
             np.array([np.log(p.min_p) if p.min_p > 0.0 else -np.inf for p in wanted], dtype=np.float32),
         ]
 
@@ -246,27 +259,27 @@ class Sampler:
         allowed: AllowedTokens | None,
         pending: PendingTokens | None,
     ) -> torch.Tensor:
-        """Apply allowed tokens, logit_bias, bans, penalties to a copy; without any, return it as it is."""
+        """Apply logit_bias, penalties and bans to a copy; without any, return it as it is."""
         sequences = plan.sequences
         too_short = [i for i in plan.min_new_rows if positions[i] < sequences[i].sampling.min_new_tokens]
         if plan.bias is None and not too_short and not plan.penalty_rows and allowed is None and plan.bans is None:
             return logits
         logits = logits.clone()
-        if allowed is not None:
-            allow_only(logits, allowed, finite=True)
         if plan.bias is not None:
             row, token_id, value = plan.bias
             logits[row, token_id] += value
+        if plan.penalty_rows:
+            params = [sequences[i].sampling for i in plan.penalty_rows]
+            apply_penalties(logits, plan.penalty_rows, plan.seen, params, pending)
         if plan.bans is not None:
             ban_tokens(logits, plan.bans, pending)
+        if allowed is not None:
+            allow_only(logits, allowed, finite=True)
         if too_short:
             ends = [(i, t) for i in too_short for t in self._banned_ids(sequences[i], i, allowed)]
             row, token_id = upload([np.array(ends, dtype=np.int64).reshape(-1, 2)], self._device)[0].unbind(1)
             # A plain number would be copied to the device, and waited for.
             logits[row, token_id] = logits.new_full((1,), -float("inf"))
-        if plan.penalty_rows:
-            params = [sequences[i].sampling for i in plan.penalty_rows]
-            apply_penalties(logits, plan.penalty_rows, plan.seen, params, pending)
         return logits
 
     def _banned_ids(self, sequence: SequenceState, row: int, allowed: AllowedTokens | None) -> list[int]:

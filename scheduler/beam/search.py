@@ -23,6 +23,9 @@ from ..constraints.constraint import AllowedTokens, Constraint, ConstraintState
 from ..outcome import FinishReason, Retained
 from ..sampling_params import SamplingParams
 
+_SAFE_DIVISOR = 1e-30
+"""Between this and its inverse a float32 divides any score, which is above -1e8, by length ** length_penalty."""
+
 
 @dataclass(slots=True, eq=False)
 class Hypothesis:
@@ -244,9 +247,14 @@ class BeamGroup:
             entered.append((hypothesis, int(candidates.parents[rank])))
         return [pair for pair in entered if pair[0] in self.finished]
 
-    def _scores_at_end(self, scores: np.ndarray) -> list[float]:
-        """Scores of sequences that end with the newest step. scores: float32 [n], accumulated log-probabilities."""
-        return (scores / np.float32(self.num_tokens**self._sampling.length_penalty)).tolist()
+    def _scores_at_end(self, scores: np.ndarray, length: int | None = None) -> list[float]:
+        """Scores of sequences that end with the newest step, or at a length. scores: float32 [n], accumulated
+        log-probabilities. In float32, as transformers divides; in float64 where that cannot hold the divisor, or could
+        not hold the quotient."""
+        divisor = float(self.num_tokens if length is None else length) ** self._sampling.length_penalty
+        if _SAFE_DIVISOR <= divisor <= 1.0 / _SAFE_DIVISOR:
+            return (scores / np.float32(divisor)).tolist()
+        return (scores.astype(np.float64) / divisor).tolist()
 
     def _keep(self, ranks: np.ndarray, candidates: BeamCandidates) -> None:
         """Make these candidates the live beams."""
@@ -264,8 +272,7 @@ class BeamGroup:
         if early is True:
             return False
         length = self._max_new_tokens if early == "never" and penalty > 0.0 else self.num_tokens
-        best = np.float32(self.scores[0]) / np.float32(length**penalty)
-        return bool(best > np.float32(self.finished[-1].score))
+        return self._scores_at_end(self.scores[:1], length)[0] > self.finished[-1].score
 
     # -- sequences -----------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,19 @@ class AllowedTokens:
         at = found >> 5
         return self.rows[at], (self.words[at] << 5) + (found & (BITS - 1))
 
+    def holds(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """bool [n]: which of these pairs of sequence and token, int [n] each, are among them. Any token may be asked
+        for, also one that no vocabulary has."""
+        wanted, words = rows.astype(np.int64), tokens.astype(np.int64) >> 5
+        in_reach = (words >= 0) & (words < 2**31)
+        wanted = wanted << 32 | np.where(in_reach, words, 0)
+        listed = self.rows.astype(np.int64) << 32 | self.words
+        if not len(listed):
+            return np.zeros(len(rows), dtype=bool)
+        place = np.minimum(np.searchsorted(listed, wanted), len(listed) - 1)
+        bit = self.bits[place] >> (tokens & (BITS - 1)).astype(np.uint32) & np.uint32(1)
+        return in_reach & (listed[place] == wanted) & (bit == 1)
+
     @classmethod
     def join(cls, parts: Sequence[tuple[int, AllowedTokens]]) -> AllowedTokens | None:
         """Join several into one; each comes with the number of its first row. None if there are none."""

@@ -13,9 +13,10 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("max_new_tokens", -1, "use 1 or more, or 0 to compute the prompt only", {}),
     ("min_new_tokens", -1, "use 0 or more", {}),
     ("min_new_tokens", 9, "it exceeds max_new_tokens (8)", {"max_new_tokens": 8}),
-    ("temperature", -0.1, "use 0 (greedy) or a positive number", {}),
-    ("temperature", float("inf"), "use 0 (greedy) or a positive number", {}),
-    ("temperature", NAN, "use 0 (greedy) or a positive number", {}),
+    ("temperature", -0.1, "use 0 (greedy) to 1e+30", {}),
+    ("temperature", float("inf"), "use 0 (greedy) to 1e+30", {}),
+    ("temperature", 1e39, "use 0 (greedy) to 1e+30", {}),
+    ("temperature", NAN, "use 0 (greedy) to 1e+30", {}),
     ("top_p", 0.0, "use a value in (0, 1]", {}),
     ("top_p", 1.001, "use a value in (0, 1]", {}),
     ("top_k", 0, "use -1 (off) or 1 and more", {}),
@@ -26,8 +27,9 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("frequency_penalty", 2.001, "use a value in [-2, 2]", {}),
     ("presence_penalty", -2.001, "use a value in [-2, 2]", {}),
     ("presence_penalty", 2.001, "use a value in [-2, 2]", {}),
-    ("repetition_penalty", 0.0, "use a value in (0, 2]; 1 is off", {}),
-    ("repetition_penalty", 2.001, "use a value in (0, 2]; 1 is off", {}),
+    ("repetition_penalty", 0.0, "use a value in [1e-06, 2]; 1 is off", {}),
+    ("repetition_penalty", 1e-300, "use a value in [1e-06, 2]; 1 is off", {}),
+    ("repetition_penalty", 2.001, "use a value in [1e-06, 2]; 1 is off", {}),
     ("n", 0, "use 1 to 512", {}),
     ("n", 513, "use 1 to 512", {}),
     ("stop_regex", ("end", ""), "an empty expression would end every output at once; drop it", {}),
@@ -63,8 +65,8 @@ RIGHT: list[dict[str, Any]] = [
     {"max_new_tokens": 0},
     {"max_new_tokens": None, "min_new_tokens": 10**6},
     {"temperature": 0.0, "top_p": 1e-9, "top_k": 1, "min_p": 0.0},
-    {"temperature": 1e9, "top_p": 1.0, "top_k": -1, "min_p": 1.0},
-    {"frequency_penalty": -2.0, "presence_penalty": -2.0, "repetition_penalty": 1e-9},
+    {"temperature": 1e30, "top_p": 1.0, "top_k": -1, "min_p": 1.0},
+    {"frequency_penalty": -2.0, "presence_penalty": -2.0, "repetition_penalty": 1e-6},
     {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 2.0},
     {"n": 512, "seed": 0, "stop": ("end",), "logit_bias": {3: -100.0, 4: 100.0}},
     {"seed": 2**63 - 1, "logit_bias": {}},
@@ -95,7 +97,15 @@ def test_a_search_is_one_request_of_many_rows() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({"temperature": 0.0}, True), ({"top_k": 1}, True), ({"top_k": 2}, False), ({"temperature": 0.1}, False)],
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 5e-324}, True),
+        ({"temperature": 9.9e-7}, True),
+        ({"temperature": 1e-6}, False),
+        ({"top_k": 1}, True),
+        ({"top_k": 2}, False),
+        ({"temperature": 0.1}, False),
+    ],
 )
 def test_greedy(given: dict[str, Any], expected: bool) -> None:
     assert SamplingParams(**given).is_greedy is expected
