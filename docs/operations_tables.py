@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.entrypoints.chat.config import ChatConfig
+from baton.entrypoints.foreign_flags import FOREIGN, Alias, NoEffect
 from baton.entrypoints.server_args import build_parser
-from baton.entrypoints.server_config import ServerConfig
+from baton.entrypoints.server_config import ServerConfig, flag_name
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
@@ -73,7 +74,25 @@ def metric_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"flags": flag_table, "metrics": metric_table}
+def foreign_flag_table() -> str:
+    """One row for each flag of SGLang and vLLM that has a meaning, or a refusal, of its own."""
+    lines = ["| flag | here |", "|---|---|"]
+    for name, known in FOREIGN.items():
+        if isinstance(known, Alias):
+            value = "" if known.value in (None, True) else f" {known.value}"
+            here = f"`{flag_name(known.to)}{value}`" + (f": {known.about}" if known.about else "")
+            if known.values:
+                here += "; " + ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in known.values.items())
+        elif isinstance(known, NoEffect):
+            only = ", ".join(f"`{value}`" for value in known.only)
+            here = f"no effect{f' with {only}, refused otherwise' if only else ''}: {known.about}"
+        else:
+            here = f"refused: {known.instead}"
+        lines.append(f"| `{flag_name(name)}` | {here.replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+TABLES = {"flags": flag_table, "flags of others": foreign_flag_table, "metrics": metric_table}
 
 
 def between(page: str, name: str) -> str:

@@ -10,6 +10,7 @@ answer. The parts and their messages are the server's own; they talk over in-pro
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from .native.generate_response import stream_events, whole_response
 from .server_args import compose, with_seed
 from .server_config import ServerArgs
 
+logger = logging.getLogger(__name__)
+
 _END = object()
 
 
@@ -47,6 +50,8 @@ class Engine:
     def __init__(self, *, worker: WorkerFunction | None = None, **settings: Any) -> None:
         """``settings``: flags in snake_case, at least ``model_path``. worker: replaces the worker; for tests only."""
         self.args: ServerArgs = with_seed(compose(settings))
+        for note in self.args.notes:
+            logger.info("flag of another server: %s", note)
         self.tokenizer = Tokenizer.load(resolve_model_folder(self.args.tokenizer_path))
         self._threads = EngineThreads(self.args, self.tokenizer, worker or _default_worker())
         self._manager = self._threads.manager

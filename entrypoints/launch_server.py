@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     configure_logging("server", args.server.log_level)
     if args.server.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
+    for note in args.notes:
+        logger.info("flag of another server: %s", note)
     setproctitle.setproctitle("baton::http")
     dump_stacks_on_signal()
     _allow_open_files(args.server.max_connections)

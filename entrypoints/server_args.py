@@ -11,13 +11,17 @@ import dataclasses
 import difflib
 import os
 import secrets
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from ..scheduler.config import SchedulerConfig
 from .chat.config import ChatConfig
+from .config_file import read_config_file
 from .contradictions import refuse_contradictions
+from .foreign_flags import OTHER_VALUES, SHORT, is_foreign, takes_value, translate
 from .server_config import SECRETS, ServerArgs, ServerConfig, UsageError, flag_name
+from .version import baton_version
 
 _PARTS: dict[str, type] = {
     "model": ModelArgs,
@@ -41,11 +45,21 @@ _TITLES = {
 }
 
 
-def compose(settings: dict[str, Any]) -> ServerArgs:
-    """Settings by snake_case field name -> ServerArgs; missing ones take their defaults.
+def compose(settings: Mapping[str, Any]) -> ServerArgs:
+    """Settings by snake_case field name -> ServerArgs; missing ones take their defaults. Those of SGLang and vLLM are
+    taken as `foreign_flags` has them.
 
     Raises UsageError for an unknown name, a value of the wrong type, or a contradiction.
     """
+    settings, notes = own_settings(settings)
+    grouped = _by_part(settings)
+    args = ServerArgs(**{part: cls(**grouped[part]) for part, cls in _PARTS.items()}, notes=notes)
+    refuse_contradictions(args)
+    return args
+
+
+def _by_part(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The values, with their types checked, by part and name. Raises UsageError."""
     owner = {field.name: (part, field) for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
     grouped: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
     for name, value in settings.items():
@@ -53,9 +67,21 @@ def compose(settings: dict[str, Any]) -> ServerArgs:
             raise UsageError(f"unknown setting {name!r}{_nearest(name, owner)}")
         part, field = owner[name]
         grouped[part][name] = _checked(field, value, get_type_hints(_PARTS[part])[name])
-    args = ServerArgs(**{part: cls(**grouped[part]) for part, cls in _PARTS.items()})
-    refuse_contradictions(args)
-    return args
+    return grouped
+
+
+def own_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Settings by name -> (Baton's own, with unknown names as they came; what the log should say of the others).
+    Raises UsageError."""
+    translated = translate(given.items(), _own_names())
+    settings: dict[str, Any] = {}
+    for name, value in translated.settings:
+        if name in settings and settings[name] != value:
+            raise UsageError(
+                f"{flag_name(name)} is given twice, under two names: {settings[name]} and {value}; keep one"
+            )
+        settings[name] = value
+    return settings, tuple(translated.notes)
 
 
 def with_seed(args: ServerArgs) -> ServerArgs:
@@ -66,29 +92,86 @@ def with_seed(args: ServerArgs) -> ServerArgs:
 
 
 def parse_command_line(argv: list[str]) -> ServerArgs:
-    """Flags -> ServerArgs. Raises UsageError; exits only for --help."""
+    """Flags -> ServerArgs. Raises UsageError; exits only for --help and --version.
+
+    The settings of a --config file count where the command line does not give them.
+    """
     parser = build_parser()
+    own = _own_names()
+    flags, notes = own_flags(argv, own)
     try:
-        namespace, unknown = parser.parse_known_args(argv)
+        namespace, unknown = parser.parse_known_args(flags)
     except argparse.ArgumentError as error:
         raise UsageError(str(error)) from error
+    given = vars(namespace)
+    if unknown and not unknown[0].startswith("-") and "model_path" not in given:
+        given["model_path"] = unknown.pop(0)
     if unknown:
         raise UsageError(_about_unknown(unknown[0], parser))
-    given = vars(namespace)
     for name in (*SECRETS, *(f"{secret}_file" for secret in SECRETS)):
         if not given.get(name, "given nothing").strip():  # as "$KEY" is where KEY is not set
             raise UsageError(f"{flag_name(name)} is empty; a server without a key is one without the flag")
-    return compose(given)
+    if (file := given.pop("config", None)) is None:
+        return dataclasses.replace(compose(given), notes=notes)
+    from_file, more_notes = _settings_of_file(file)
+    return dataclasses.replace(compose(from_file | given), notes=(*more_notes, *notes))
+
+
+def own_flags(argv: list[str], own: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
+    """A command line with Baton's flags in place of SGLang's and vLLM's, and what the log should say of these. Raises
+    UsageError."""
+    given: list[tuple[str, Any]] = []
+    passed_on: list[str] = []
+    tokens = iter(argv)
+    for token in tokens:
+        flag, equals, value = SHORT.get(token, token).partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        is_flag = flag.startswith("--") or token in SHORT
+        if not is_flag or not (name in OTHER_VALUES or is_foreign(name, own)):
+            passed_on.append(token)
+        elif equals:
+            given.append((name, value))
+        elif name in OTHER_VALUES or takes_value(name):
+            if (following := next(tokens, None)) is None:
+                raise UsageError(f"{flag}: expected one argument")
+            given.append((name, following))
+        else:
+            given.append((name, True))
+    translated = translate(given, own)
+    for name, value in translated.settings:
+        passed_on.append(flag_name(name) if value is True else f"{flag_name(name)}={value}")
+    return passed_on, tuple(translated.notes)
+
+
+def _settings_of_file(file: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a --config file sets, and what the log should say of it. Raises UsageError, with the file's name."""
+    try:
+        settings, notes = own_settings(read_config_file(file))
+        _by_part(settings)
+    except UsageError as error:
+        raise UsageError(f"--config {file}: {error}") from None
+    return settings, notes
+
+
+def _own_names() -> dict[str, dataclasses.Field]:
+    return {field.name: field for cls in _PARTS.values() for field in dataclasses.fields(cls)}
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all flags, one group per part. Flags that are not given do not appear in the namespace."""
     parser = _Parser(
         prog="baton-server",
-        description="Serve a language model over HTTP.",
+        description="Serve a language model over HTTP. MODEL alone is --model-path MODEL; flags of SGLang and vLLM "
+        "that mean the same are taken too (docs/operations.md).",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         exit_on_error=False,
+    )
+    parser.add_argument("--version", action="version", version=f"baton {baton_version()}")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with flags, without their dashes in front, and values; the command line counts before it",
     )
     for part, cls in _PARTS.items():
         group = parser.add_argument_group(_TITLES[part])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig, WorkerConfig
@@ -76,6 +76,8 @@ class ServerArgs:
     chat: ChatConfig
     recording: RecordingConfig
     server: ServerConfig
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """For the log: flags of other servers, and what became of them."""
 
     @property
     def tokenizer_path(self) -> str:

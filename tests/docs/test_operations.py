@@ -47,7 +47,7 @@ def test_tables_are_up_to_date(name: str) -> None:
 
 
 def test_every_flag_is_listed_with_its_default() -> None:
-    listed = {cells[0]: cells[2] for cells in rows(section("Flags")) if cells[0].startswith("`--")}
+    listed = {cells[0]: cells[2] for cells in rows(between(PAGE.read_text(), "flags")) if cells[0].startswith("`--")}
     fields = [
         f
         for part in (ModelArgs, SchedulerConfig, TierConfig, KVEventConfig, ChatConfig, RecordingConfig, ServerConfig)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from ...http.keys import read_keys
-from ...server_args import build_parser, compose
+from ...server_args import build_parser, compose, own_settings
 from ...server_config import SECRETS
 from .endpoint import RuntimeEndpoint
 
@@ -55,6 +55,7 @@ class Runtime:
     def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **settings: Any) -> None:
         settings = {"port": _free_port(), **settings, "log_level": log_level}
         self.server_args = compose(settings)
+        settings, _ = own_settings(settings)
         server = self.server_args.server
         if server.ssl_certfile or server.port == 0:
             raise ValueError("Runtime: ssl_certfile and port=0 are for servers of their own: leave them out")

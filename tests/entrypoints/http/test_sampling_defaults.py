@@ -27,7 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
-    with ServerUnderTest(model, tmp_path_factory.mktemp("server"), behaviour={}) as running:
+    flags = ["--max-num-seqs", "8", "--enable-metrics"]  # vLLM's, SGLang's
+    with ServerUnderTest(model, tmp_path_factory.mktemp("server"), *flags, behaviour={}) as running:
         yield running.wait_ready()
 
 
@@ -38,6 +39,12 @@ def test_the_server_says_what_it_uses(server: ServerUnderTest) -> None:
     assert (
         "sampling defaults of the model's generation_config.json: temperature 0.6, top_p 0.95, top_k 20" in server.log
     )
+
+
+def test_the_log_names_flags_of_other_servers(server: ServerUnderTest) -> None:
+    assert server.client.get("/server_info").json()["max_running_requests"] == 8
+    assert "flag of another server: --max-num-seqs is --max-running-requests here" in server.log
+    assert "flag of another server: --enable-metrics has no effect: GET /metrics is always there" in server.log
 
 
 def test_every_api_of_chats_uses_it(server: ServerUnderTest) -> None:
