@@ -10,6 +10,7 @@ from ..runtime.constraints.item_tries import check_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
 from .chat.config import ChatConfig
+from .fields.ignored import UnknownFields
 
 
 class UsageError(ValueError):
@@ -42,6 +43,9 @@ class ServerConfig:
         "model",
         "where OpenAI's and Anthropic's APIs take sampling parameters from that a request leaves out: model: from the "
         "model's generation_config.json, as far as it has them; openai: OpenAI's (temperature and top_p 1)",
+    )
+    unknown_fields: UnknownFields = flag(
+        "refuse", "request fields that no table lists: refuse answers 400, warn ignores them with X-Baton-Warning"
     )
     max_prompts_per_request: int = flag(1024, "prompts in one request; more are refused")
     max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")

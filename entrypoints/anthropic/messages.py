@@ -15,10 +15,11 @@ from ..chat.call import ChatCall
 from ..chat.tools import Choice, read_tools
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
+from ..fields.foreign_fields import foreign_properties, settle_fields
+from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
-from ..fields.shared_schema import NO_CONTINUATION
 from .conversation import read_conversation
 from .message_schema import (
     EFFORTS,
@@ -33,28 +34,10 @@ _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED, params={"stop": "stop_sequences"})
 
-UNSUPPORTED: dict[str, tuple] = {
-    # Field -> the values, besides null, that ask for nothing.
-    "container": (), "context_management": ({}, {"edits": []}), "mcp_servers": ([],), "speed": ("standard",),
-    "diagnostics": (), "output_format": (), "stop": ([],), "n": (1,),
-    **NO_CONTINUATION,
-}  # fmt: skip
-
-_INSTEAD = {"stop": "stop_sequences"}
-
-WITHOUT_EFFECT = (
-    "cache_control", "service_tier", "inference_geo", "user_profile_id", "workspace_id", "routing_key",
-    "conversation_id", "no_logs",
-)  # fmt: skip
-"""Labels, accepted and ignored. Every prefix is cached, marked or not."""
-
 BODY = taken(
-    PROPERTIES,
+    {**PROPERTIES, **foreign_properties("messages")},
     title="MessageBody",
     required=("model", "messages", "max_tokens"),
-    unsupported=UNSUPPORTED,
-    without_effect=WITHOUT_EFFECT,
-    instead=_INSTEAD,
 )
 COUNT_BODY = BODY | {"title": "CountBody", "required": ["model", "messages"]}
 
@@ -82,10 +65,13 @@ def parse_messages(
     rid: str | None = None,
     counts_only: bool = False,
     defaults: Mapping[str, Any] = NO_DEFAULTS,
+    ignored: Ignored | None = None,
 ) -> MessagesRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. counts_only: nothing is generated,
-    and max_tokens may be missing. defaults: the model's sampling parameters. Raises RequestRefused."""
-    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    and max_tokens may be missing. defaults: the model's sampling parameters. ignored: gets what has no effect. Raises
+    RequestRefused."""
+    ignored = ignored or Ignored()
+    fields = settle_fields(fields, "messages", PROPERTIES, ignored)
     fields = {name: value for name, value in fields.items() if value is not None}
     model = typed(_needed(fields, "model", "a string"), str, "model")
     most = 1 if counts_only and "max_tokens" not in fields else _needed(fields, "max_tokens", "a whole number")
@@ -105,7 +91,8 @@ def parse_messages(
     with MESSAGE_NAMES.translated():
         alone = PromptTokens(1, is_batch=False)
         sampling = with_defaults(_sampling(fields), defaults)
-        batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=fields.get("rid", rid))
+        rid = fields.get("rid", rid)
+        batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=rid, ignored=ignored)
     call = ChatCall(prompt=batch.prompts[0], stream=batch.stream, conversation=conversation, tools=tools, choice=choice)
     return MessagesRequest(call, model, thinking, () if budget is None else ("thinking.budget_tokens",))
 

@@ -20,6 +20,7 @@ from .continuation import (
     read_retain_ns,
     read_retain_ttls,
 )
+from .ignored import Ignored
 from .jobs import read_jobs
 from .namespaces import read_client, read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
@@ -95,18 +96,19 @@ def read_prompts(
     rid: Any,
     returns_prompt: bool = False,
     truncate_to: int | None = None,
+    ignored: Ignored | None = None,
 ) -> PromptBatch:
     """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
     logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
-    prompts' ids are wanted back. truncate_to: see `Prompt`. Raises RequestRefused.
+    prompts' ids are wanted back. truncate_to: see `Prompt`. ignored: gets what has no effect. Raises RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
     per_prompt = PerPrompt(fields, tokens.size, tokens.is_batch)
     continuations = read_continuations(fields, per_prompt)
-    samplings = read_sampling_params(sampling, per_prompt)
+    samplings = read_sampling_params(sampling, per_prompt, ignored)
     namespaces = read_namespaces(per_prompt)
     client = read_client(fields)
     for asked, params in zip(logprobs, samplings, strict=True):

@@ -14,6 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from ...scheduler.outcome import RequestRefused
+from .ignored import Ignored
 
 T = TypeVar("T")
 
@@ -47,26 +48,20 @@ def refuse_unserved(
     *,
     where: str,
     instead: dict[str, str] | None = None,
+    ignored: Ignored | None = None,
 ) -> None:
-    """Refuse unknown fields, and unsupported ones that ask for something. ``where``: prefix of names in messages.
-    ``instead``: unsupported or unknown field -> what to use instead."""
+    """Refuse unknown fields of an object, and unsupported ones that ask for something. The fields of a whole request
+    are for `foreign_fields.settle_fields`.
+
+    where: prefix of names in messages. instead: unsupported field -> what to use instead. ignored: takes unknown fields
+    where the server does.
+    """
     for name, value in given.items():
         if name in served or name in without_effect:
             continue
         if name not in unsupported:
-            if len(name) > MAX_NAME_CHARS:  # the search for near names takes time and memory with every character
-                raise RequestRefused(
-                    f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",
-                    code="unknown_field",
-                )
-            if instead and name in instead:
-                use = f"use {where}{instead[name]}"
-                raise RequestRefused(
-                    f"unknown field {where}{name}; {use}", code="unknown_field", param=f"{where}{name}"
-                )
-            near = difflib.get_close_matches(name, [*served, *unsupported, *without_effect], n=1, cutoff=0.5)
-            hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
-            raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
+            pass_or_refuse_unknown(name, served, (*unsupported, *without_effect), ignored, where=where)
+            continue
         if isinstance(value, dict) and all(item is None for item in value.values()):
             value = {}  # SGLang's client sends session_params with a null for each of its fields
         # 0 == False in Python, but not for the caller of an API.
@@ -78,6 +73,24 @@ def refuse_unserved(
                 code="unsupported_field",
                 param=f"{where}{name}",
             )
+
+
+def pass_or_refuse_unknown(
+    name: str, served: Collection[str], listed: Collection[str], ignored: Ignored | None, *, where: str
+) -> None:
+    """Raises RequestRefused, with a hint at the nearest name, unless the server ignores unknown fields. listed: names
+    that are known and not served."""
+    if ignored is not None and ignored.takes_unknown:
+        ignored.add_field(f"{where}{name}", "unknown")
+        return
+    if len(name) > MAX_NAME_CHARS:  # the search for near names takes time and memory with every character
+        raise RequestRefused(
+            f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",
+            code="unknown_field",
+        )
+    near = difflib.get_close_matches(name, (*served, *listed), n=1, cutoff=0.5)
+    hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
+    raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
 
 
 def typed(value: Any, kind: type[T], name: str) -> T:

@@ -12,34 +12,29 @@ import msgspec
 from ...runtime.text.stop_regex import check_stop_regex
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
-from .reading import PerPrompt, refuse_unserved, shown, spread
+from .foreign_fields import settle_fields
+from .ignored import Ignored
+from .reading import PerPrompt, shown, spread
 
 SAMPLING_ALIASES = {"sampling_seed": "seed"}
 
-UNSUPPORTED_SAMPLING: dict[str, tuple] = {
-    "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
-    "custom_params": ({},), "stream_interval": (1,), "use_beam_search": (False,),
-}  # fmt: skip
-
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-
-_INSTEAD = {"use_beam_search": "beam_width: how many beams the search has"}
 
 _FIELDS = SamplingParams.__struct_fields__
 _SERVED = (*_FIELDS, *SAMPLING_ALIASES)
 
 
-def read_sampling_params(given: Any, per_prompt: PerPrompt) -> list[SamplingParams]:
+def read_sampling_params(given: Any, per_prompt: PerPrompt, ignored: Ignored | None = None) -> list[SamplingParams]:
     """One per prompt, from ``sampling_params`` (an object, a list of them, or None) and the field ``no_stop_trim``
-    beside it. Raises RequestRefused."""
+    beside it. ignored: gets what has no effect. Raises RequestRefused."""
     given = {} if given is None else given
     trims = per_prompt.typed("no_stop_trim", bool, None)
     if not isinstance(given, list) and len(set(trims)) == 1:
-        return [parse_sampling_params(given, no_stop_trim=trims[0])] * per_prompt.size
+        return [parse_sampling_params(given, no_stop_trim=trims[0], ignored=ignored)] * per_prompt.size
     each = spread(given, "sampling_params", per_prompt.size, per_prompt.is_batch)
     wheres = [f"sampling_params[{i}]" if isinstance(given, list) else "sampling_params" for i in range(len(each))]
     return [
-        parse_sampling_params({} if item is None else item, where=where, no_stop_trim=trim)
+        parse_sampling_params({} if item is None else item, where=where, no_stop_trim=trim, ignored=ignored)
         for item, where, trim in zip(each, wheres, trims, strict=True)
     ]
 
@@ -53,20 +48,24 @@ def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any]) -> dict[st
 
 
 def parse_sampling_params(
-    given: Any, *, where: str = "sampling_params", no_stop_trim: bool | None = None
+    given: Any,
+    *,
+    where: str = "sampling_params",
+    no_stop_trim: bool | None = None,
+    ignored: Ignored | None = None,
 ) -> SamplingParams:
     """A JSON object in SGLang's names -> SamplingParams. Raises RequestRefused.
 
-    no_stop_trim: the value of the request's own field, outside the object.
+    no_stop_trim: the value of the request's own field, outside the object. ignored: gets what has no effect.
     """
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object", param=where)
-    refuse_unserved(given, _SERVED, UNSUPPORTED_SAMPLING, (), where=f"{where}.", instead=_INSTEAD)
+    given = settle_fields(given, "sampling_params", _SERVED, ignored or Ignored(), where=f"{where}.")
     # null means the default, but max_new_tokens: null means "up to the context length".
     values = {
         SAMPLING_ALIASES.get(name, name): value
         for name, value in given.items()
-        if name in _SERVED and (value is not None or name == "max_new_tokens")
+        if (value is not None or name == "max_new_tokens")
     }
     if values.get("stop_regex") == "":
         del values["stop_regex"]  # SGLang's clients say so where there is none

@@ -93,13 +93,6 @@ SHARED: Properties = {
 }
 
 
-NO_CONTINUATION: dict[str, tuple] = {
-    name: (False,) if name == "keep_parent" else () for name in CONTINUATION if not name.startswith("retain")
-}
-"""Field -> values that ask for nothing, for APIs of chats: a chat goes on from its own messages, and finds what it goes
-on from by itself."""
-
-
 def picked(properties: Properties, names: tuple[str, ...]) -> Properties:
     """Those of these names, in this order."""
     return {name: properties[name] for name in names}
@@ -111,7 +104,9 @@ def _of_one_prompt(schema: Schema) -> Schema:
 
 
 SHARED_OF_CHATS: Properties = {
-    name: _of_one_prompt(schema) for name, schema in SHARED.items() if name not in NO_CONTINUATION
+    name: _of_one_prompt(schema)
+    for name, schema in SHARED.items()
+    if name not in CONTINUATION or name.startswith("retain")
 }
 
 _JOB = ("job_id", "is_last_step")

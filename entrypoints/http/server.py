@@ -19,6 +19,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
 from ..dashboard.texts import Texts
+from ..fields.ignored import WARNING_HEADER, IgnoredLog
 from ..server_config import ServerArgs
 from ..version import baton_version
 from .apis.chat_routes import ChatRoutes
@@ -57,14 +58,15 @@ def build_app(
     defaults: Mapping[str, Any],
 ) -> FastAPI:
     """The ASGI application of one server. defaults: sampling parameters for what requests leave out."""
+    ignored = IgnoredLog(args.server.unknown_fields)
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
     texts = Texts(manager.tokenizer) if keys.admin else None
     subjects = (
-        GenerationRoutes(manager, args, bodies),
-        OpenAIRoutes(manager, args, bodies, defaults),
-        ChatRoutes(manager, chats, args, bodies, defaults),
-        ResponsesRoutes(manager, chats, args, bodies, defaults),
-        MessagesRoutes(manager, chats, args, bodies, defaults),
+        GenerationRoutes(manager, args, bodies, ignored),
+        OpenAIRoutes(manager, args, bodies, defaults, ignored),
+        ChatRoutes(manager, chats, args, bodies, defaults, ignored),
+        ResponsesRoutes(manager, chats, args, bodies, defaults, ignored),
+        MessagesRoutes(manager, chats, args, bodies, defaults, ignored),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, chats, args, defaults),
         TokenizerRoutes(manager, chats, args, bodies),
@@ -94,7 +96,7 @@ def build_app(
         # Added last, so it is outermost: a browser may then read refusals too.
         app.add_middleware(
             CORSMiddleware, allow_origins=[origin], allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["X-Request-Id"],
+            expose_headers=["X-Request-Id", WARNING_HEADER],
         )  # fmt: skip
     return app
 

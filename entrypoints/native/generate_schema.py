@@ -21,12 +21,12 @@ from ..description.json_schema import (
 )
 from ..description.operation import COUNT
 from ..fields.answer_schema import BEAM_SCORES, CACHED_TOKENS, DRAFT_COUNTS, STAGE_DETAILS
+from ..fields.foreign_fields import foreign_properties
 from ..fields.prompts import MAX_NAMED_TOKENS
-from ..fields.sampling import UNSUPPORTED_SAMPLING
 from ..fields.sampling_schema import SAMPLING
 from ..fields.shared_schema import IDS, RID, SHARED, STREAM, STREAM_OPTIONS, TOKEN_ID
 
-SAMPLING_PARAMS = taken(SAMPLING, title="SamplingParams", unsupported=UNSUPPORTED_SAMPLING)
+SAMPLING_PARAMS = taken({**SAMPLING, **foreign_properties("sampling_params")}, title="SamplingParams")
 
 _NAMED = list_of(TOKEN_ID, most=MAX_NAMED_TOKENS)
 

@@ -15,10 +15,11 @@ from ..chat.messages import Arguments, Conversation, Message, join_parts
 from ..chat.tools import Choice, read_tools
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
+from ..fields.foreign_fields import foreign_properties, settle_fields
+from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
-from ..fields.shared_schema import NO_CONTINUATION
 from ..fields.stream_options import include_usage
 from .chat_schema import MAX_TOP_LOGPROBS, MESSAGE, MESSAGE_OFF, PROPERTIES, ROLES
 from .common import (
@@ -37,36 +38,7 @@ _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED | {"top_logprobs_num": "top_logprobs"})
 
-UNSUPPORTED: dict[str, tuple] = {
-    # Field -> the values, besides null, that ask for nothing.
-    "functions": ([],), "function_call": ("none",), "modalities": (["text"],), "audio": (), "prediction": (),
-    "web_search_options": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",), "structural_tag": ("",),
-    "lora_path": ("",), "session_params": ({},), "echo": (False,), "add_special_tokens": (False,),
-    "chat_template": (), "mm_processor_kwargs": ({},), "return_hidden_states": (False,),
-    "stream_reasoning": (True,), "include_reasoning": (True,), "best_of": (1,), "use_beam_search": (False,),
-    "thinking_token_budget": (), **NO_CONTINUATION,
-}  # fmt: skip
-
-_INSTEAD = {
-    "prompt": "messages, or /v1/completions", "guided_json": "messages to ask for JSON: text is not constrained yet",
-    "functions": "tools", "function_call": "tool_choice", "chat_template": "--chat-template of the server",
-    **dict.fromkeys(NO_CONTINUATION, "messages alone: what a chat goes on from is found by itself; or /v1/completions"),
-}  # fmt: skip
-
-WITHOUT_EFFECT = (
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "verbosity", "routing_key", "conversation_id", "no_logs",
-)  # fmt: skip
-"""Labels and wishes about style, accepted and ignored."""
-
-BODY = taken(
-    PROPERTIES,
-    title="ChatBody",
-    required=("messages",),
-    unsupported=UNSUPPORTED,
-    without_effect=WITHOUT_EFFECT,
-    instead=_INSTEAD,
-)
+BODY = taken({**PROPERTIES, **foreign_properties("chat")}, title="ChatBody", required=("messages",))
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,14 +59,19 @@ class ChatRequest:
 
 
 def parse_chat(
-    fields: dict[str, Any], *, rid: str | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+    fields: dict[str, Any],
+    *,
+    rid: str | None = None,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    ignored: Ignored | None = None,
 ) -> ChatRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none; defaults: the model's sampling
-    parameters. Raises RequestRefused."""
-    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    parameters. ignored: gets what has no effect. Raises RequestRefused."""
+    ignored = ignored or Ignored()
+    fields = settle_fields(fields, "chat", PROPERTIES, ignored)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     stream = typed(fields.get("stream", False), bool, "stream")
-    usage = include_usage(fields.get("stream_options"), stream)
+    usage = include_usage(fields.get("stream_options"), stream, ignored)
     _check_format(fields.get("response_format"))
     logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
     tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
@@ -117,6 +94,7 @@ def parse_chat(
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids,
             truncate_to=read_truncation(fields),
+            ignored=ignored,
         )
     call = ChatCall(
         prompt=batch.prompts[0],

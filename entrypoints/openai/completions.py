@@ -13,8 +13,10 @@ from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import MAX_SEQUENCES
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
+from ..fields.foreign_fields import foreign_properties, settle_fields
+from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
-from ..fields.reading import refuse_unserved, shown, typed
+from ..fields.reading import shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
 from ..fields.stream_options import include_usage
 from .common import (
@@ -34,23 +36,7 @@ _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs_num": "logprobs"})
 
-UNSUPPORTED: dict[str, tuple] = {
-    # Field -> the values, besides null, that ask for nothing.
-    "suffix": ("",), "response_format": (), "json_schema": ("",), "regex": ("",), "ebnf": ("",),
-    "structural_tag": ("",), "lora_path": ("",), "session_params": ({},), "add_special_tokens": (True,),
-    "return_hidden_states": (False,),
-}  # fmt: skip
-
-WITHOUT_EFFECT = (
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "routing_key",
-    "conversation_id", "no_logs",
-)  # fmt: skip
-"""Labels, accepted and ignored."""
-
-
-_INSTEAD = {"messages": "prompt, or /v1/chat/completions", "text": "prompt"}
-
-BODY = taken(PROPERTIES, title="CompletionBody", unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
+BODY = taken({**PROPERTIES, **foreign_properties("completions")}, title="CompletionBody")
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,14 +63,16 @@ def parse_completion(
     rid: str | None = None,
     max_prompts: int | None = None,
     defaults: Mapping[str, Any] = NO_DEFAULTS,
+    ignored: Ignored | None = None,
 ) -> CompletionRequest:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit;
-    defaults: the model's sampling parameters. Raises RequestRefused."""
-    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    defaults: the model's sampling parameters. ignored: gets what has no effect. Raises RequestRefused."""
+    ignored = ignored or Ignored()
+    fields = settle_fields(fields, "completions", PROPERTIES, ignored)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     echo = typed(fields.get("echo", False), bool, "echo")
     logprobs = _logprobs(fields.get("logprobs"))
-    usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"))
+    usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"), ignored)
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
     token_ids, of_prompt = wants_token_ids(fields), read_prompt_logprobs(fields)
@@ -103,6 +91,7 @@ def parse_completion(
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids or (echo and truncate_to is not None),
             truncate_to=truncate_to,
+            ignored=ignored,
         )
     return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids, of_prompt)
 

@@ -43,7 +43,7 @@ def test_every_field_is_a_flag_that_reaches_it() -> None:
                "linear_backend": "onednn", "schedule_policy": "lpm", "radix_eviction_policy": "lfu",
                "log_level": "debug", "page_size": "16", "item_trie": "t=x.npy", "overlap_schedule": "on",
                "random_seed": "7", "pin_time": "cdf", "speculative_algorithm": "NGRAM",
-               "sampling_defaults": "openai"}  # fmt: skip
+               "sampling_defaults": "openai", "unknown_fields": "warn"}  # fmt: skip
     base = parse_command_line(MODEL)
     for part in ("model", "scheduler", "server"):
         for field in dataclasses.fields(getattr(base, part)):

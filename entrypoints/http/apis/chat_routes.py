@@ -11,6 +11,7 @@ from starlette.responses import Response
 from ....runtime.tokenizer_manager import TokenizerManager
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
+from ...fields.ignored import IgnoredLog
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.chat import BODY, CHAT_NAMES, parse_chat
@@ -43,6 +44,7 @@ class ChatRoutes:
         args: ServerArgs,
         bodies: Bodies,
         defaults: Mapping[str, Any],
+        ignored: IgnoredLog,
     ) -> None:
         """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
@@ -50,18 +52,20 @@ class ChatRoutes:
         self._args = args
         self._bodies = bodies
         self._defaults = defaults
+        self._ignored = ignored
 
     def routes(self) -> list[Route]:
         return [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
 
     async def completions(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
+            ignored = self._ignored.begin()
             rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_chat(fields, rid=rid, defaults=self._defaults))
+            asked = await parsed(request, lambda: parse_chat(fields, rid=rid, defaults=self._defaults, ignored=ignored))
             check_model(asked.model, self._args.required_model_name)
             with CHAT_NAMES.translated():
                 answer = await self._chats.open(asked.call)
-        headers = request_id(asked.call.rid)
+        headers = request_id(asked.call.rid) | self._ignored.report(ignored)
         token_bytes = self._manager.tokenizer.token_bytes
         response = ChatResponse(asked, self._args.served_model_name, self._chats.parsers, token_bytes)
         if asked.call.stream:

@@ -9,6 +9,7 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import answered, flag, list_of, string, taken
 from ...description.operation import GENERATING, Operation
+from ...fields.ignored import IgnoredLog
 from ...fields.reading import MAX_RID_CHARS, read_rid, refuse_unserved
 from ...fields.shared_schema import JOB_HEADERS, RID, with_extra_body
 from ...native.generate import BODY, parse_generate
@@ -52,10 +53,11 @@ _RELEASE = Operation(
 
 
 class GenerationRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies, ignored: IgnoredLog) -> None:
         self._manager = manager
         self._args = args
         self._bodies = bodies
+        self._ignored = ignored
 
     def routes(self) -> list[Route]:
         return [
@@ -66,10 +68,11 @@ class GenerationRoutes:
 
     async def generate(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
+            ignored = self._ignored.begin()
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
-            batch = await parsed(request, lambda: parse_generate(fields, rid=rid, max_prompts=most))
+            batch = await parsed(request, lambda: parse_generate(fields, rid=rid, max_prompts=most, ignored=ignored))
             answer = await self._manager.open(batch.prompts, stream=batch.stream)
-        headers = request_id(batch.rid)
+        headers = request_id(batch.rid) | self._ignored.report(ignored)
         if batch.stream:
             incremental = self._args.server.incremental_streaming_output
             events = stream_events(answer, batch, incremental=incremental)

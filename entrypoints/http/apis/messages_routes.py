@@ -17,6 +17,7 @@ from ...anthropic.message_stream import message_events
 from ...anthropic.messages import BODY, COUNT_BODY, MESSAGE_NAMES, MessagesRequest, check_thinking, parse_messages
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
+from ...fields.ignored import IgnoredLog
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...server_config import ServerArgs
@@ -66,6 +67,7 @@ class MessagesRoutes:
         args: ServerArgs,
         bodies: Bodies,
         defaults: Mapping[str, Any],
+        ignored: IgnoredLog,
     ) -> None:
         """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
@@ -73,6 +75,7 @@ class MessagesRoutes:
         self._args = args
         self._bodies = bodies
         self._defaults = defaults
+        self._ignored = ignored
 
     def routes(self) -> list[Route]:
         return [
@@ -82,12 +85,15 @@ class MessagesRoutes:
 
     async def messages(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
+            ignored = self._ignored.begin()
             rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_messages(fields, rid=rid, defaults=self._defaults))
+            asked = await parsed(
+                request, lambda: parse_messages(fields, rid=rid, defaults=self._defaults, ignored=ignored)
+            )
             self._check(asked)
             with MESSAGE_NAMES.translated():
                 answer = await self._chats.open(asked.call)
-        headers = _headers(asked.call.rid)
+        headers = _headers(asked.call.rid) | self._ignored.report(ignored)
         model, new_call_id = self._args.served_model_name, self._chats.parsers.new_call_id
         if asked.call.stream:
             events = message_events(asked, model, answer, new_call_id)
@@ -102,11 +108,12 @@ class MessagesRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
-            asked = await parsed(request, lambda: parse_messages(fields, counts_only=True))
+            ignored = self._ignored.begin()
+            asked = await parsed(request, lambda: parse_messages(fields, counts_only=True, ignored=ignored))
             self._check(asked)
             with MESSAGE_NAMES.translated():
                 ids = await self._chats.render(asked.call)
-        return JSONAnswer({"input_tokens": len(ids)})
+        return JSONAnswer({"input_tokens": len(ids)}, headers=self._ignored.report(ignored))
 
     def _check(self, asked: MessagesRequest) -> None:
         """Raises RequestRefused for what this server, or this model, does not have."""

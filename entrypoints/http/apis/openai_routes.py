@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ....runtime.tokenizer_manager import TokenizerManager
 from ...description.json_schema import answered, enum, list_of, nullable, string
 from ...description.operation import COUNT, GENERATING, Operation
+from ...fields.ignored import IgnoredLog
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.completion_response import CompletionResponse
@@ -71,13 +72,19 @@ _COMPLETE = Operation(
 
 class OpenAIRoutes:
     def __init__(
-        self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies, defaults: Mapping[str, Any]
+        self,
+        manager: TokenizerManager,
+        args: ServerArgs,
+        bodies: Bodies,
+        defaults: Mapping[str, Any],
+        ignored: IgnoredLog,
     ) -> None:
         """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
         self._args = args
         self._bodies = bodies
         self._defaults = defaults
+        self._ignored = ignored
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -117,12 +124,14 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
+            ignored = self._ignored.begin()
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
             call = await parsed(
-                request, lambda: parse_completion(fields, rid=rid, max_prompts=most, defaults=self._defaults)
+                request,
+                lambda: parse_completion(fields, rid=rid, max_prompts=most, defaults=self._defaults, ignored=ignored),
             )
             check_model(call.model, self._args.required_model_name)
-            batch, headers = call.batch, request_id(call.batch.rid)
+            batch, headers = call.batch, request_id(call.batch.rid) | self._ignored.report(ignored)
             response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():
                 answer = await self._manager.open(batch.prompts, stream=batch.stream)

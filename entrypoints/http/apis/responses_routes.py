@@ -13,6 +13,7 @@ from ....scheduler.outcome import RequestRefused
 from ...chat.chats import Chats
 from ...description.json_schema import Properties, enum, string, whole
 from ...description.operation import GENERATING, Operation
+from ...fields.ignored import IgnoredLog
 from ...fields.reading import check_model, one_of
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.responses.fields import BODY, parse_response
@@ -90,12 +91,14 @@ class ResponsesRoutes:
         args: ServerArgs,
         bodies: Bodies,
         defaults: Mapping[str, Any],
+        ignored: IgnoredLog,
     ) -> None:
         """defaults: sampling parameters for what requests leave out."""
         self._manager = manager
         self._args = args
         self._bodies = bodies
         self._defaults = defaults
+        self._ignored = ignored
         self._responses = Responses(manager, chats, args.served_model_name, args.chat)
 
     def routes(self) -> list[Route]:
@@ -109,11 +112,14 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         async with self._bodies.generation(request) as fields:
+            ignored = self._ignored.begin()
             rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_response(fields, rid=rid, defaults=self._defaults))
+            asked = await parsed(
+                request, lambda: parse_response(fields, rid=rid, defaults=self._defaults, ignored=ignored)
+            )
             check_model(asked.model, self._args.required_model_name)
             running = await self._responses.open(asked)
-        headers = request_id(asked.call.rid)
+        headers = request_id(asked.call.rid) | self._ignored.report(ignored)
         if asked.background:
             return _json(self._responses.in_background(running), headers)
         if asked.stream:

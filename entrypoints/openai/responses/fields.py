@@ -17,10 +17,11 @@ from ...chat.messages import Conversation, Message
 from ...chat.tools import Choice, read_tools
 from ...description.json_schema import taken
 from ...fields.field_names import FieldNames
+from ...fields.foreign_fields import foreign_properties, settle_fields
+from ...fields.ignored import Ignored
 from ...fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
 from ...fields.sampling import NO_DEFAULTS, with_defaults
-from ...fields.shared_schema import NO_CONTINUATION
 from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 from .items import read_input
 from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES, TOOL_OFF
@@ -31,34 +32,7 @@ RESPONSE_NAMES = FieldNames(prompt="input", renamed=_RENAMED, params={"messages"
 
 _SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING)
 
-UNSUPPORTED: dict[str, tuple] = {
-    # Field -> the values, besides null, that ask for nothing.
-    "conversation": (), "prompt": (), "max_tool_calls": (), "truncation": ("disabled",), "n": (1,),
-    "context_management": ([],), "moderation": (), "background_options": (), "prompt_cache_options": (), "image": (),
-    "access_programs": (), "messages": (), "max_tokens": (), "max_completion_tokens": (), "response_format": (),
-    **NO_CONTINUATION,
-}  # fmt: skip
-
-_INSTEAD = {
-    "conversation": "previous_response_id", "messages": "input", "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
-    **dict.fromkeys(NO_CONTINUATION, "previous_response_id, or /v1/completions"),
-}  # fmt: skip
-
-WITHOUT_EFFECT = (
-    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "routing_key", "no_logs",
-    "conversation_id",
-)  # fmt: skip
-"""Labels, accepted and ignored."""
-
-BODY = taken(
-    PROPERTIES,
-    title="ResponseBody",
-    required=("input",),
-    unsupported=UNSUPPORTED,
-    without_effect=WITHOUT_EFFECT,
-    instead=_INSTEAD,
-)
+BODY = taken({**PROPERTIES, **foreign_properties("responses")}, title="ResponseBody", required=("input",))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -92,14 +66,21 @@ class ResponseRequest:
 
 
 def parse_response(
-    fields: dict[str, Any], *, rid: str | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+    fields: dict[str, Any],
+    *,
+    rid: str | None = None,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    ignored: Ignored | None = None,
 ) -> ResponseRequest:
     """Fields of the request body -> a request. ``rid`` is used if the body has none; defaults: the model's sampling
-    parameters. Raises RequestRefused."""
-    refuse_unserved(fields, PROPERTIES, UNSUPPORTED, WITHOUT_EFFECT, where="", instead=_INSTEAD)
+    parameters. ignored: gets what has no effect. Raises RequestRefused."""
+    ignored = ignored or Ignored()
+    # The response repeats labels.
+    labels = {name: fields[name] for name in ("prompt_cache_key", "safety_identifier") if name in fields}
+    fields = settle_fields(fields, "responses", PROPERTIES, ignored)
     fields = {name: value for name, value in fields.items() if value is not None}
     stream = _flag(fields, "stream", default=False)
-    _check_stream_options(fields.get("stream_options"), stream)
+    _check_stream_options(fields.get("stream_options"), ignored)
     _check_text(fields.get("text"))
     store, background = _flag(fields, "store", default=True), _flag(fields, "background", default=False)
     _check_background(background, store, stream)
@@ -112,7 +93,8 @@ def parse_response(
         alone = PromptTokens(1, is_batch=False)
         named = rid if given_rid is None else given_rid
         sampling = with_defaults(_sampling(fields), defaults)
-        (prompt,) = read_prompts(fields, alone, sampling, [_logprobs(fields)], rid=named).prompts
+        asked = [_logprobs(fields)]
+        (prompt,) = read_prompts(fields, alone, sampling, asked, rid=named, ignored=ignored).prompts
     messages, items = read_input(fields.get("input"), prompt.rid)
     conversation = Conversation(
         messages=messages,
@@ -139,11 +121,11 @@ def parse_response(
         input_items=items,
         input_bytes=len(msgspec.json.encode(items)),
         metadata=_metadata(fields.get("metadata", {})),
-        echo=_echo(fields, call, effort),
+        echo=_echo(fields, call, effort, labels),
     )
 
 
-def _echo(fields: dict[str, Any], call: ChatCall, effort: str | None) -> dict[str, Any]:
+def _echo(fields: dict[str, Any], call: ChatCall, effort: str | None, labels: dict[str, Any]) -> dict[str, Any]:
     sampling = call.prompt.sampling
     return {
         "instructions": fields.get("instructions"),
@@ -151,9 +133,9 @@ def _echo(fields: dict[str, Any], call: ChatCall, effort: str | None) -> dict[st
         "max_tool_calls": None,
         "parallel_tool_calls": call.choice.parallel,
         "previous_response_id": fields.get("previous_response_id"),
-        "prompt_cache_key": fields.get("prompt_cache_key"),
+        "prompt_cache_key": labels.get("prompt_cache_key"),
         "reasoning": {"effort": effort, "summary": None},
-        "safety_identifier": fields.get("safety_identifier"),
+        "safety_identifier": labels.get("safety_identifier"),
         "store": fields.get("store", True),
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}},
@@ -198,14 +180,14 @@ def _check_background(background: bool, store: bool, stream: bool) -> None:
         )
 
 
-def _check_stream_options(options: Any, stream: bool) -> None:
+def _check_stream_options(options: Any, ignored: Ignored) -> None:
     if options is None:
         return
     if not isinstance(options, dict):
         raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
-    if not stream:
-        raise RequestRefused("stream_options is set without stream; add stream: true", param="stream_options")
-    refuse_unserved(options, (), {"include_obfuscation": (False,)}, (), where="stream_options.")
+    # The last event of a response has the counts anyway.
+    off: dict[str, tuple] = {"include_obfuscation": (False,)}
+    refuse_unserved(options, ("include_usage",), off, (), where="stream_options.", ignored=ignored)
 
 
 def _check_text(text: Any) -> None:

@@ -109,7 +109,7 @@ def test_tokens_are_counted_without_a_limit() -> None:
     ("fields", "message", "param"),
     [
         ({"colour": "red"}, "unknown field colour", "colour"),
-        ({"stop": ["x"]}, "stop is not supported; use stop_sequences", "stop"),
+        ({"stop": ["x"], "stop_sequences": ["y"]}, "stop and stop_sequences mean the same", "stop"),
         ({"max_tokens": 0}, r"max_tokens is 0; use 1 or more", "max_tokens"),
         ({"max_tokens": "9"}, "max_tokens is ", "max_tokens"),
         ({"min_tokens": 10}, r"min_tokens is 10; it exceeds max_tokens \(9\)", "min_tokens"),

@@ -270,11 +270,11 @@ def test_fields_of_other_roles_are_refused(message: dict[str, Any], field: str) 
         ({"top_logprobs": 3}, "top_logprobs", "without logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
         ({"logprobs": 3}, "logprobs", "true or false"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
         ({"beam_width": 4}, "beam_width", "unknown field"),
         ({"continuation_of": "x"}, "continuation_of", "by itself"),
         ({"mesages": []}, "mesages", "did you mean messages?"),
-        ({"prompt": "x"}, "prompt", "unknown field prompt; use messages, or /v1/completions"),
+        ({"prompt": "x"}, "prompt", "prompt is not supported; use messages, or /v1/completions"),
         ({"n": 0}, "n", "n"),
     ],
 )

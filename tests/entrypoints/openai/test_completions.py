@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from baton.entrypoints.fields.foreign_fields import FOREIGN_OF
 from baton.entrypoints.fields.namespaces import namespace_of
 from baton.entrypoints.openai.completions import (
     COMPLETION_NAMES,
     PROPERTIES,
-    UNSUPPORTED,
-    WITHOUT_EFFECT,
     parse_completion,
 )
 from baton.runtime.prompt import Prompt
@@ -44,7 +43,7 @@ def test_openais_defaults() -> None:
 
 
 def test_null_is_the_default() -> None:
-    nulls = dict.fromkeys([*PROPERTIES, *UNSUPPORTED, *WITHOUT_EFFECT])
+    nulls = dict.fromkeys([*PROPERTIES, *FOREIGN_OF["completions"]])
     (prompt,) = parse_completion({**nulls, "prompt": "a"}).batch.prompts
     assert prompt.sampling == SamplingParams(max_new_tokens=16) and prompt.continuation is None
 
@@ -144,18 +143,6 @@ def test_names() -> None:
     assert refusal(prompt="a", request_id=5).param == "request_id"
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_fields_pass_at_neutral_values_only(name: str) -> None:
-    for neutral in UNSUPPORTED[name]:
-        parse_completion({"prompt": "a", name: neutral})
-    error = refusal(prompt="a", **{name: "something"})
-    assert error.param == name and error.code == "unsupported_field"
-
-
-def test_labels_are_without_effect() -> None:
-    assert prompt_of(prompt="a", **dict.fromkeys(WITHOUT_EFFECT, "x")).sampling == SamplingParams(max_new_tokens=16)
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -186,7 +173,6 @@ def test_labels_are_without_effect() -> None:
         ({"logprobs": True}, "logprobs", "whole number"),
         ({"echo": 1}, "echo", "true or false"),
         ({"echo": True, "continuation_of": "p"}, "echo", "leave it out"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "add stream: true"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
         ({"stream": True, "stream_options": 1}, "stream_options", "an object"),
@@ -200,9 +186,9 @@ def test_labels_are_without_effect() -> None:
         ({"bad_words": "a"}, "bad_words", "expected array"),
         ({"bad_words": ["a"], "beam_width": 4}, "beam_width", "it does not go with bad_words"),
         ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids", "use at most 16384"),
-        ({"max_new_tokens": 5}, "max_new_tokens", "did you mean"),
+        ({"max_new_tokens": 5, "max_tokens": 6}, "max_new_tokens", "mean the same"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: its keys must be token ids"),
-        ({"text": "x"}, "text", "unknown field text; use prompt"),
+        ({"text": "x"}, "text", "text is not supported; use prompt"),
         ({"continuation_suffix": "x"}, "continuation_suffix", "add continuation_of"),
         ({"continuation_of": ["p", "q"]}, "prompt", "list 2 prompts and text holds 1"),
         ({"no_stop_trim": 1}, "no_stop_trim", "true or false"),
