@@ -23,6 +23,34 @@ END = b"\xff" * 8
 """Ends an answer of the replay endpoint."""
 
 
+FIELDS = {
+    "BlockStored": (
+        *(
+            "block_hashes",
+            "parent_block_hash",
+            "token_ids",
+            "block_size",
+            "lora_id",
+            "medium",
+            "lora_name",
+            "extra_keys",
+        ),
+    ),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": (),
+}
+"""Of an event that is an array, as --kv-events-format arrays and older servers of vLLM and SGLang send them."""
+
+
+def decode(payload: bytes) -> list[dict[str, Any]]:
+    """The events of a batch, each with its fields by name."""
+    _, events, *_ = msgspec.msgpack.decode(payload)
+    return [
+        event if isinstance(event, dict) else {"type": event[0], **dict(zip(FIELDS[event[0]], event[1:]))}
+        for event in events
+    ]
+
+
 class Mirror:
     """Which blocks are on which tier. A block is known by its place: the hash of the one before it, and its ids."""
 
@@ -31,17 +59,17 @@ class Mirror:
         self.places: dict[tuple[int | None, tuple[int, ...]], int] = {}
         self.blocks: dict[int, tuple[tuple[int | None, tuple[int, ...]], set[str]]] = {}
 
-    def apply(self, event: list[Any]) -> None:
+    def apply(self, event: dict[str, Any]) -> None:
         match event:
-            case ["BlockStored", _, _, _, _, _, _, _, [_, *_], *_]:
+            case {"type": "BlockStored", "extra_keys": [_, *_]}:
                 pass  # of a namespace: no prompt without its salt finds it
-            case ["BlockStored", hashes, parent, ids, size, _, tier, *_]:
+            case {"type": "BlockStored", "block_hashes": hashes, "token_ids": ids, "block_size": size, "medium": tier}:
                 self.block_size = size
-                self.store(hashes, parent, ids, tier)
-            case ["BlockRemoved", hashes, tier, *_]:
+                self.store(hashes, event["parent_block_hash"], ids, tier)
+            case {"type": "BlockRemoved", "block_hashes": hashes, "medium": tier}:
                 for name in hashes:
                     self.remove(name, tier)
-            case ["AllBlocksCleared", *_]:
+            case {"type": "AllBlocksCleared"}:
                 self.places.clear()
                 self.blocks.clear()
 
@@ -84,7 +112,7 @@ class Follower:
         self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
         self._socket.connect(endpoint)
 
-    def batches(self) -> Iterator[list[Any]]:
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
         yield from self.missed()  # what was there before
         heard: int | None = None
         while True:
@@ -97,19 +125,19 @@ class Follower:
                 yield from self.missed()  # of the same server, or all of another
             if number > self.last:
                 self.last = number
-                yield msgspec.msgpack.decode(payload)
+                yield decode(payload)
 
-    def missed(self) -> Iterator[list[Any]]:
+    def missed(self) -> Iterator[list[dict[str, Any]]]:
         with contextlib.closing(zmq.Context.instance().socket(zmq.DEALER)) as dealer:
             dealer.linger = 0
             dealer.connect(self._replay)
             dealer.send_multipart([b"", (self.last + 1).to_bytes(8, "big")])
             while dealer.poll(5000):
-                _, frame, payload = dealer.recv_multipart()
+                *_, frame, payload = dealer.recv_multipart()  # a topic before them, or not: that depends on the server
                 if frame == END:
                     return
                 self.last = int.from_bytes(frame, "big")
-                yield msgspec.msgpack.decode(payload)
+                yield decode(payload)
         raise SystemExit(f"{self._replay} does not answer")
 
 
@@ -122,17 +150,17 @@ def main() -> None:
     options = parser.parse_args()
     follower, mirror = Follower(options.endpoint, options.replay, options.topic), Mirror()
     if options.hit:
-        for _, events, *_ in follower.missed():
+        for events in follower.missed():
             for event in events:
                 mirror.apply(event)
         ids = [int(part) for part in options.hit.split(",")]
         print(f"of {len(ids)} tokens are cached, by tier: {mirror.hit(ids)}")
         return
     with contextlib.suppress(KeyboardInterrupt):
-        for _, events, *_ in follower.batches():
+        for events in follower.batches():
             for event in events:
                 mirror.apply(event)
-                shown = [len(field) if isinstance(field, list) else field for field in event]
+                shown = {name: len(value) if isinstance(value, list) else value for name, value in event.items()}
                 print(f"batch {follower.last}: {shown}, {len(mirror.blocks)} blocks now", flush=True)
 
 

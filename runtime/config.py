@@ -68,6 +68,9 @@ class JobConfig:
     scheduler_trace: str = flag("", "file that every event of a job is appended to, one JSON object a line")
 
 
+KVEventForm = Literal["maps", "arrays"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVEventConfig:
     """Whom this server tells what its KV cache holds."""
@@ -86,6 +89,9 @@ class KVEventConfig:
         "all", "device: say nothing of host memory, for followers that do not know of tiers"
     )
     kv_events_buffer_mb: int = flag(64, "memory for events that followers may ask for again")
+    kv_events_format: KVEventForm = flag(
+        "maps", "form of an event: maps with named fields, as vLLM and SGLang send today; arrays, as both sent before"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ class KVEventPublisher:
         self.block_tokens = event_block_tokens(config, page_size)
         self._config = config
         self._wall_clock = wall_clock
-        self._packer = Packer(self.block_tokens)
+        self._packer = Packer(self.block_tokens, config.kv_events_format)
         self._most_blocks = max(1, MAX_BATCH_TOKENS // self.block_tokens)
         self._topic = config.kv_events_topic.encode()
         self._next = int(wall_clock() * 1000)
@@ -61,7 +61,7 @@ class KVEventPublisher:
             self._past = PastBatches(self._packer, self.block_tokens, max_bytes, wall_clock)
         self._send([AllCleared()])  # whoever followed an earlier server forgets it
         if router is not None and self._past is not None:  # from now on there is something to answer with
-            self._replay = ReplayServer(router, self._past)
+            self._replay = ReplayServer(router, self._past, self._answer_topic())
 
     def _bind_replay(self, config: KVEventConfig) -> zmq.Socket:
         router = replay_socket()
@@ -71,6 +71,10 @@ class KVEventPublisher:
             self._socket.close(linger=0)
             raise
         return router
+
+    def _answer_topic(self) -> bytes | None:
+        """The topic frame of an answer to a follower that asks; None where answers have no such frame."""
+        return self._topic if self._config.kv_events_format == "maps" else None
 
     def watch(self, cache: RadixCache, tier: HostTier | None) -> None:
         """Publish what happens to this cache, which holds nothing yet."""
@@ -100,6 +104,7 @@ class KVEventPublisher:
             "topic": self._config.kv_events_topic,
             "block_size": self.block_tokens,
             "tiers": self._config.kv_events_tiers,
+            "format": self._config.kv_events_format,
         }
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 other askers.
 
 A request is the first sequence number wanted, 8 bytes; the answer is one message for each batch, and one to end it.
-REQ and DEALER sockets both may ask: an empty frame before the request comes back before each answer.
+REQ and DEALER sockets both may ask: an empty frame before the request comes back before each answer. With events as
+maps an answer has the frames of a published message: topic, number, payload; with events as arrays it has no topic.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ def replay_socket() -> zmq.Socket:
 class ReplayServer:
     """Owns the socket and the thread."""
 
-    def __init__(self, router: zmq.Socket, past: PastBatches) -> None:
+    def __init__(self, router: zmq.Socket, past: PastBatches, topic: bytes | None) -> None:
+        """topic: the first frame of each answer; None leaves that frame out."""
         self._router = router
         self._past = past
+        self._topic = [] if topic is None else [topic]
         self.failed = 0
         """Requests that were given up because of an error in here."""
         self._closing = False
@@ -99,5 +102,5 @@ class ReplayServer:
             for number, payload in self._past.since(first):
                 if self._closing or time.monotonic() > deadline:
                     return
-                self._router.send_multipart([*envelope, sequence_frame(number), payload])
-            self._router.send_multipart([*envelope, END, b""])
+                self._router.send_multipart([*envelope, *self._topic, sequence_frame(number), payload])
+            self._router.send_multipart([*envelope, *[b"" for _ in self._topic], END, b""])

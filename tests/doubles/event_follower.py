@@ -15,6 +15,8 @@ from baton.radix.events.block_events import AllCleared, BlockEvent, BlocksRemove
 
 WAIT_MS = 20_000
 END = b"\xff" * 8
+TIERS = {"GPU": "GPU", "CPU": "CPU_PINNED"}
+"""Of events that are maps."""
 
 
 def read_batch(payload: bytes, block_tokens: int) -> list[BlockEvent]:
@@ -23,24 +25,41 @@ def read_batch(payload: bytes, block_tokens: int) -> list[BlockEvent]:
     return [_read(event, block_tokens) for event in events]
 
 
-def _read(event: list[Any], block_tokens: int) -> BlockEvent:
+def _read(event: dict[str, Any] | list[Any], block_tokens: int) -> BlockEvent:
     match event:
+        case {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": ids, **others}:
+            others: dict[str, Any] = {"extra_keys": None} | others
+            assert [*others] == ["extra_keys", "block_size", "lora_id", "medium", "lora_name"]
+            assert others["lora_id"] is others["lora_name"] is None
+            tier, size = TIERS[others["medium"]], others["block_size"]
+            return _stored(hashes, parent, ids, size, tier, others["extra_keys"], block_tokens)
         case ["BlockStored", hashes, parent, ids, size, None, tier, None, keys]:
-            assert size == block_tokens and tier in ("GPU", "CPU_PINNED", "DISK")
-            scope = ""
-            if keys is not None:
-                [scope], *others = keys
-                assert others == [None] * (len(hashes) - 1)
-            return BlocksStored(tier, hashes, parent, np.array(ids, dtype=np.int32).tobytes(), scope)
+            return _stored(hashes, parent, ids, size, tier, keys, block_tokens)
+        case {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium, **others} if not others:
+            return BlocksRemoved(TIERS[medium], hashes)
         case ["BlockRemoved", hashes, tier]:
             return BlocksRemoved(tier, hashes)
         case ["AllBlocksCleared"]:
             return AllCleared()
+        case {"type": "AllBlocksCleared", **others} if not others:
+            return AllCleared()
     raise AssertionError(f"no such event: {event}")
 
 
-def ask(address: str, first: int) -> list[tuple[int, bytes]]:
-    """The batches that a server sends again, from number ``first`` on."""
+def _stored(
+    hashes: list[int], parent: int | None, ids: list[int], size: int, tier: str, keys: Any, block_tokens: int
+) -> BlocksStored:
+    assert size == block_tokens and tier in ("GPU", "CPU_PINNED", "DISK")
+    scope = ""
+    if keys is not None:
+        [scope], *others = keys
+        assert others == [None] * (len(hashes) - 1)
+    return BlocksStored(tier, hashes, parent, np.array(ids, dtype=np.int32).tobytes(), scope)
+
+
+def ask(address: str, first: int, topic: bytes | None = b"") -> list[tuple[int, bytes]]:
+    """The batches that a server sends again, from number ``first`` on. topic: the frame that each answer begins with;
+    None: no such frame, as servers answer whose events are arrays."""
     answers: list[tuple[int, bytes]] = []
     with contextlib.closing(zmq.Context.instance().socket(zmq.DEALER)) as dealer:
         dealer.linger = 0
@@ -48,11 +67,12 @@ def ask(address: str, first: int) -> list[tuple[int, bytes]]:
         dealer.send_multipart([b"", first.to_bytes(8, "big")])
         while True:
             assert dealer.poll(WAIT_MS), "no answer"
-            empty, number, payload = dealer.recv_multipart()
+            empty, *before, number, payload = dealer.recv_multipart()
             assert empty == b""
             if number == END:
-                assert payload == b""
+                assert payload == b"" and before == ([] if topic is None else [b""])
                 return answers
+            assert before == ([] if topic is None else [topic])
             answers.append((int.from_bytes(number, "big"), payload))
 
 
@@ -75,7 +95,7 @@ class Follower:
         self._topic = topic
 
     def catch_up(self) -> None:
-        for number, payload in ask(self._replay, self.last + 1):
+        for number, payload in ask(self._replay, self.last + 1, self._topic):
             self.apply(number, payload)
 
     def apply(self, number: int, payload: bytes) -> list[BlockEvent]:

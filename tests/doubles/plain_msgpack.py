@@ -16,7 +16,10 @@ _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
 }  # fmt: skip
-_LENGTHS = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xDC: ">H", 0xDD: ">I"}
+_LENGTHS = {
+    0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I",
+    0xDC: ">H", 0xDD: ">I", 0xDE: ">H", 0xDF: ">I",
+}  # fmt: skip
 
 
 def _value(data: memoryview) -> tuple[Any, memoryview]:
@@ -25,6 +28,8 @@ def _value(data: memoryview) -> tuple[Any, memoryview]:
         return code, rest
     if code >= 0xE0:
         return code - 0x100, rest
+    if code < 0x90:
+        return _map(code & 0x0F, rest)
     if 0x90 <= code < 0xA0:
         return _array(code & 0x0F, rest)
     if 0xA0 <= code < 0xC0:
@@ -34,8 +39,10 @@ def _value(data: memoryview) -> tuple[Any, memoryview]:
     if code in _NUMBERS:
         size = struct.calcsize(_NUMBERS[code])
         return struct.unpack(_NUMBERS[code], rest[:size])[0], rest[size:]
-    size = struct.calcsize(_LENGTHS[code])  # maps and extensions are not expected
+    size = struct.calcsize(_LENGTHS[code])  # extensions are not expected
     length, rest = struct.unpack(_LENGTHS[code], rest[:size])[0], rest[size:]
+    if code >= 0xDE:
+        return _map(length, rest)
     if code >= 0xDC:
         return _array(length, rest)
     return _text(length, rest) if code >= 0xD9 else (bytes(rest[:length]), rest[length:])
@@ -51,3 +58,8 @@ def _array(length: int, data: memoryview) -> tuple[list[Any], memoryview]:
         item, data = _value(data)
         items.append(item)
     return items, data
+
+
+def _map(length: int, data: memoryview) -> tuple[dict[Any, Any], memoryview]:
+    items, data = _array(2 * length, data)
+    return dict(zip(items[::2], items[1::2], strict=True)), data

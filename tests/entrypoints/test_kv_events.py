@@ -20,7 +20,7 @@ from event_follower import Follower, ask, following
 from server_under_test import ServerUnderTest, free_port
 
 from baton.radix.events.block_events import AllCleared, BlocksStored
-from baton.runtime.config import KVEventConfig
+from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events.publisher import KVEventPublisher
 
 pytestmark = pytest.mark.process
@@ -143,7 +143,7 @@ def test_a_follower_that_never_reads_holds_nobody_up(served: Served) -> None:
 def test_a_router_finds_the_addresses(served: Served) -> None:
     info = served.server.client.get("/server_info").json()
     told = {"endpoint": served.endpoint, "replay_endpoint": served.replay, "topic": "", "block_size": BLOCK}
-    assert info["internal_states"][0]["kv_events"] == told | {"tiers": "all"}
+    assert info["internal_states"][0]["kv_events"] == told | {"tiers": "all", "format": "maps"}
     assert info["kv_events_endpoint"] == served.endpoint
 
 
@@ -170,13 +170,15 @@ def test_the_example_says_what_a_prompt_would_find(served: Served) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["maps", "arrays"])
 @pytest.mark.parametrize("restarted", [1_700_000_010.0, 1_600_000_000.0])
-def test_the_example_goes_on_with_another_server(restarted: float) -> None:
+def test_the_example_goes_on_with_another_server(restarted: float, form: KVEventForm) -> None:
     """Also where the clock was set back meanwhile. What an answer had already is passed over."""
     config = KVEventConfig(
         kv_events_endpoint="tcp://127.0.0.1:0",
         kv_events_replay_endpoint="tcp://127.0.0.1:0",
         kv_events_block_size=1,
+        kv_events_format=form,
     )
     example = runpy.run_path(str(ROOT / "examples" / "kv_events.py"))
     follower = example["Follower"](config.kv_events_endpoint, config.kv_events_replay_endpoint, "")
@@ -195,7 +197,9 @@ def test_the_example_goes_on_with_another_server(restarted: float) -> None:
                     publisher._send([BlocksStored("GPU", [name], None, name.to_bytes(4, "little"))])
                 if start != restarted:
                     yield []
-                for number, payload in ask(publisher.replay_endpoint, publisher._next - 5):
+                for number, payload in ask(
+                    publisher.replay_endpoint, publisher._next - 5, b"" if form == "maps" else None
+                ):
                     yield [b"", number.to_bytes(8, "big"), payload]
                 assert set(mirror.blocks) == set(names)
         raise Ended
@@ -206,7 +210,7 @@ def test_the_example_goes_on_with_another_server(restarted: float) -> None:
     follower._socket = SimpleNamespace(recv_multipart=lambda: next(heard))
     follower.missed = lambda: (asked.append(follower.last), missed())[1]
     with pytest.raises(Ended):
-        for _, events, _ in follower.batches():
+        for events in follower.batches():
             for event in events:
                 mirror.apply(event)
     assert len(asked) == 3, "at first, once because an answer may have had the first batch already, and of the second"

@@ -59,7 +59,7 @@ def test_every_answer_leads_to_what_is_there(seed: int, max_bytes: int) -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    packer = Packer(1)
+    packer = Packer(1, "arrays")
     past = PastBatches(packer, 1, 1000, lambda: 0.0)
     for number in range(500):
         events = [BlocksStored("GPU", [number + 1], None, b"abcd"), BlocksRemoved("GPU", [number + 1])]
@@ -72,7 +72,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_what_is_there_is_put_together_once_for_all_askers() -> None:
-    packer = Packer(1)
+    packer = Packer(1, "arrays")
     past = PastBatches(packer, 1, 400, lambda: 0.0)
     for number in range(50):
         past.add(number, packer.payload([], 0.0), [BlocksStored("GPU", [number + 1], None, b"abcd")])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import plain_msgpack
 import pytest
 import zmq
 from block_mirror import BlockMirror, blocks_in_tree
@@ -20,7 +21,7 @@ from server_under_test import free_port
 
 from baton.radix.events.block_events import BlockEvent, BlocksRemoved, BlocksStored
 from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.runtime.config import KVEventConfig
+from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events import publisher as publisher_module
 from baton.runtime.kv_events import replay as replay_module
 from baton.runtime.kv_events.publisher import KVEventPublisher
@@ -40,13 +41,14 @@ def publishing(config: KVEventConfig, rig: CacheRig | None = None, started: floa
         publisher.close()
 
 
-def on_ports(block_tokens: int = 0, topic: str = "") -> KVEventConfig:
+def on_ports(block_tokens: int = 0, topic: str = "", form: KVEventForm = "maps") -> KVEventConfig:
     """Port 0 takes a free one."""
     return KVEventConfig(
         kv_events_endpoint="tcp://127.0.0.1:0",
         kv_events_replay_endpoint="tcp://127.0.0.1:0",
         kv_events_block_size=block_tokens,
         kv_events_topic=topic,
+        kv_events_format=form,
     )
 
 
@@ -83,6 +85,7 @@ def test_a_follower_keeps_up() -> None:
             "topic": "kv@pod",
             "block_size": 4,
             "tiers": "all",
+            "format": "maps",
         }
 
 
@@ -102,14 +105,29 @@ def test_who_comes_late_or_missed_something_asks_for_it() -> None:
         assert ask(publisher.replay_endpoint, FIRST + 21) == []
 
 
+@pytest.mark.parametrize("form", ["maps", "arrays"])
+def test_both_forms_of_answers(form: KVEventForm) -> None:
+    """With maps the topic comes again, as vLLM 0.33 answers; with arrays it does not, as servers of that time did."""
+    rig = CacheRig(num_tokens=64)
+    with publishing(on_ports(1, "kv@pod", form), rig) as publisher:
+        rig.insert(np.arange(6, dtype=np.int32))
+        publisher.publish()
+        answers = ask(publisher.replay_endpoint, 0, b"kv@pod" if form == "maps" else None)
+        mirror = BlockMirror(1)
+        for _, payload in answers:
+            assert isinstance(plain_msgpack.read(payload)[1][0], dict if form == "maps" else list)
+            mirror.apply(read_batch(payload, 1))
+        assert mirror.on == {"GPU": blocks_in_tree(rig.cache, 1)["GPU"]} and len(mirror.on["GPU"]) == 6
+
+
 def test_a_req_socket_may_ask_too() -> None:
     with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.REQ) as req:
         req.linger = 0
         req.connect(publisher.replay_endpoint)
         req.send(bytes(8))
         assert req.poll(20_000)
-        number, payload = req.recv_multipart()
-        assert number == FIRST.to_bytes(8, "big") and len(read_batch(payload, 16)) == 1
+        topic, number, payload = req.recv_multipart()
+        assert topic == b"" and number == FIRST.to_bytes(8, "big") and len(read_batch(payload, 16)) == 1
 
 
 def test_nonsense_is_passed_over() -> None:
@@ -120,7 +138,7 @@ def test_nonsense_is_passed_over() -> None:
             dealer.send_multipart(frames)
         dealer.send_multipart([bytes(8)])  # without the empty frame, so the answer has none
         assert dealer.poll(20_000)
-        assert dealer.recv_multipart()[0] == FIRST.to_bytes(8, "big") and dealer.recv_multipart() == [END, b""]
+        assert dealer.recv_multipart()[1] == FIRST.to_bytes(8, "big") and dealer.recv_multipart() == [b"", END, b""]
         with zmq.Context.instance().socket(zmq.DEALER) as other:
             other.linger = 0
             other.connect(publisher.replay_endpoint)
@@ -168,7 +186,7 @@ def test_an_asker_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         answers = 0
         while dealer.poll(500):
             answers += 1
-            assert dealer.recv_multipart()[1] != END, "an answer that is not whole has no end"
+            assert dealer.recv_multipart()[2] != END, "an answer that is not whole has no end"
         assert 0 < answers < 700
 
 
@@ -251,7 +269,7 @@ def test_a_request_that_fails_is_told_and_counted(
         for first in (0, 0, FIRST):
             dealer.send_multipart([b"", first.to_bytes(8, "big")])
         assert dealer.poll(20_000)
-        assert dealer.recv_multipart()[1] == FIRST.to_bytes(8, "big"), "the next asker has its turn"
+        assert dealer.recv_multipart()[2] == FIRST.to_bytes(8, "big"), "the next asker has its turn"
         assert publisher._replay.failed == 2 and caplog.text.count("earlier KV cache events failed") == 1
 
 

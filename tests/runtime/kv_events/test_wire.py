@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import plain_msgpack
+from published_events import (
+    SGLangAllBlocksCleared,
+    SGLangBatch,
+    SGLangBlockRemoved,
+    SGLangBlockStored,
+    VLLMBatch,
+    VLLMBlockStored,
+)
 
 from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
 from baton.runtime.kv_events.wire import END, Packer, sequence_frame
@@ -13,15 +22,37 @@ def ids(*values: int) -> bytes:
     return np.array(values, dtype=np.int32).tobytes()
 
 
-def test_shapes() -> None:
-    events = [
-        BlocksStored("GPU", [5, 1 << 62], None, ids(1, 2, 3, 70_000)),
-        BlocksStored("CPU_PINNED", [7], 1 << 62, ids(8, 9)),
-        BlocksStored("GPU", [11, 12], None, ids(1, 2, 3, 4), "00ff"),
-        BlocksRemoved("GPU", [1 << 62, 5]),
-        AllCleared(),
+EVENTS = [
+    BlocksStored("GPU", [5, 1 << 62], None, ids(1, 2, 3, 70_000)),
+    BlocksStored("CPU_PINNED", [7], 1 << 62, ids(8, 9)),
+    BlocksStored("GPU", [11, 12], None, ids(1, 2, 3, 4), "00ff"),
+    BlocksRemoved("GPU", [1 << 62, 5]),
+    AllCleared(),
+]
+
+
+def stored(hashes: list[int], parent: int | None, tokens: list[int], tier: str, **more: object) -> dict[str, object]:
+    known = {"block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": 2}
+    return {"type": "BlockStored"} | known | {"lora_id": None, "medium": tier, "lora_name": None} | more
+
+
+def test_maps() -> None:
+    assert plain_msgpack.read(Packer(2).payload(EVENTS, 12.5)) == [
+        12.5,
+        [
+            stored([5, 1 << 62], None, [1, 2, 3, 70_000], "GPU"),
+            stored([7], 1 << 62, [8, 9], "CPU"),
+            stored([11, 12], None, [1, 2, 3, 4], "GPU", extra_keys=[["00ff"], None]),
+            {"type": "BlockRemoved", "block_hashes": [1 << 62, 5], "medium": "GPU"},
+            {"type": "AllBlocksCleared"},
+        ],
+        0,
     ]
-    assert plain_msgpack.read(Packer(2).payload(events, 12.5)) == [
+    assert sequence_frame(258) == b"\0\0\0\0\0\0\1\2" and END == b"\xff" * 8
+
+
+def test_arrays() -> None:
+    assert plain_msgpack.read(Packer(2, "arrays").payload(EVENTS, 12.5)) == [
         12.5,
         [
             ["BlockStored", [5, 1 << 62], None, [1, 2, 3, 70_000], 2, None, "GPU", None, None],
@@ -32,7 +63,26 @@ def test_shapes() -> None:
         ],
         0,
     ]
-    assert sequence_frame(258) == b"\0\0\0\0\0\0\1\2" and END == b"\xff" * 8
+
+
+def test_maps_are_what_vllm_would_send() -> None:
+    """Read by its structs, which refuse fields they do not know, and written by them again."""
+    payload = Packer(2).payload(EVENTS, 12.5)
+    batch = msgspec.msgpack.decode(payload, type=VLLMBatch)
+    assert batch.events[2] == VLLMBlockStored([11, 12], None, [1, 2, 3, 4], 2, None, "GPU", None, [("00ff",), None])
+    assert batch.data_parallel_rank == 0 and len(batch.events) == len(EVENTS)
+    assert plain_msgpack.read(msgspec.msgpack.encode(batch)) == plain_msgpack.read(payload)
+
+
+def test_sglang_reads_maps() -> None:
+    batch = msgspec.msgpack.decode(Packer(2).payload(EVENTS, 12.5), type=SGLangBatch)
+    assert batch.events == [
+        SGLangBlockStored([5, 1 << 62], None, [1, 2, 3, 70_000], 2, None, "GPU"),
+        SGLangBlockStored([7], 1 << 62, [8, 9], 2, None, "CPU"),
+        SGLangBlockStored([11, 12], None, [1, 2, 3, 4], 2, None, "GPU"),
+        SGLangBlockRemoved([1 << 62, 5], "GPU"),
+        SGLangAllBlocksCleared(),
+    ]
 
 
 def test_long_events_become_batches_of_their_own() -> None:
