@@ -53,6 +53,9 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("baton/entrypoints/dashboard/page/")}
     files = (ROOT / "entrypoints/dashboard/page").rglob("*.*")
     assert page == {f"baton/{file.relative_to(ROOT)}" for file in files}
+    templates = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".jinja")}
+    files = (ROOT / "entrypoints/chat/bundled_templates").iterdir()
+    assert templates == {f"baton/{file.relative_to(ROOT)}" for file in files} and len(templates) > 1
     marked = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("py.typed")}
     assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS}
 

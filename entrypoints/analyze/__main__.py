@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..chat.rendering import Renderer
+from ..chat.template_choice import choose_templates
 from .advice import GIB
 from .analysis import Analysis
 from .arguments import parse
@@ -98,7 +99,7 @@ def prompt_text(args: argparse.Namespace) -> PromptText:
         source = args.chat_template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ChatTemplateError(f"--chat-template {args.chat_template}: {error}") from None
-    return PromptText(tokenizer, Renderer(ChatTemplate(source, tokenizer.special_tokens)))
+    return PromptText(tokenizer, Renderer(choose_templates(tokenizer, ChatTemplate(source, tokenizer.special_tokens))))
 
 
 def write(report: dict, json_path: Path | None, plot_path: Path | None) -> None:

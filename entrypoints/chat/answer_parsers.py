@@ -29,9 +29,13 @@ _CLOSING_MARKS = re.compile(r"(?:(?:<[^<>\s]+>|\])\s*)*$")
 class AnswerParsers:
     """Makes the parser of each answer."""
 
-    def __init__(self, tool_call_parser: str, reasoning_parser_name: str, template: str) -> None:
-        """Names as of the flags; ``template``: the source of the chat template, for auto. Raises ValueError."""
-        tools = choose_tools(template) if tool_call_parser == AUTO else tool_call_parser
+    def __init__(
+        self, tool_call_parser: str, reasoning_parser_name: str, template: str, with_tools: str | None = None
+    ) -> None:
+        """Names as of the flags. ``template``: the source of the chat template, for auto; with_tools: of that for chats
+        that bring tools, if it is another one. Raises ValueError."""
+        with_tools = template if with_tools is None else with_tools
+        tools = choose_tools(with_tools) if tool_call_parser == AUTO else tool_call_parser
         thoughts = choose_reasoning(template) if reasoning_parser_name == AUTO else reasoning_parser_name
         self.tools_name = None if tools == NONE else tools
         self.reasoning_name = None if thoughts == NONE else thoughts
@@ -39,7 +43,7 @@ class AnswerParsers:
         self._reasoning: type[ReasoningParser] | None = (
             reasoning_parser(self.reasoning_name) if self.reasoning_name else None
         )
-        self._short_ids = "length 9" in template or (self.tools_name or "").startswith("mistral")
+        self._short_ids = "length 9" in with_tools or (self.tools_name or "").startswith("mistral")
 
     def make(self, call: ChatCall, opening: str) -> OutputParser:
         """The parser of one answer. opening: what the template wrote behind the last message, and what the answer was

@@ -93,8 +93,8 @@ class Chats:
         """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
-                "the chat template has no place for tools, so the model would not learn of them; start the server "
-                "with a --chat-template that has one, or leave tools out",
+                "the chat template has no place for tools, and no bundled one fits the model's marks, so the model "
+                "would not learn of them; start the server with a --chat-template that has one, or leave tools out",
                 code="no_tools_in_template",
                 param="tools",
             )

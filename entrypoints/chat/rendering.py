@@ -1,4 +1,4 @@
-"""Conversations -> prompts, by the model's chat template or the one that the server was given."""
+"""Conversations -> prompts, by the chat templates of `template_choice`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...scheduler.outcome import RequestRefused
 from .messages import Conversation, Message
+from .template_choice import ChatTemplates
 
 T = TypeVar("T")
 
@@ -23,19 +24,29 @@ _MARK = "BatonGoesOnHere7Q"
 
 
 class Renderer:
-    """One chat template, asked the ways that chats need."""
+    """The chat templates, asked the ways that chats need."""
 
-    def __init__(self, template: ChatTemplate | None) -> None:
-        self._template = template
+    def __init__(self, templates: ChatTemplates) -> None:
+        self._templates = templates
 
     @property
     def source(self) -> str:
-        """Of the template; empty if there is none."""
-        return "" if self._template is None else self._template.source
+        """Of the template for chats without tools; empty if there is none."""
+        return _source(self._templates.plain)
+
+    @property
+    def source_with_tools(self) -> str:
+        """Of the template for chats that bring tools; where the model cannot be told of them, as `source`."""
+        return _source(self._templates.with_tools or self._templates.plain)
 
     @property
     def knows_tools(self) -> bool:
-        return "tools" in self.source
+        return self._templates.with_tools is not None
+
+    @property
+    def bundled(self) -> str:
+        """The file of the template for chats that bring tools, if it is none of the model's; else empty."""
+        return self._templates.bundled
 
     def render(self, conversation: Conversation) -> str:
         """The text that the model goes on from. Raises RequestRefused."""
@@ -63,22 +74,23 @@ class Renderer:
         return text
 
     def _rendered(self, conversation: Conversation, messages: list[Message]) -> str:
-        if self._template is None:
+        template = self._template_of(conversation)
+        if template is None:
             raise RequestRefused(
                 "the model's folder has no chat template; start the server with --chat-template FILE, or use "
                 "/v1/completions with a prompt of your own",
                 code="no_chat_template",
                 param="messages",
             )
-        if "developer" not in self.source:  # OpenAI's newer name for the system's role
+        if "developer" not in template.source:  # OpenAI's newer name for the system's role
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         try:
-            return self._of_template(self._template, conversation, messages)
+            return self._of_template(template, conversation, messages)
         except ChatTemplateError as error:
             joined = with_roles_in_turn(messages)
             if joined != messages:
                 with contextlib.suppress(ChatTemplateError):
-                    return self._of_template(self._template, conversation, joined)
+                    return self._of_template(template, conversation, joined)
             raise RequestRefused(str(error), code="chat_template_error", param="messages") from None
 
     def _of_template(self, template: ChatTemplate, conversation: Conversation, messages: list[Message]) -> str:
@@ -90,6 +102,14 @@ class Renderer:
             documents=conversation.documents,
             **conversation.variables,
         )
+
+    def _template_of(self, conversation: Conversation) -> ChatTemplate | None:
+        """A bundled template also writes the calls of earlier messages, which the model's own would drop."""
+        templates = self._templates
+        has_tools = bool(conversation.tools)
+        if templates.bundled:
+            has_tools = has_tools or any(message.get("tool_calls") for message in conversation.messages)
+        return (templates.with_tools if has_tools else None) or templates.plain
 
 
 def with_roles_in_turn(messages: list[Message]) -> list[Message]:
@@ -109,6 +129,10 @@ def with_roles_in_turn(messages: list[Message]) -> list[Message]:
         else:
             joined.append({**message, "role": role})
     return joined
+
+
+def _source(template: ChatTemplate | None) -> str:
+    return "" if template is None else template.source
 
 
 async def beside_others(size: int, work: Callable[[], T]) -> T:

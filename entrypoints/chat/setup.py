@@ -14,6 +14,7 @@ from .chats import Chats
 from .config import ChatConfig
 from .conversations import Conversations
 from .rendering import Renderer
+from .template_choice import choose_templates
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +28,19 @@ class ChatSetup:
 
     def __init__(self, config: ChatConfig, tokenizer: Tokenizer) -> None:
         self._config = config
-        self.renderer = Renderer(_template(config.chat_template, tokenizer))
+        self.renderer = Renderer(choose_templates(tokenizer, _given_template(config.chat_template, tokenizer)))
+        source, with_tools = self.renderer.source, self.renderer.source_with_tools
         try:
-            self.parsers = AnswerParsers(config.tool_call_parser, config.reasoning_parser, self.renderer.source)
+            self.parsers = AnswerParsers(config.tool_call_parser, config.reasoning_parser, source, with_tools)
         except ValueError as error:
             raise ChatSetupError(f"--tool-call-parser, --reasoning-parser: {error}") from None
-        self.read_calls = CallReader(self.parsers.tools_name, self.parsers.reasoning_name).read_calls
+        # With a bundled template a plain chat's calls have any form: the reader goes by the answer.
+        tools_name = None if self.renderer.bundled else self.parsers.tools_name
+        self.read_calls = CallReader(tools_name, self.parsers.reasoning_name).read_calls
 
     def log(self) -> None:
         """Tell the operator what chats get."""
-        if not self.renderer.source:
+        if not self.renderer.source_with_tools:
             logger.info("no chat template: chats are refused")
             return
         logger.info(
@@ -45,6 +49,13 @@ class ChatSetup:
             self.parsers.tools_name or "text",
             self.parsers.reasoning_name or "text",
         )
+        if self.renderer.bundled:
+            logger.info(
+                "the chat template has no place for tools; chats that bring some are written by the bundled %s",
+                self.renderer.bundled,
+            )
+        elif not self.renderer.knows_tools:
+            logger.info("the chat template has no place for tools, and no bundled one fits; they are refused")
 
     def chats(self, manager: TokenizerManager) -> Chats:
         tokenizer, auto = manager.tokenizer, not self._config.no_auto_continue
@@ -54,9 +65,9 @@ class ChatSetup:
         return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl)
 
 
-def _template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _given_template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:
     if not file:
-        return tokenizer.chat_template
+        return None
     try:
         return ChatTemplate(Path(file).read_text(encoding="utf-8"), tokenizer.special_tokens)
     except (OSError, UnicodeDecodeError, ChatTemplateError) as error:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -23,6 +24,9 @@ from .token_bytes import TokenBytes, UnsupportedDecoder
 
 _ANCHORS = ("\n", "\t", "|", "\x01")
 """A text is tokenised after the first of these that does not merge with it."""
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of chat templates that have a meaning."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -34,8 +38,13 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """See the module. Safe to share between threads once loaded."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: dict, chat_template: str | None = None) -> None:
-        """``config``: the content of tokenizer_config.json, ``chat_template``: Jinja source."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: dict,
+        chat_templates: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``config``: the content of tokenizer_config.json, ``chat_templates``: name -> Jinja source."""
         # tokenizer.json may ask for both; prompts are never cut or padded here.
         backend.no_truncation()
         backend.no_padding()
@@ -47,7 +56,8 @@ class Tokenizer:
         self.eos_token_id = self._named_id("eos_token")
         self.token_bytes = TokenBytes(backend)
         """For IncrementalDecoder and stop strings."""
-        self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
+        self.chat_templates = {name: self._compiled(name, source) for name, source in chat_templates.items()}
+        """By name; `default` is that of a model with a single one."""
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -65,9 +75,20 @@ class Tokenizer:
             raise TokenizerError(f"{file} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         try:
-            return cls(backend, config, _find_chat_template(folder, config))
+            return cls(backend, config, find_chat_templates(folder, config))
         except (UnsupportedDecoder, ChatTemplateError) as error:
             raise TokenizerError(f"{folder}: {error}") from error
+
+    def _compiled(self, name: str, source: str) -> ChatTemplate:
+        try:
+            return ChatTemplate(source, self.special_tokens)
+        except ChatTemplateError as error:
+            raise error if name == DEFAULT else ChatTemplateError(f"chat template {name}: {error}") from None
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template for chats without tools, if there is one."""
+        return self.chat_templates.get(DEFAULT)
 
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
@@ -161,11 +182,10 @@ class Tokenizer:
 
         Raises ChatTemplateError where the model has no template or the template refuses the messages.
         """
-        if self.chat_template is None:
+        template = (self.chat_templates.get(TOOL_USE) if tools else None) or self.chat_template
+        if template is None:
             raise ChatTemplateError("this model has no chat template; send a plain text prompt instead of messages")
-        return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
-        )
+        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
 
 
 def _content(token: str | dict) -> str:
@@ -184,15 +204,44 @@ def _read_json(file: Path) -> dict:
     return content
 
 
-def _find_chat_template(folder: Path, config: dict) -> str | None:
-    """chat_template.jinja takes precedence over tokenizer_config.json, as in transformers."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
+def find_chat_templates(folder: Path, config: dict) -> dict[str, str]:
+    """Name -> Jinja source, as transformers finds them. The first of these that is there has all of them:
+
+    - chat_template.jinja, which is `default`, and additional_chat_templates/NAME.jinja
+    - `chat_template` of tokenizer_config.json (``config``): a source, or a list of {name, template}
+    - chat_template.json: the same in an object of its own, as older processors wrote it
+
+    A single template is `default` whatever its name. Raises TokenizerError.
+    """
+    files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    found = {file.stem: _read_text(file) for file in files if file.is_file()}
+    if "chat_template" in found:
+        found[DEFAULT] = found.pop("chat_template")
+    found = found or _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")
+    if not found:
+        file = folder / "chat_template.json"
+        found = _named_templates(_read_json(file).get("chat_template"), file)
+    return {DEFAULT: next(iter(found.values()))} if len(found) == 1 else found
+
+
+def _named_templates(given: Any, file: Path) -> dict[str, str]:
+    if given is None:
+        return {}
+    named = [{"name": DEFAULT, "template": given}] if isinstance(given, str) else given
+    found: dict[str, str] = {}
+    for entry in named if isinstance(named, list) else [named]:
+        name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(source, str):
+            raise TokenizerError(f"{file}: chat_template takes Jinja source, or a list of objects of name and template")
+        found[name] = source
+    return found
+
+
+def _read_text(file: Path) -> str:
+    try:
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{file} cannot be read: {error}") from error
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict, named: dict[str, str]) -> None:

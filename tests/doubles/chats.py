@@ -11,11 +11,13 @@ from baton.entrypoints.chat.answer_parsers import AnswerParsers
 from baton.entrypoints.chat.conversations import Conversations, GoesOn, Turn
 from baton.entrypoints.chat.messages import Conversation
 from baton.entrypoints.chat.rendering import Renderer
+from baton.entrypoints.chat.template_choice import ChatTemplates, has_place_for_tools
 from baton.runtime.text.chat_template import ChatTemplate
 
 
 def make_renderer(template: str = CHAT_TEMPLATE) -> Renderer:
-    return Renderer(ChatTemplate(template, {"eos_token": "<eos>"}))
+    plain = ChatTemplate(template, {"eos_token": "<eos>"})
+    return Renderer(ChatTemplates(plain, plain if has_place_for_tools(plain) else None))
 
 
 def conversation(*words: str, **options: Any) -> Conversation:

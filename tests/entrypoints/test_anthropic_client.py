@@ -301,11 +301,19 @@ def ask_toy(client: anthropic.Anthropic, *messages: Any, stream: bool, **fields:
     return message | {"baton": end["baton"], "usage": end["usage"]}
 
 
+def test_a_model_whose_template_has_no_place_for_tools(toy: ServerUnderTest) -> None:
+    """It is told of them by a bundled template of its own form."""
+    with anthropic.Anthropic(base_url=toy.url, api_key="any", max_retries=0) as client:
+        plain = client.messages.count_tokens(model="toy", messages=[user("Hello")]).input_tokens
+        with_tools = client.messages.count_tokens(model="toy", messages=[user("Hello")], tools=[WEATHER]).input_tokens
+        assert with_tools > plain + 20
+        ask(client, user("Hello"), model="toy", tools=[WEATHER], max_tokens=5)
+    assert toy.log.count("chats that bring some are written by the bundled chatml_tools.jinja") == 1
+
+
 def test_a_model_that_is_not_served(toy: ServerUnderTest) -> None:
     with anthropic.Anthropic(base_url=toy.url, api_key="any", max_retries=0) as client:
         with pytest.raises(anthropic.NotFoundError, match="is not served here"):
             ask(client, user("Hello"), model="claude-5")
-        with pytest.raises(anthropic.BadRequestError, match="no place for tools"):
-            client.messages.count_tokens(model="toy", messages=[user("Hello")], tools=[WEATHER])
         with pytest.raises(anthropic.BadRequestError, match="this model does not think"):
             ask(client, user("Hello"), model="toy", thinking={"type": "enabled", "budget_tokens": 1024})

@@ -9,6 +9,7 @@ from ....runtime.text.tokenizer import Tokenizer
 from ....scheduler.outcome import RequestRefused
 from ...chat.messages import Conversation, join_parts
 from ...chat.rendering import Renderer
+from ...chat.template_choice import ChatTemplates, choose_templates
 from .request import BadItem, Units
 
 ID_BYTES = 4
@@ -26,7 +27,9 @@ class PromptText:
         bytes_per_token: int = BYTES_PER_TOKEN,
     ) -> None:
         self._tokenizer = tokenizer
-        self._renderer = renderer or Renderer(tokenizer.chat_template if tokenizer is not None else None)
+        self._renderer = renderer or Renderer(
+            choose_templates(tokenizer) if tokenizer is not None else ChatTemplates(None, None)
+        )
         self._bytes_per_token = bytes_per_token
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -301,6 +302,69 @@ def test_tools_that_the_template_has_no_place_for(tokenizer: Tokenizer, tmp_path
         scene.chat(HI, tools=[LS])
     assert refused.value.code == "no_tools_in_template"
     scene.chat(HI, tools=[LS], tool_choice="none")
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def chatml(tmp_path: Path) -> Scene:
+    """Of a model whose template has no place for tools, and a form for which one is bundled."""
+    folder = write_byte_tokenizer(tmp_path / "model")
+    config = {
+        "eos_token": "<eos>",
+        "chat_template": CHATML,
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Scene(Tokenizer.load(folder), tool_call_parser="auto", reasoning_parser="auto")
+
+
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "a"}}\n</tool_call>'
+
+
+def test_tools_are_told_by_a_bundled_template(chatml: Scene) -> None:
+    (update,) = chatml.chat(HI, says=CALL, tools=[LS])
+    assert [type(piece) for piece in update.pieces] == [CallBegins, CallArguments]
+    assert '"name": "ls"' in chatml.text and chatml.text.endswith("<|im_start|>assistant\n")
+    chatml.chat(HI)
+    assert chatml.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "the model's own"
+    chatml.chat(HI, tools=[LS], tool_choice="none")
+    assert "ls" not in chatml.text
+
+
+def test_turns_with_the_same_tools_go_on_from_each_other(chatml: Scene) -> None:
+    chatml.chat(HI, says=CALL, tools=[LS], rid="one")
+    called = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"path":"a"}'}}
+    talk = [HI, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    talk += [{"role": "tool", "tool_call_id": "1", "content": "b"}]
+    chatml.chat(*talk, tools=[LS], rid="two")
+    assert chatml.sent.spec.predecessor == Predecessor("one")
+    chatml.chat(*talk, said("Ho"), HI, tools=[LS])
+    assert chatml.sent.spec.predecessor == Predecessor("two")
+
+
+def test_tools_that_come_and_go_change_the_beginning_of_the_prompt(chatml: Scene) -> None:
+    """A turn goes on from the last one that had the same tools: with others, the prompt begins with other text."""
+    chatml.chat(HI, rid="plain")
+    chatml.chat(HI, said("Ho"), HI, tools=[LS], rid="tools")
+    assert chatml.sent.spec.predecessor is None
+    chatml.chat(HI, said("Ho"), HI, said("Ho"), HI, rid="plain again")
+    assert chatml.sent.spec.predecessor == Predecessor("plain")
+    chatml.chat(HI, said("Ho"), HI, said("Ho"), HI, said("Ho"), HI, tools=[LS])
+    assert chatml.sent.spec.predecessor == Predecessor("tools")
+
+
+def test_earlier_calls_are_shown_when_the_tools_are_gone(chatml: Scene) -> None:
+    called = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    chatml.chat(
+        HI, {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "1", "content": "b"}
+    )
+    assert '<tool_call>\n{"name": "ls", "arguments": {}}' in chatml.text and "<tool_response>\nb\n" in chatml.text
+    assert "You can call functions" not in chatml.text
 
 
 def test_what_can_never_fit(scene: Scene) -> None:

@@ -10,6 +10,7 @@ from chats import conversation, make_renderer
 
 from baton.entrypoints.chat.messages import Conversation
 from baton.entrypoints.chat.rendering import Renderer, beside_others, size_of
+from baton.entrypoints.chat.template_choice import ChatTemplates
 from baton.scheduler.outcome import RequestRefused
 
 PLAIN = (
@@ -48,8 +49,10 @@ def test_what_comes_behind_a_message() -> None:
 
 
 def test_variables_tools_and_documents_reach_the_template() -> None:
-    renderer = make_renderer("{{ tools[0].x }} {{ documents[0].y }} {{ enable_thinking }}")
-    asked = Conversation(messages=[], tools=[{"x": 1}], documents=[{"y": 2}], variables={"enable_thinking": False})
+    renderer = make_renderer("{{ tools[0].function.name }} {{ (documents or [{}])[0].y }} {{ enable_thinking }}")
+    asked = Conversation(
+        messages=[], tools=[{"function": {"name": 1}}], documents=[{"y": 2}], variables={"enable_thinking": False}
+    )
     assert renderer.render(asked) == "1 2 False" and renderer.knows_tools
     assert renderer.render(asked.first(0)) == "1 2 False"
 
@@ -69,7 +72,7 @@ def test_developers_are_the_system_where_the_template_does_not_know_them() -> No
 @pytest.mark.parametrize(
     ("renderer", "code", "says"),
     [
-        (Renderer(None), "no_chat_template", "--chat-template"),
+        (Renderer(ChatTemplates(None, None)), "no_chat_template", "--chat-template"),
         (make_renderer("{{ raise_exception('roles must alternate') }}"), "chat_template_error", "roles must alternate"),
         (make_renderer("{{ messages[3].content }}"), "chat_template_error", "messages"),
         (make_renderer("{{ messages[0].nothing.more }}"), "chat_template_error", "refuses"),

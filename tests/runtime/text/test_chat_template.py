@@ -52,22 +52,6 @@ def test_generation_marks_and_loop_controls():
     assert render(source) == "user"
 
 
-def test_the_template_with_tools_that_comes_along():
-    """What a chat renders is the beginning of what it renders when it has gone on."""
-    template = ChatTemplate((EXAMPLES / "chat_templates" / "chatml_tools.jinja").read_text(), {})
-    tools = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
-    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": {"path": "é"}}}
-    messages: list[dict] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "List it."}]
-    asked = template.render(messages, tools=tools)
-    answer = '<tool_call>\n{"name": "ls", "arguments": {"path": "é"}}\n</tool_call>'
-    messages += [{"role": "assistant", "content": "", "tool_calls": [call, call]}]
-    messages += [{"role": "tool", "tool_call_id": "1", "content": "a b"}]
-    went_on = template.render(messages, tools=tools)
-    assert went_on.startswith(f"{asked}{answer}\n{answer}<|im_end|>\n<|im_start|>user\n<tool_response>\na b\n")
-    assert asked.startswith("<|im_start|>system\nBe brief.\n") and '"name": "ls"' in asked
-    assert "function" not in template.render(messages[:2])
-
-
 def test_strftime_now():
     assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
 

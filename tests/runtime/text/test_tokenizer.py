@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import trained_tokenizers
@@ -103,6 +104,74 @@ def test_load_finds_the_chat_template(tmp_path):
     (folder / "chat_template.jinja").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": named}))
     assert Tokenizer.load(folder).apply_chat_template(messages) == "default one"
+
+
+NAMED = {"default": "plain {{ messages[0].content }}", "tool_use": "with {{ tools[0].function.name }}"}
+
+
+def in_the_config(folder: Path) -> None:
+    write_folder(
+        folder,
+        trained_tokenizers.byte_level(),
+        CONFIG | {"chat_template": [{"name": name, "template": source} for name, source in NAMED.items()]},
+    )
+
+
+def in_files(folder: Path) -> None:
+    write_folder(folder, trained_tokenizers.byte_level(), CONFIG | {"chat_template": "not this one"})
+    (folder / "chat_template.jinja").write_text(NAMED["default"])
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["tool_use"])
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ documents[0].title }}")
+
+
+def in_the_json_of_a_processor(folder: Path) -> None:
+    write_folder(folder, trained_tokenizers.byte_level(), CONFIG)
+    (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": [{"name": name, "template": source} for name, source in NAMED.items()]})
+    )
+
+
+@pytest.mark.parametrize("layout", [in_the_config, in_files, in_the_json_of_a_processor])
+def test_named_templates(tmp_path, layout):
+    layout(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "ls"}}]
+    assert tokenizer.apply_chat_template(messages) == "plain hi"
+    assert tokenizer.apply_chat_template(messages, tools=tools) == "with ls"
+    if layout is not in_the_json_of_a_processor:  # transformers reads that with processors only
+        from transformers import AutoTokenizer
+
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        assert theirs.apply_chat_template(messages, tokenize=False) == "plain hi"
+        assert theirs.apply_chat_template(messages, tools=tools, tokenize=False) == "with ls"
+        assert theirs.chat_template.keys() == tokenizer.chat_templates.keys()
+
+
+def test_a_single_template_is_the_default_whatever_its_name(tmp_path):
+    config = {**CONFIG, "chat_template": [{"name": "chatml", "template": "that one"}]}
+    assert Tokenizer.load(write_folder(tmp_path, trained_tokenizers.byte_level(), config)).chat_template is not None
+
+
+@pytest.mark.parametrize("given", [5, [{"name": "a"}], ["a"], {"default": "a"}])
+def test_templates_in_no_known_form_are_named(tmp_path, given):
+    folder = write_folder(tmp_path, trained_tokenizers.byte_level(), {**CONFIG, "chat_template": given})
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template takes Jinja source, or a list"):
+        Tokenizer.load(folder)
+    folder = write_folder(tmp_path, trained_tokenizers.byte_level(), CONFIG)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": given}))
+    with pytest.raises(TokenizerError, match=r"chat_template\.json: chat_template takes"):
+        Tokenizer.load(folder)
+
+
+def test_a_broken_named_template_is_named(tmp_path):
+    in_files(tmp_path)
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{% if %}")
+    with pytest.raises(TokenizerError, match="chat template tool_use: the chat template is not valid Jinja"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"tool_use\.jinja cannot be read"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_model_without_a_template_says_so(tmp_path):
