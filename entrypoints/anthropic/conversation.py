@@ -27,6 +27,7 @@ _FIELDS = {
     "redacted_thinking": ("type", "data"),
     "tool_use": ("type", "id", "name", "input"),
     "tool_result": ("type", "tool_use_id", "content", "is_error"),
+    "tool_reference": ("type", "tool_name"),
 }
 _WITHOUT_EFFECT = ("cache_control", "citations", "signature", "caller")
 """Every prefix is cached, marked or not; the rest comes with blocks that were an answer."""
@@ -103,14 +104,15 @@ def _block(given: Any, where: str, kinds: tuple[str, ...]) -> Block:
 
 _STRINGS = {
     "text": ("text",), "thinking": ("thinking",), "redacted_thinking": ("data",), "tool_use": ("id", "name"),
-    "tool_result": ("tool_use_id",),
+    "tool_result": ("tool_use_id",), "tool_reference": ("tool_name",),
 }  # fmt: skip
 
 
 def _result(given: Block, where: str) -> Block:
     """With ``content`` as a text."""
     content = given.get("content")
-    text = _text(_blocks([] if content is None else content, f"{where}.content", ("text",)))
+    blocks = _blocks([] if content is None else content, f"{where}.content", ("text", "tool_reference"))
+    text = _text(blocks)
     failed = given.get("is_error")
     if typed(False if failed is None else failed, bool, f"{where}.is_error"):
         text = ERROR_MARK + text
@@ -118,7 +120,11 @@ def _result(given: Block, where: str) -> Block:
 
 
 def _text(blocks: list[Block]) -> str:
-    return "\n".join(block["text"] for block in blocks if block["type"] == "text")
+    """A reference to a tool is its name: every tool is offered from the start."""
+    return "\n".join(block[_WORDS[block["type"]]] for block in blocks if block["type"] in _WORDS)
+
+
+_WORDS = {"text": "text", "tool_reference": "tool_name"}
 
 
 # -- the messages of one turn --------------------------------------------------------------------------------------

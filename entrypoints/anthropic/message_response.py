@@ -22,7 +22,8 @@ def whole_message(
     output, pieces = update
     content, calls = _content(joined(pieces), new_call_id)
     head = message_head(asked, model, content, output)
-    return head | stop_of(output.finish, list(calls.values())) | {"baton": details_of(asked, output, calls)}
+    stop = stop_of(output.finish, list(calls.values()))
+    return head | stop | edits_of(asked) | {"baton": details_of(asked, output, calls)}
 
 
 def message_head(asked: MessagesRequest, model: str, content: list[dict], output: Output) -> dict[str, Any]:
@@ -65,6 +66,11 @@ def stop_of(finish: FinishReason | None, calls: list[str]) -> dict[str, Any]:
         is_call = bool(calls) and all(read_input(arguments) is not None for arguments in calls)
         reason = "tool_use" if is_call else "end_turn"
     return {"stop_reason": reason, "stop_sequence": stopped_by}
+
+
+def edits_of(asked: MessagesRequest) -> dict[str, Any]:
+    """What was cleared of the conversation, for requests that speak of it."""
+    return {} if asked.applied_edits is None else {"context_management": {"applied_edits": asked.applied_edits}}
 
 
 def read_input(arguments: str) -> dict | None:

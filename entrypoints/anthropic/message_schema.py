@@ -34,9 +34,13 @@ MESSAGE_SAMPLING = (
     "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
 )  # fmt: skip
 
-TOOL_OFF: dict[str, tuple] = {
-    "strict": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], []), "input_examples": ([],),
-}  # fmt: skip
+TOOL_UNENFORCED: dict[str, tuple[tuple, str]] = {
+    # Field -> the values that ask for nothing, and why any other has no effect.
+    "strict": ((False,), "arguments are not held to their schema"),
+    "defer_loading": ((False,), "every tool is offered from the start"),
+    "allowed_callers": ((["direct"], []), "every tool is offered to the model itself"),
+    "input_examples": (([],), "the model is not shown them; put them into the description"),
+}
 TOOL_WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
 
 _BLOCK: Schema = {
@@ -68,8 +72,24 @@ _TOOL = taken(
     },
     title="MessageTool",
     required=("name", "input_schema"),
-    unsupported=TOOL_OFF,
-    without_effect=TOOL_WITHOUT_EFFECT,
+    without_effect=(*TOOL_UNENFORCED, *TOOL_WITHOUT_EFFECT),
+)
+
+_SERVER_TOOL: Schema = {
+    "type": "object",
+    "properties": {"type": string("A tool that Anthropic defines, such as web_search_20250305; it is passed over.")},
+    "required": ["type"],
+}
+
+_CONTEXT_MANAGEMENT = taken(
+    {
+        "edits": list_of(
+            {"type": "object", "properties": {"type": string()}, "required": ["type"]},
+            "clear_tool_uses_20250919 (trigger, keep, clear_at_least, exclude_tools, clear_tool_inputs) and "
+            "clear_thinking_20251015 (keep).",
+        )
+    },
+    "Cleared of the conversation before the model reads it.",
 )
 
 _ONE_ONLY = {"disable_parallel_tool_use": flag("One call at most.", default=False)}
@@ -88,10 +108,10 @@ _THINKING = either(
             "budget_tokens": whole("Binds nothing; the answer's baton.unenforced says so.", 1),
         },
         required=("type",),
-        unsupported={"display": ("summarized",)},
+        without_effect=("display",),
     ),
-    taken({"type": enum("adaptive", "disabled")}, required=("type",), unsupported={"display": ("summarized",)}),
-    about="Whether the model thinks first; needs a template, or a model, that can be told.",
+    taken({"type": enum("adaptive", "disabled")}, required=("type",), without_effect=("display",)),
+    about="Whether the model thinks first, where its template can be told.",
 )
 
 PROPERTIES: Properties = {
@@ -102,10 +122,14 @@ PROPERTIES: Properties = {
     "stop_sequences": list_of(string(least=1), "The answer ends before any of these texts."),
     "stream": STREAM,
     "metadata": taken({"user_id": string("As user.", most=1024)}),
-    "tools": list_of(_TOOL, "Tools that the model may use, and the client runs."),
+    "tools": list_of(either(_TOOL, _SERVER_TOOL), "Tools that the model may use, and the client runs."),
     "tool_choice": _TOOL_CHOICE,
     "thinking": _THINKING,
-    "output_config": taken({"effort": enum(*EFFORTS, about="A variable of the template.")}, unsupported={"format": ()}),
+    "output_config": taken(
+        {"effort": enum(*EFFORTS, about="A variable of the template."), "task_budget": open_object("Has no effect.")},
+        unsupported={"format": ()},
+    ),
+    "context_management": _CONTEXT_MANAGEMENT,
     "rid": RID,
     "min_tokens": SAMPLING["min_new_tokens"],
     **with_model_defaults(picked(SAMPLING, MESSAGE_SAMPLING)),
@@ -113,6 +137,10 @@ PROPERTIES: Properties = {
 }
 """Every field that is served; the reader has their names from here."""
 PROPERTIES["temperature"] = PROPERTIES["temperature"] | {"maximum": 1.0}
+
+_EDITED = answered(
+    {"applied_edits": list_of(open_object("type, cleared_input_tokens, and cleared_tool_uses or _thinking_turns."))}
+)
 
 _USAGE = answered(
     {
@@ -146,6 +174,7 @@ ANSWER = answered(
         ),
     },
     title="MessageAnswer",
+    optional={"context_management": _EDITED},
 )
 
 EVENT: Schema = {
@@ -155,7 +184,11 @@ EVENT: Schema = {
     "required": ["type"],
 }
 
-NUM_TOKENS = answered({"input_tokens": COUNT}, title="NumTokens")
+NUM_TOKENS = answered(
+    {"input_tokens": COUNT},
+    title="NumTokens",
+    optional={"context_management": answered({"original_input_tokens": COUNT})},
+)
 
 ERROR = answered(
     {

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..chat.chats import ChatAnswer, ChatUpdate
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning
-from .message_response import details_of, message_head, stop_of, usage
+from .message_response import details_of, edits_of, message_head, stop_of, usage
 from .messages import MESSAGE_NAMES, MessagesRequest
 
 
@@ -53,6 +53,7 @@ class MessageEvents:
             "type": "message_delta",
             "delta": stop_of(output.finish, list(calls.values())),
             "usage": usage(output),
+            **edits_of(self._asked),
             "baton": details_of(self._asked, output, calls),
         }
         yield {"type": "message_stop"}

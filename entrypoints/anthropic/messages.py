@@ -5,6 +5,7 @@ The shared readers check sampling and everything that completions have too; thei
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
-from ..chat.tools import Choice, read_tools
+from ..chat.chats import Chats
+from ..chat.tools import Choice, read_tools, unserved_tool
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
@@ -20,13 +22,14 @@ from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import one_of, refuse_unserved, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
+from .context_management import ContextEdits, edited_call, read_context_management
 from .conversation import read_conversation
 from .message_schema import (
     EFFORTS,
     MESSAGE_SAMPLING,
     PROPERTIES,
     TOOL_NAME,
-    TOOL_OFF,
+    TOOL_UNENFORCED,
     TOOL_WITHOUT_EFFECT,
 )
 
@@ -47,12 +50,15 @@ _TOOL_NAME = re.compile(TOOL_NAME, re.ASCII)
 @dataclass(slots=True, frozen=True)
 class MessagesRequest:
     """A parsed request. ``thinking``: enabled, adaptive or disabled, or None where the request does not say.
-    ``unenforced``: fields that had to be there and bound nothing; the answer names them."""
+    ``unenforced``: fields that had to be there and bound nothing; the answer names them. edits: what is to be cleared
+    of the conversation, and applied_edits what was; both None where the request does not say."""
 
     call: ChatCall
     model: str
     thinking: str | None
     unenforced: tuple[str, ...] = ()
+    edits: ContextEdits | None = None
+    applied_edits: list[dict[str, Any]] | None = None
 
     @property
     def message_id(self) -> str:
@@ -77,10 +83,10 @@ def parse_messages(
     most = 1 if counts_only and "max_tokens" not in fields else _needed(fields, "max_tokens", "a whole number")
     if typed(most, int, "max_tokens") < 1:
         raise RequestRefused(f"max_tokens is {most}; use 1 or more", param="max_tokens")
-    tools, choice = _tools(fields)
-    thinking, budget = _thinking(fields.get("thinking"))
+    tools, choice = _tools(fields, ignored)
+    thinking, budget = _thinking(fields.get("thinking"), ignored)
     variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking != "disabled"}
-    variables |= _effort(fields.get("output_config"))
+    variables |= _effort(fields.get("output_config"), ignored)
     conversation = read_conversation(
         _needed(fields, "messages", "a list"),
         fields.get("system"),
@@ -94,28 +100,32 @@ def parse_messages(
         rid = fields.get("rid", rid)
         batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=rid, ignored=ignored)
     call = ChatCall(prompt=batch.prompts[0], stream=batch.stream, conversation=conversation, tools=tools, choice=choice)
-    return MessagesRequest(call, model, thinking, () if budget is None else ("thinking.budget_tokens",))
+    return MessagesRequest(
+        call,
+        model,
+        thinking,
+        () if budget is None else ("thinking.budget_tokens",),
+        read_context_management(fields.get("context_management"), ignored),
+    )
 
 
-def check_thinking(asked: MessagesRequest, template: str, *, thoughts_are_known: bool) -> None:
-    """Refuse a wish that this model cannot be told of. template: the source of its chat template. thoughts_are_known:
-    the server can tell its thoughts from its words. Raises RequestRefused."""
+async def edited(asked: MessagesRequest, chats: Chats) -> MessagesRequest:
+    """The request with its conversation edited as it asks for. Raises RequestRefused."""
+    if asked.edits is None:
+        return asked
+    call, applied = await edited_call(asked.call, asked.edits, chats)
+    return dataclasses.replace(asked, call=call, applied_edits=applied)
+
+
+def check_thinking(asked: MessagesRequest, template: str, ignored: Ignored, *, thoughts_are_known: bool) -> None:
+    """Note a wish that this model cannot be told of. template: the source of its chat template. thoughts_are_known: the
+    server can tell its thoughts from its words."""
     if "enable_thinking" in template:
         return
     if asked.thinking == "enabled" and not thoughts_are_known:
-        raise RequestRefused(
-            "thinking.type is enabled, and this model does not think as far as the server knows; leave thinking out, "
-            "use adaptive, or have the operator set --reasoning-parser",
-            code="unsupported_field",
-            param="thinking",
-        )
+        ignored.add_field("thinking", "the model does not think, as far as the server knows (--reasoning-parser)")
     if asked.thinking == "disabled" and thoughts_are_known:
-        raise RequestRefused(
-            "thinking.type is disabled, and the chat template of this model has no switch for it (enable_thinking); "
-            "leave thinking out",
-            code="unsupported_field",
-            param="thinking",
-        )
+        ignored.add_field("thinking", "the chat template has no switch for it (enable_thinking)")
 
 
 def _needed(fields: dict[str, Any], name: str, kind: str) -> Any:
@@ -150,7 +160,7 @@ def _user(fields: dict[str, Any]) -> dict[str, Any]:
     return {"user": typed(user, str, "metadata.user_id")}
 
 
-def _thinking(given: Any) -> tuple[str | None, int | None]:
+def _thinking(given: Any, ignored: Ignored) -> tuple[str | None, int | None]:
     """(type, budget)."""
     if given is None:
         return None, None
@@ -158,20 +168,24 @@ def _thinking(given: Any) -> tuple[str | None, int | None]:
         raise RequestRefused(f"thinking is {shown(given)}; it takes an object with a type", param="thinking")
     kind = one_of(given.get("type"), ("enabled", "adaptive", "disabled"), "thinking.type")
     served = ("type", "budget_tokens") if kind == "enabled" else ("type",)
-    refuse_unserved(given, served, {"display": ("summarized",)}, (), where="thinking.")
+    refuse_unserved(given, (*served, "display"), {}, (), where="thinking.")
+    if given.get("display") not in (None, "summarized"):
+        ignored.add_field("thinking.display", "thoughts come as they are")
     budget = given.get("budget_tokens")
     if budget is not None and typed(budget, int, "thinking.budget_tokens") < 1:
         raise RequestRefused(f"thinking.budget_tokens is {budget}; use 1 or more", param="thinking.budget_tokens")
     return kind, budget
 
 
-def _effort(given: Any) -> dict[str, Any]:
+def _effort(given: Any, ignored: Ignored) -> dict[str, Any]:
     """The template's variable for how much the model should think."""
     if given is None:
         return {}
     if not isinstance(given, dict):
         raise RequestRefused(f"output_config is {shown(given)}; it takes an object", param="output_config")
-    refuse_unserved(given, ("effort",), {"format": ()}, (), where="output_config.")
+    refuse_unserved(given, ("effort", "task_budget"), {"format": ()}, (), where="output_config.")
+    if given.get("task_budget") is not None:
+        ignored.add_field("output_config.task_budget", "the model is not told of it")
     effort = given.get("effort")
     return {} if effort is None else {"reasoning_effort": one_of(effort, EFFORTS, "output_config.effort")}
 
@@ -179,13 +193,14 @@ def _effort(given: Any) -> dict[str, Any]:
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _tools(fields: dict[str, Any]) -> tuple[list[dict], Choice]:
-    given, choice = fields.get("tools", []), fields.get("tool_choice")
-    if not isinstance(given, list):
-        raise RequestRefused(f"tools is {shown(given)}; it takes a list", param="tools")
-    tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(given)]
+def _tools(fields: dict[str, Any], ignored: Ignored) -> tuple[list[dict], Choice]:
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+
+    def read(choice: Any, parallel: bool | None) -> tuple[list[dict], Choice]:
+        return read_tools(tools, choice, parallel, ignored, lambda tool, where: [_tool(tool, where, ignored)])
+
     if choice is None:
-        return read_tools(tools, None, None)
+        return read(None, None)
     if not isinstance(choice, dict):
         raise RequestRefused(f"tool_choice is {shown(choice)}; it takes an object with a type", param="tool_choice")
     kind = one_of(choice.get("type"), ("auto", "any", "tool", "none"), "tool_choice.type")
@@ -198,24 +213,21 @@ def _tools(fields: dict[str, Any]) -> tuple[list[dict], Choice]:
     parallel = not typed(False if one_only is None else one_only, bool, "tool_choice.disable_parallel_tool_use")
     if kind == "tool":
         name = typed(choice.get("name"), str, "tool_choice.name")
-        return read_tools(tools, {"type": "function", "function": {"name": name}}, parallel)
-    return read_tools(tools, {"any": "required"}.get(kind, kind), parallel)
+        return read({"type": "function", "function": {"name": name}}, parallel)
+    return read({"any": "required"}.get(kind, kind), parallel)
 
 
-def _tool(given: Any, where: str) -> dict:
+def _tool(given: Any, where: str, ignored: Ignored) -> dict:
     """In OpenAI's shape, which templates expect."""
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} takes an object with name, description and input_schema", param=where)
     if given.get("type") not in (None, "custom"):
-        raise RequestRefused(
-            f"{where} is of type {shown(given['type'])}, which this server has not; it takes tools that you define: "
-            "name, description and input_schema",
-            code="unsupported_tool",
-            param=where,
-        )
-    refuse_unserved(
-        given, ("type", "name", "description", "input_schema"), TOOL_OFF, TOOL_WITHOUT_EFFECT, where=f"{where}."
-    )
+        raise unserved_tool(given["type"], where, "tools that you define (name, description and input_schema)")
+    served = ("type", "name", "description", "input_schema", *TOOL_UNENFORCED)
+    refuse_unserved(given, served, {}, TOOL_WITHOUT_EFFECT, where=f"{where}.")
+    for name, (off, why) in TOOL_UNENFORCED.items():
+        if given.get(name) not in (None, *off):
+            ignored.add_field(f"{where}.{name}", why)
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise RequestRefused(

@@ -67,7 +67,7 @@ class Chats:
 
     async def open(self, call: ChatCall) -> ChatAnswer:
         """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
-        size = self._check_size(call.conversation)
+        size = self.check_size(call.conversation)
         rendered, forced, make_parser = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced))
         prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
@@ -85,9 +85,19 @@ class Chats:
 
     async def render(self, call: ChatCall) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
-        rendered, forced, _ = await self._rendered(call, self._check_size(call.conversation))
+        rendered, forced, _ = await self._rendered(call, self.check_size(call.conversation))
         (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
         return ids
+
+    @property
+    def context_length(self) -> int:
+        """Tokens."""
+        return self._manager.limits.context_length
+
+    async def count_tokens(self, texts: list[str]) -> list[int]:
+        """How many tokens each text has by itself. Raises RequestRefused where one has more than the context."""
+        ids = await self._manager.tokenize(texts, add_special_tokens=False, is_truncated=True, param="messages")
+        return [len(each) for each in ids]
 
     async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser]]:
         """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""
@@ -135,9 +145,9 @@ class Chats:
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
 
-    def _check_size(self, conversation: Conversation) -> int:
+    def check_size(self, conversation: Conversation) -> int:
         """The `size_of` it. Refuses what can never fit before it is rendered, which takes time that others need."""
-        context = self._manager.limits.context_length
+        context = self.context_length
         count, size = len(conversation.messages), size_of(conversation)
         if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
             raise RequestRefused(

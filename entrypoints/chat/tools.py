@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...scheduler.outcome import RequestRefused
+from ..fields.ignored import Ignored
 from ..fields.reading import shown, typed
 from ..tool_parsers.pieces import ToolSpec
 
@@ -27,18 +29,57 @@ class Choice:
     """False: only its first call is answered with."""
 
 
-def read_tools(tools: Any, choice: Any, parallel: Any) -> tuple[list[dict], Choice]:
+def read_tools(
+    tools: Any, choice: Any, parallel: Any, ignored: Ignored, read: Callable[[Any, str], list[dict]] | None = None
+) -> tuple[list[dict], Choice]:
     """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a request; None where they are missing.
-    Raises RequestRefused."""
+
+    read: a tool of the API, and its name in errors -> functions in OpenAI's shape; None where it has that shape.
+    ignored: gets the tools that nobody here can run, as long as the request can do without them. Raises
+    RequestRefused.
+    """
     if tools is not None and not isinstance(tools, list):
         raise RequestRefused(f"tools is {shown(tools)}; it takes a list", param="tools")
-    read = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or [])]
-    names = [tool["function"]["name"] for tool in read]
+    found: list[dict] = []
+    unserved: dict[str, UnservedTool] = {}
+    """By the tool's name, or its type where it has none."""
+    for number, tool in enumerate(tools or []):
+        where = f"tools[{number}]"
+        try:
+            found += [_tool(function, where) for function in ([tool] if read is None else read(tool, where))]
+        except UnservedTool as refused:
+            name = tool.get("name")
+            unserved[name if isinstance(name, str) else tool["type"]] = refused
+            ignored.add_field(where, refused.reason)
+    if unserved and not found and choice != "none":
+        raise next(iter(unserved.values()))
+    if isinstance(choice, dict) and (refused := unserved.get(_name_of(choice) or "")) is not None:
+        raise refused
+    names = [tool["function"]["name"] for tool in found]
     if len(set(names)) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
         raise RequestRefused(f"tools holds {twice!r} twice; each needs a name of its own", param="tools")
     parallel = typed(True if parallel is None else parallel, bool, "parallel_tool_calls")
-    return read, _choice(choice, names, parallel)
+    return found, _choice(choice, names, parallel)
+
+
+def unserved_tool(kind: Any, where: str, takes: str) -> RequestRefused:
+    """kind: the tool's ``type``. takes: the tools that there are, for the message."""
+    if not isinstance(kind, str):
+        return RequestRefused(f"{where}.type is {shown(kind)}; it takes a string", param=f"{where}.type")
+    refused = UnservedTool(
+        f"{where} is of type {shown(kind)}, which this server cannot run; it takes {takes}, which the client runs",
+        code="unsupported_tool",
+        param=where,
+    )
+    refused.reason = f"this server cannot run {kind[:MAX_TOOL_NAME]}"
+    return refused
+
+
+class UnservedTool(RequestRefused):
+    """A tool that the server would have to run. reason: why it is passed over, in a few words."""
+
+    reason = ""
 
 
 def specs_of(tools: list[dict]) -> list[ToolSpec]:
@@ -47,11 +88,7 @@ def specs_of(tools: list[dict]) -> list[ToolSpec]:
 
 def _tool(tool: Any, where: str) -> dict:
     if isinstance(tool, dict) and tool.get("type", "function") != "function":
-        raise RequestRefused(
-            f"{where} is of type {shown(tool['type'])}; this server knows functions only, which the client runs",
-            code="unsupported_tool",
-            param=where,
-        )
+        raise unserved_tool(tool["type"], where, "functions")
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         raise RequestRefused(
@@ -74,9 +111,8 @@ def _choice(given: Any, names: list[str], parallel: bool) -> Choice:
     if given is None:
         return Choice("auto" if names else "none", parallel=parallel)
     if isinstance(given, dict):
-        function = given.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if given.get("type", "function") != "function" or not isinstance(name, str):
+        name = _name_of(given)
+        if given.get("type", "function") != "function" or name is None:
             raise RequestRefused(
                 'tool_choice takes none, auto, required or {"type": "function", "function": {"name"}}',
                 param="tool_choice",
@@ -93,3 +129,9 @@ def _choice(given: Any, names: list[str], parallel: bool) -> Choice:
     if given == "required":  # where there is one alone, its name need not be left to the model
         return Choice("any", parallel=parallel) if len(names) > 1 else Choice("named", names[0], parallel)
     return Choice(given, parallel=parallel)
+
+
+def _name_of(choice: dict[str, Any]) -> str | None:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None

@@ -221,7 +221,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("nothing to do", "OpenAI", RESPONSES, "max_tool_calls", "tools are run by the client"),
     *_listed("nothing to do", "Anthropic", MESSAGES, "cache_control", "every prefix is cached, marked or not"),
     *_listed("nothing to do", "Anthropic", MESSAGES, "inference_geo user_profile_id workspace_id anthropic_version "
-             "anthropic_beta", "labels for the provider"),
+             "anthropic_beta betas", "labels for the provider"),
+    *_listed("nothing to do", "Codex", RESPONSES, "client_metadata", "labels"),
     *_listed("nothing to do", "SGLang", OPENAI, "return_cached_tokens_details return_spec_tokens_details", "answers "
              "have the counts anyway"),
     *_listed("nothing to do", "Open WebUI, LiteLLM", OPENAI, "chat_id message_id litellm_session_id litellm_trace_id "
@@ -308,6 +309,10 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              off=(True, "message")),
     *_listed("no effect", "OpenAI's Python client", ENDPOINTS, "extra_headers extra_query timeout", "it is an argument "
              "of the client, not of the body"),
+    *_listed("no effect", "OpenAI", RESPONSES, "context_management", "conversations are not summarised here"),
+    *_listed("no effect", "Anthropic", MESSAGES, "mcp_servers", "tools are run by the client"),
+    *_listed("no effect", "Anthropic", MESSAGES, "diagnostics", "the answer has no such report"),
+    *_listed("no effect", "Anthropic", MESSAGES, "speed", "there is one speed", off=("standard",)),
     *_listed("no effect", "OpenAI", RESPONSES, "background_options", "it is read in the background by its id"),
     # -- refused -------------------------------------------------------------------------------------------------------
     *_listed("refused", "vLLM", ENDPOINTS + SAMPLING, "guided_json guided_regex guided_choice guided_grammar "
@@ -399,14 +404,11 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("refused", "OpenAI", RESPONSES, "messages", "use input"),
     *_listed("refused", "OpenAI", RESPONSES, "prompt", "use input: there are no stored prompts"),
     *_listed("refused", "OpenAI", RESPONSES, "truncation", "leave it out: nothing is cut off", off=("disabled",)),
-    *_listed("refused", "OpenAI", RESPONSES, "context_management moderation access_programs", "leave it out"),
+    *_listed("refused", "OpenAI", RESPONSES, "moderation access_programs", "leave it out"),
     *_listed("refused", "OpenAI", RESPONSES, "n", "use several requests", off=(1,)),
     *_listed("refused", "vLLM", RESPONSES, "enable_response_messages previous_input_messages", "use input_items of "
              "the response", off=(False,)),
-    *_listed("refused", "Anthropic", MESSAGES, "container mcp_servers diagnostics", "leave it out: tools are run by "
-             "the client"),
-    *_listed("refused", "Anthropic", MESSAGES, "context_management", "leave it out", off=({"edits": []},)),
-    *_listed("refused", "Anthropic", MESSAGES, "speed", "leave it out", off=("standard",)),
+    *_listed("refused", "Anthropic", MESSAGES, "container", "leave it out: tools are run by the client"),
     *_listed("refused", "Anthropic", MESSAGES, "output_format", _UNCONSTRAINED),
     *_listed("refused", "OpenAI", MESSAGES, "n", "use several requests", off=(1,)),
     *_listed("refused", "OpenAI", GENERATE, "prompt", "use text"),

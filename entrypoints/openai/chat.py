@@ -74,7 +74,8 @@ def parse_chat(
     usage = include_usage(fields.get("stream_options"), stream, ignored)
     _check_format(fields.get("response_format"))
     logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
-    tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"))
+    parallel = fields.get("parallel_tool_calls")
+    tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), parallel, ignored)
     conversation = _conversation(fields, tools, choice)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():

@@ -20,7 +20,7 @@ from docs.operations_tables import PAGE, TABLES, between
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
-REFUSALS = ("RequestRefused", "RequestError")
+REFUSALS = ("RequestRefused", "RequestError", "UnservedTool")
 OF_THE_LANGUAGE = {"aborted", "stopped"}
 """Codes of errors that no server sends."""
 

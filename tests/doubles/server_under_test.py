@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,31 @@ def free_port() -> int:
 
 
 class ServerUnderTest:
-    """``behaviour``: of the fake worker; None starts the real launcher with the real worker."""
+    """``behaviour``: of the fake worker; None starts the real launcher with the real worker. launcher: a double
+    that is started in place of either, with ``environment``."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str, behaviour: dict[str, Any] | None, port: int = 0) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *flags: str,
+        behaviour: dict[str, Any] | None,
+        port: int = 0,
+        launcher: str = "fake_server.py",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"server-{self.port}-{time.monotonic_ns()}.log"
         # Not in the test's folder, whose path is too long for a Unix socket: the server would go elsewhere.
         self.tmp = Path(tempfile.mkdtemp(prefix="t"))
-        what = ["-m", "baton.entrypoints.launch_server"] if behaviour is None else [str(DOUBLES / "fake_server.py")]
+        what = ["-m", "baton.entrypoints.launch_server"] if behaviour is None else [str(DOUBLES / launcher)]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "BATON_FAKE_WORKER": json.dumps(behaviour or {}),
             "TMPDIR": str(self.tmp),
             "OMP_NUM_THREADS": "1",
+            **(environment or {}),
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

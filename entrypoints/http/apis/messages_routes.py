@@ -14,10 +14,18 @@ from ...anthropic.errors import error_body
 from ...anthropic.message_response import whole_message
 from ...anthropic.message_schema import ANSWER, ERROR, EVENT, EXAMPLES, NUM_TOKENS
 from ...anthropic.message_stream import message_events
-from ...anthropic.messages import BODY, COUNT_BODY, MESSAGE_NAMES, MessagesRequest, check_thinking, parse_messages
+from ...anthropic.messages import (
+    BODY,
+    COUNT_BODY,
+    MESSAGE_NAMES,
+    MessagesRequest,
+    check_thinking,
+    edited,
+    parse_messages,
+)
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
-from ...fields.ignored import IgnoredLog
+from ...fields.ignored import Ignored, IgnoredLog
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...server_config import ServerArgs
@@ -90,8 +98,9 @@ class MessagesRoutes:
             asked = await parsed(
                 request, lambda: parse_messages(fields, rid=rid, defaults=self._defaults, ignored=ignored)
             )
-            self._check(asked)
+            self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
+                asked = await edited(asked, self._chats)
                 answer = await self._chats.open(asked.call)
         headers = _headers(asked.call.rid) | self._ignored.report(ignored)
         model, new_call_id = self._args.served_model_name, self._chats.parsers.new_call_id
@@ -110,16 +119,21 @@ class MessagesRoutes:
         async with self._bodies.generation(request) as fields:
             ignored = self._ignored.begin()
             asked = await parsed(request, lambda: parse_messages(fields, counts_only=True, ignored=ignored))
-            self._check(asked)
+            self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
+                asked = await edited(asked, self._chats)
                 ids = await self._chats.render(asked.call)
-        return JSONAnswer({"input_tokens": len(ids)}, headers=self._ignored.report(ignored))
+        counted: dict[str, Any] = {"input_tokens": len(ids)}
+        if asked.applied_edits is not None:
+            cleared = sum(edit["cleared_input_tokens"] for edit in asked.applied_edits)
+            counted["context_management"] = {"original_input_tokens": len(ids) + cleared}
+        return JSONAnswer(counted, headers=self._ignored.report(ignored))
 
-    def _check(self, asked: MessagesRequest) -> None:
-        """Raises RequestRefused for what this server, or this model, does not have."""
+    def _check(self, asked: MessagesRequest, ignored: Ignored) -> None:
+        """Raises RequestRefused for another model. ignored: gets wishes that this one cannot be told of."""
         check_model(asked.model, self._args.required_model_name)
         thoughts_are_known = self._chats.parsers.reasoning_name is not None
-        check_thinking(asked, self._chats.renderer.source, thoughts_are_known=thoughts_are_known)
+        check_thinking(asked, self._chats.renderer.source, ignored, thoughts_are_known=thoughts_are_known)
 
 
 def _headers(rid: str) -> dict[str, str]:

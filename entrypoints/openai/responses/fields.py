@@ -14,7 +14,6 @@ import msgspec
 from ....scheduler.outcome import RequestRefused
 from ...chat.call import ChatCall
 from ...chat.messages import Conversation, Message
-from ...chat.tools import Choice, read_tools
 from ...description.json_schema import taken
 from ...fields.field_names import FieldNames
 from ...fields.foreign_fields import foreign_properties, settle_fields
@@ -24,7 +23,8 @@ from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved,
 from ...fields.sampling import NO_DEFAULTS, with_defaults
 from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
 from .items import read_input
-from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES, TOOL_OFF
+from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES
+from .tools import ResponseTools, read_response_tools
 
 _RENAMED = {"max_new_tokens": "max_output_tokens", "min_new_tokens": "min_tokens"}
 
@@ -44,6 +44,7 @@ class ResponseRequest:
     """
 
     call: ChatCall
+    offered: ResponseTools
     model: str | None
     instructions: str | None
     previous: str | None
@@ -85,7 +86,7 @@ def parse_response(
     store, background = _flag(fields, "store", default=True), _flag(fields, "background", default=False)
     _check_background(background, store, stream)
     effort = _effort(fields.get("reasoning"))
-    tools, choice = _tools(fields)
+    offered = read_response_tools(fields, ignored)
     given_rid = read_request_rid(fields)
     if (most := typed(fields.get("max_output_tokens", 1), int, "max_output_tokens")) < 1:
         raise RequestRefused(f"max_output_tokens is {most}; use 1 or more", param="max_output_tokens")
@@ -95,23 +96,24 @@ def parse_response(
         sampling = with_defaults(_sampling(fields), defaults)
         asked = [_logprobs(fields)]
         (prompt,) = read_prompts(fields, alone, sampling, asked, rid=named, ignored=ignored).prompts
-    messages, items = read_input(fields.get("input"), prompt.rid)
+    messages, items = read_input(fields.get("input"), prompt.rid, ignored)
     conversation = Conversation(
         messages=messages,
-        tools=None if choice.kind == "none" or not tools else tools,
+        tools=None if offered.choice.kind == "none" or not offered.tools else offered.tools,
         variables=template_variables(fields, effort),
     )
     call = ChatCall(
         prompt=prompt,
         stream=stream or background,
         conversation=conversation,
-        tools=tools,
-        choice=choice,
+        tools=offered.tools,
+        choice=offered.choice,
         separate_reasoning=_flag(fields, "separate_reasoning", default=True),
     )
     instructions = fields.get("instructions")
     return ResponseRequest(
         call=call,
+        offered=offered,
         model=fields.get("model"),
         instructions=None if instructions is None else typed(instructions, str, "instructions"),
         previous=_previous(fields.get("previous_response_id")),
@@ -121,11 +123,13 @@ def parse_response(
         input_items=items,
         input_bytes=len(msgspec.json.encode(items)),
         metadata=_metadata(fields.get("metadata", {})),
-        echo=_echo(fields, call, effort, labels),
+        echo=_echo(fields, call, effort, labels, offered),
     )
 
 
-def _echo(fields: dict[str, Any], call: ChatCall, effort: str | None, labels: dict[str, Any]) -> dict[str, Any]:
+def _echo(
+    fields: dict[str, Any], call: ChatCall, effort: str | None, labels: dict[str, Any], offered: ResponseTools
+) -> dict[str, Any]:
     sampling = call.prompt.sampling
     return {
         "instructions": fields.get("instructions"),
@@ -140,8 +144,7 @@ def _echo(fields: dict[str, Any], call: ChatCall, effort: str | None, labels: di
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": fields.get("tool_choice", "auto"),
-        # Arguments are not held to the schema, whatever was asked for.
-        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in call.tools],
+        "tools": offered.shown,
         "top_logprobs": fields.get("top_logprobs", 0),
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -253,41 +256,3 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
     return sampling | {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
-
-
-# -- tools -------------------------------------------------------------------------------------------------------------
-
-
-def _tools(fields: dict[str, Any]) -> tuple[list[dict], Choice]:
-    """Tools are flat here: their name stands beside their type."""
-    tools, choice = fields.get("tools"), fields.get("tool_choice")
-    if isinstance(tools, list):
-        tools = [_nested(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
-    if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            raise RequestRefused(
-                f"tool_choice of type {shown(choice.get('type'))} is not supported; it takes none, auto, required or "
-                '{"type": "function", "name": "..."}',
-                code="unsupported_field",
-                param="tool_choice",
-            )
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    try:
-        return read_tools(tools, choice, fields.get("parallel_tool_calls"))
-    except RequestRefused as refused:
-        message, param = refused.message.replace(".function.", "."), (refused.param or "").replace(".function", "")
-        raise RequestRefused(message, status=refused.status, code=refused.code, param=param) from None
-
-
-def _nested(tool: Any, where: str) -> Any:
-    """A function as chats take it; whether the client asked for it to be strict is nothing to tell the model."""
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise RequestRefused(
-            f"{where} is of type {shown(kind)}, which is not supported; this server knows functions only, which the "
-            "client runs",
-            code="unsupported_tool",
-            param=where,
-        )
-    refuse_unserved(tool, ("type", "name", "description", "parameters"), TOOL_OFF, ("strict",), where=f"{where}.")
-    return {"type": "function", "function": {name: tool.get(name) for name in ("name", "description", "parameters")}}

@@ -5,6 +5,8 @@ What the assistant did stands in several items, which are one message:
     reasoning, message, function_call, function_call     {"role": "assistant", "reasoning_content", "content",
                                                           "tool_calls": [..]}
     function_call_output                                 {"role": "tool", "tool_call_id", "content"}
+
+A custom tool is a function with one argument, ``input``; a function of a namespace has its name in front (`tools`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from typing import Any
 
 from ....scheduler.outcome import RequestRefused
 from ...chat.messages import Arguments, Message, join_parts, read_arguments
+from ...fields.ignored import Ignored
 from ...fields.reading import one_of, refuse_unserved, shown, typed
+from .response_schema import HOSTED_CALLS
+from .tools import custom_arguments, qualified
 
 ROLES = ("user", "system", "developer", "assistant")
 
@@ -21,26 +26,33 @@ _SERVED: dict[str, tuple] = {
     # Kind -> its fields. What only says how an item came to be (id, status, phase) has no effect.
     "message": ("type", "role", "content"),
     "reasoning": ("type", "summary", "content"),
-    "function_call": ("type", "call_id", "name", "arguments"),
+    "function_call": ("type", "call_id", "name", "arguments", "namespace"),
     "function_call_output": ("type", "call_id", "output"),
+    "custom_tool_call": ("type", "call_id", "name", "input", "namespace"),
+    "custom_tool_call_output": ("type", "call_id", "output"),
 }
 _OFF: dict[str, dict[str, tuple]] = {
     "message": {},
     "reasoning": {},
-    "function_call": {"namespace": (), "caller": (), "async": (False,)},
-    "function_call_output": {"namespace": (), "caller": ()},
+    "function_call": {"caller": (), "async": (False,)},
+    "function_call_output": {"caller": ()},
+    "custom_tool_call": {"caller": ()},
+    "custom_tool_call_output": {"caller": ()},
 }
 _WITHOUT_EFFECT: dict[str, tuple] = {
     "message": ("id", "status", "phase"),
     "reasoning": ("id", "status", "encrypted_content"),
     "function_call": ("id", "status"),
-    "function_call_output": ("id", "status", "name"),
+    "function_call_output": ("id", "status", "name", "namespace"),
+    "custom_tool_call": ("id", "status"),
+    "custom_tool_call_output": ("id", "status", "name", "namespace"),
 }
 
 
-def read_input(given: Any, rid: str) -> tuple[list[Message], list[dict]]:
-    """(messages, the items as they are listed later, each with an id). ``rid``: of the response. Raises
-    RequestRefused."""
+def read_input(given: Any, rid: str, ignored: Ignored | None = None) -> tuple[list[Message], list[dict]]:
+    """(messages, the items as they are listed later, each with an id). ``rid``: of the response. ignored: gets what is
+    passed over. Raises RequestRefused."""
+    ignored = ignored or Ignored()
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
@@ -48,11 +60,16 @@ def read_input(given: Any, rid: str) -> tuple[list[Message], list[dict]]:
     messages, listed = _Messages(), []
     for number, item in enumerate(given):
         where = f"input[{number}]"
+        if isinstance(item, dict) and item.get("type") in HOSTED_CALLS:
+            ignored.add_field(where, f"the model is not shown a {item['type']}")
+            continue
         kind = _kind(item, where)
         refuse_unserved(item, _SERVED[kind], _OFF[kind], _WITHOUT_EFFECT[kind], where=f"{where}.")
         listed.append({"id": f"{_PREFIXES[kind]}_{rid}_in{number}", **_READ[kind](messages, item, where)})
         if isinstance(item.get("id"), str):
             listed[-1]["id"] = item["id"]
+    if not messages.read:
+        raise RequestRefused("input has no item that the model can read; add a message", param="input")
     return messages.read, listed
 
 
@@ -61,11 +78,19 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return _call_of(call_id, name, read_arguments(arguments))
 
 
+def custom_call(call_id: str, name: str, text: str) -> dict[str, Any]:
+    """A call of a custom tool, likewise."""
+    return _call_of(call_id, name, custom_arguments(text))
+
+
 def _call_of(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
 
 
 def _kind(item: Any, where: str) -> str:
@@ -158,24 +183,43 @@ def _reasoning(messages: _Messages, item: dict, where: str) -> dict:
 
 
 def _function_call(messages: _Messages, item: dict, where: str) -> dict:
-    read = {name: typed(item.get(name), str, f"{where}.{name}") for name in ("call_id", "name", "arguments")}
+    place, read = _namespace(item, where), _strings(item, ("call_id", "name", "arguments"), where)
     arguments = messages.arguments.read(read["arguments"], f"{where}.arguments")
-    messages.call(_call_of(read["call_id"], read["name"], arguments))
-    return {"type": "function_call", **read, "status": "completed"}
+    messages.call(_call_of(read["call_id"], qualified(place.get("namespace"), read["name"]), arguments))
+    return {"type": "function_call", **read, **place, "status": "completed"}
 
 
-def _function_call_output(messages: _Messages, item: dict, where: str) -> dict:
+def _custom_tool_call(messages: _Messages, item: dict, where: str) -> dict:
+    place, read = _namespace(item, where), _strings(item, ("call_id", "name", "input"), where)
+    name = qualified(place.get("namespace"), read["name"])
+    messages.call(custom_call(read["call_id"], name, read["input"]))
+    return {"type": "custom_tool_call", **read, **place, "status": "completed"}
+
+
+def _strings(item: dict, names: tuple[str, ...], where: str) -> dict[str, str]:
+    return {name: typed(item.get(name), str, f"{where}.{name}") for name in names}
+
+
+def _namespace(item: dict, where: str) -> dict[str, str]:
+    given = item.get("namespace")
+    return {} if given is None else {"namespace": typed(given, str, f"{where}.namespace")}
+
+
+def _output(messages: _Messages, item: dict, where: str) -> dict:
+    """Of a function, or of a custom tool."""
     call_id = typed(item.get("call_id"), str, f"{where}.call_id")
     output = _text(item.get("output"), f"{where}.output")
     messages.add({"role": "tool", "tool_call_id": call_id, "content": output})
-    return {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+    return {"type": item["type"], "call_id": call_id, "output": output, "status": "completed"}
 
 
 _READ = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _function_call,
-    "function_call_output": _function_call_output,
+    "function_call_output": _output,
+    "custom_tool_call": _custom_tool_call,
+    "custom_tool_call_output": _output,
 }
 
 

@@ -2,7 +2,10 @@
 
     Reasoning  ─▶  {"type": "reasoning", "content": [{"type": "reasoning_text"}]}
     Text       ─▶  {"type": "message", "content": [{"type": "output_text"}]}
-    CallBegins ─▶  {"type": "function_call", "call_id", "name", "arguments"}
+    CallBegins ─▶  {"type": "function_call", "call_id", "name", "arguments"}, with the namespace of its tool
+                   {"type": "custom_tool_call", "call_id", "name", "input"}, where its tool takes a text
+
+The text for a custom tool is known once its arguments are whole, so it comes as one delta.
 
 A response that is not streamed is made the same way, so the two cannot differ.
 """
@@ -15,14 +18,16 @@ from typing import Any, Literal
 
 from ...chat.messages import Message
 from ...tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text
-from .items import tool_call
+from .items import custom_call, tool_call
 from .text_tokens import LogprobRow, TextTokens
+from .tools import ResponseTools, custom_input, qualified
 
 Event = dict[str, Any]
-Kind = Literal["message", "reasoning", "function_call"]
+Kind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Status = Literal["completed", "incomplete"]
 
-_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_CALLS = ("function_call", "custom_tool_call")
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
@@ -48,12 +53,16 @@ class _Growing:
 class OutputItems:
     """The items of one answer. tokens: None where neither logprobs nor thoughts are told apart."""
 
-    def __init__(self, rid: str, new_call_id: Callable[[], str], tokens: TextTokens | None) -> None:
+    def __init__(
+        self, rid: str, new_call_id: Callable[[], str], tokens: TextTokens | None, offered: ResponseTools
+    ) -> None:
+        """offered: the tools that are called."""
         self.ended: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
         self._rid = rid
         self._new_call_id = new_call_id
         self._tokens = tokens
+        self._offered = offered
         self._growing: _Growing | None = None
 
     def take(self, piece: Piece) -> Iterator[Event]:
@@ -64,12 +73,16 @@ class OutputItems:
             case Text(text):
                 yield from self._grow("message", text)
             case CallBegins(_, name):
-                call = {"call_id": self._new_call_id(), "name": name, "arguments": ""}
-                yield from self._begin("function_call", call)
+                origin = self._offered.origin(name)
+                if origin.kind == "custom":
+                    yield from self._begin("custom_tool_call", origin.call(self._new_call_id()) | {"input": ""})
+                else:
+                    yield from self._begin("function_call", origin.call(self._new_call_id()) | {"arguments": ""})
             case CallArguments(_, delta):
                 assert self._growing is not None
                 self._growing.words.append(delta)
-                yield {"type": "response.function_call_arguments.delta", **self._growing.place, "delta": delta}
+                if self._growing.kind == "function_call":
+                    yield {"type": "response.function_call_arguments.delta", **self._growing.place, "delta": delta}
 
     def end(self, status: Status, *, may_be_empty: bool) -> Iterator[Event]:
         """The answer is over. ``status``: of its last item. may_be_empty: it may have none; otherwise it has a message
@@ -84,8 +97,12 @@ class OutputItems:
         said: dict[str, list[str]] = {"message": [], "reasoning": []}
         calls: list[dict] = []
         for item in self.ended:
-            if item["type"] == "function_call":
-                calls.append(tool_call(item["call_id"], item["name"], item["arguments"]))
+            if item["type"] in _CALLS:
+                name = qualified(item.get("namespace"), item["name"])
+                if item["type"] == "function_call":
+                    calls.append(tool_call(item["call_id"], name, item["arguments"]))
+                else:
+                    calls.append(custom_call(item["call_id"], name, item["input"]))
             else:
                 said[item["type"]] += [part["text"] for part in item["content"]]
         message: Message = {"role": "assistant", "content": "".join(said["message"])}
@@ -103,7 +120,7 @@ class OutputItems:
         item = {"id": f"{_ID_PREFIXES[kind]}_{self._rid}_{index}", "type": kind, "status": "in_progress", **more}
         growing = self._growing = _Growing(index, kind, item)
         yield {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
-        if kind != "function_call":
+        if kind not in _CALLS:
             part = {"content_index": 0, "part": self._part(growing)}
             yield {"type": "response.content_part.added", **growing.place, **part}
 
@@ -133,6 +150,11 @@ class OutputItems:
             name = "response.function_call_arguments.done"
             called = {"name": growing.item["name"], "arguments": growing.text}
             yield {"type": name, **growing.place, **called}
+        elif growing.kind == "custom_tool_call":
+            text = growing.item["input"] = custom_input(growing.text)
+            if text:
+                yield {"type": "response.custom_tool_call_input.delta", **growing.place, "delta": text}
+            yield {"type": "response.custom_tool_call_input.done", **growing.place, "input": text}
         else:
             part = self._part(growing)
             growing.item["content"] = [part]

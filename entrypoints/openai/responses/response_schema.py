@@ -40,27 +40,59 @@ MAX_TOP_LOGPROBS = 20
 MAX_METADATA = (16, 64, 512)
 """Keys, and characters of a key and of a value; OpenAI's limits."""
 
-TOOL_OFF: dict[str, tuple] = {"allowed_callers": (), "async": (False,), "defer_loading": (False,), "output_schema": ()}
+TOOL_OFF: dict[str, tuple] = {"async": (False,)}
+TOOL_WITHOUT_EFFECT = ("allowed_callers", "defer_loading", "output_schema")
+"""Every tool is offered from the start, to be called by the model itself."""
+
+HOSTED_CALLS = (
+    "web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools",
+    "mcp_approval_request",
+)  # fmt: skip
+"""Items that tell of what another server did. The model is not shown them."""
 
 _ITEM: Schema = {
     "title": "InputItem",
     "type": "object",
     "properties": {
         "type": enum(
-            "message", "reasoning", "function_call", "function_call_output", None, about="message, where it has a role."
+            "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
+            "custom_tool_call_output", *HOSTED_CALLS, None, about="message, where it has a role."
         )
     },
-    "description": "message: role, content. reasoning: content. function_call: call_id, name, arguments. "
-    "function_call_output: call_id, output. Items of an answer are taken as they are.",
-}
+    "description": "message: role, content. reasoning: content. function_call: call_id, name, arguments; namespace, "
+    "where its tool has one. function_call_output: call_id, output. custom_tool_call: call_id, name, input; its output "
+    "is like a function's. Items of an answer are taken as they are; those of tools that a server ran are passed over.",
+}  # fmt: skip
 
-_TOOL = taken(
-    {"type": enum("function"), "name": FUNCTION_NAME, "description": {}, "parameters": open_object("A JSON schema.")},
-    title="ResponseTool",
+_ONE_TOOL: Properties = {"name": FUNCTION_NAME, "description": {}}
+_FUNCTION = taken(
+    {"type": enum("function"), **_ONE_TOOL, "parameters": open_object("A JSON schema.")},
+    title="ResponseFunction",
     required=("type", "name"),
     unsupported=TOOL_OFF,
+    without_effect=(*TOOL_WITHOUT_EFFECT, "strict"),
+)
+_CUSTOM = taken(
+    {"type": enum("custom"), **_ONE_TOOL, "format": open_object("text, or a grammar that the model is told of.")},
+    "A tool that takes text.",
+    title="ResponseCustomTool",
+    required=("type", "name"),
+    unsupported=TOOL_OFF,
+    without_effect=(*TOOL_WITHOUT_EFFECT, "strict"),
+)
+_NAMESPACE = taken(
+    {"type": enum("namespace"), "name": string(), "description": {}, "tools": list_of(either(_FUNCTION, _CUSTOM))},
+    "Tools whose calls have the namespace beside their name.",
+    title="ResponseNamespace",
+    required=("type", "name", "tools"),
     without_effect=("strict",),
 )
+_HOSTED: Schema = {
+    "type": "object",
+    "properties": {"type": string("A tool that a server runs, such as web_search; it is passed over.")},
+    "required": ["type"],
+}
+_TOOL = either(_FUNCTION, _CUSTOM, _NAMESPACE, _HOSTED)
 
 _KEYS, _KEY_CHARS, _VALUE_CHARS = MAX_METADATA
 
@@ -77,12 +109,12 @@ PROPERTIES: Properties = {
     "min_tokens": SAMPLING["min_new_tokens"],
     "stream": STREAM,
     "stream_options": taken({}, "With stream: true only.", unsupported={"include_obfuscation": (False,)}),
-    "tools": list_of(_TOOL, "Functions that the model may call, and the client runs."),
+    "tools": list_of(_TOOL, "Tools that the model may call, and the client runs."),
     "tool_choice": either(
         enum("none", "auto", "required"),
         {
             "type": "object",
-            "properties": {"type": enum("function"), "name": string()},
+            "properties": {"type": enum("function", "custom"), "name": string(), "namespace": string()},
             "required": ["type", "name"],
         },
         about="Whether the model may call a function, must, or must call a certain one.",
@@ -117,9 +149,14 @@ _USAGE = answered(
 _OUTPUT: Schema = {
     "title": "OutputItem",
     "type": "object",
-    "properties": {"id": string(), "type": enum("message", "reasoning", "function_call"), "status": string()},
+    "properties": {
+        "id": string(),
+        "type": enum("message", "reasoning", "function_call", "custom_tool_call"),
+        "status": string(),
+    },
     "required": ["id", "type", "status"],
-    "description": "message: role, content. reasoning: content. function_call: call_id, name, arguments.",
+    "description": "message: role, content. reasoning: content. function_call: call_id, name, arguments; namespace, "
+    "where its tool has one. custom_tool_call: call_id, name, input.",
 }
 
 ANSWER = answered(

@@ -54,7 +54,7 @@ class RunningResponse:
         tells_thoughts = parsers.reasoning_name is not None and request.call.separate_reasoning
         needs_tokens = request.wants_logprobs or tells_thoughts
         self._tokens = TextTokens(token_bytes, answer.forced) if needs_tokens else None
-        self._items = OutputItems(request.call.rid, parsers.new_call_id, self._tokens)
+        self._items = OutputItems(request.call.rid, parsers.new_call_id, self._tokens, request.offered)
 
     def __enter__(self) -> RunningResponse:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import count
 from typing import Any
@@ -215,3 +216,13 @@ def test_the_shape_of_errors(status: int, kind: str) -> None:
         "type": "error",
         "error": {"type": kind, "message": "no", "details": {"error_code": "some_code", "param": "tools"}},
     }
+
+
+def test_what_was_cleared_is_told_at_the_end() -> None:
+    applied = [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2, "cleared_input_tokens": 70}]
+    for asked, told in ((ASKED, None), (dataclasses.replace(ASKED, applied_edits=applied), {"applied_edits": applied}),
+                        (dataclasses.replace(ASKED, applied_edits=[]), {"applied_edits": []})):  # fmt: skip
+        update = ChatUpdate(output(END), [Text("Hi")])
+        assert whole_message(asked, "served", update, call_ids()).get("context_management") == told
+        delta = list(MessageEvents(asked, "served", call_ids()).take(update))[-2]
+        assert delta["type"] == "message_delta" and delta.get("context_management") == told

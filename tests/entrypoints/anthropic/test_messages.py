@@ -8,6 +8,7 @@ import pytest
 
 from baton.entrypoints.anthropic.messages import MessagesRequest, check_thinking, parse_messages
 from baton.entrypoints.chat.tools import Choice
+from baton.entrypoints.fields.ignored import Ignored
 from baton.scheduler.outcome import RequestRefused
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -125,9 +126,6 @@ def test_tokens_are_counted_without_a_limit() -> None:
         ({"metadata": {"user_id": "a"}, "user": "b"}, "differ", "metadata.user_id"),
         ({"model": 1}, "model is 1", "model"),
         ({"container": "c"}, "container is not supported", "container"),
-        ({"speed": "fast"}, "speed is not supported", "speed"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported", "mcp_servers"),
-        ({"context_management": {"edits": [1]}}, "context_management is not supported", "context_management"),
         ({"n": 2}, "n is not supported", "n"),
         ({"continuation_of": "x"}, "continuation_of is not supported", "continuation_of"),
         ({"keep_parent": True}, "keep_parent is not supported", "keep_parent"),
@@ -165,7 +163,6 @@ def test_thinking_becomes_a_variable_of_the_template() -> None:
         ({"type": "adaptive", "budget_tokens": 5}, "thinking.budget_tokens"),
         ({"type": "enabled", "budget_tokens": 0}, "thinking.budget_tokens"),
         ({"type": "enabled", "budget_tokens": "5"}, "thinking.budget_tokens"),
-        ({"type": "enabled", "display": "omitted"}, "thinking.display"),
     ],
 )
 def test_thinking_that_cannot_be_asked_for(thinking: Any, param: str) -> None:
@@ -173,7 +170,7 @@ def test_thinking_that_cannot_be_asked_for(thinking: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "template", "thoughts_are_known", "is_served"),
+    ("kind", "template", "thoughts_are_known", "is_told"),
     [
         (None, "", False, True),
         (None, "", True, True),
@@ -187,14 +184,10 @@ def test_thinking_that_cannot_be_asked_for(thinking: Any, param: str) -> None:
         ("disabled", "{% if enable_thinking %}", True, True),
     ],
 )
-def test_a_model_without_the_switch(kind: str | None, template: str, thoughts_are_known: bool, is_served: bool) -> None:
-    asked = parse(thinking=kind and {"type": kind})
-    if is_served:
-        check_thinking(asked, template, thoughts_are_known=thoughts_are_known)
-    else:
-        with pytest.raises(RequestRefused, match=f"thinking.type is {kind}") as error:
-            check_thinking(asked, template, thoughts_are_known=thoughts_are_known)
-        assert error.value.param == "thinking"
+def test_a_model_without_the_switch(kind: str | None, template: str, thoughts_are_known: bool, is_told: bool) -> None:
+    ignored = Ignored()
+    check_thinking(parse(thinking=kind and {"type": kind}), template, ignored, thoughts_are_known=thoughts_are_known)
+    assert list(ignored.reasons) == ([] if is_told else ["thinking"])
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -347,8 +340,10 @@ def test_the_choice_of_a_tool(given: dict, choice: Choice) -> None:
         ({"tools": [LS | {"name": "x" * 129}]}, "tools[0].name"),
         ({"tools": [{"name": "ls"}]}, "tools[0].input_schema"),
         ({"tools": [LS | {"description": 5}]}, "tools[0].description"),
-        ({"tools": [LS | {"strict": True}]}, "tools[0].strict"),
-        ({"tools": [LS | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [LS, {"type": "web_search_20250305", "name": "web_search"}],
+          "tool_choice": {"type": "tool", "name": "web_search"}}, "tools[1]"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}, "tools[0]"),
+        ({"tools": [LS, {"type": 5, "name": "x"}]}, "tools[1].type"),
         ({"tools": [LS], "tool_choice": "auto"}, "tool_choice"),
         ({"tools": [LS], "tool_choice": {"type": "function"}}, "tool_choice.type"),
         ({"tools": [LS], "tool_choice": {"type": "tool", "name": "pwd"}}, "tool_choice"),
@@ -361,3 +356,44 @@ def test_the_choice_of_a_tool(given: dict, choice: Choice) -> None:
 )  # fmt: skip
 def test_tools_that_cannot_be_offered(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
+
+
+def ignored_of(**fields: Any) -> tuple[MessagesRequest, dict[str, str]]:
+    ignored = Ignored()
+    return parse_messages({"model": "m", "max_tokens": 9, "messages": HI} | fields, ignored=ignored), ignored.reasons
+
+
+def test_tools_that_nobody_here_can_run_are_passed_over() -> None:
+    kinds = ("web_search_20250305", "bash_20250124", "text_editor_20250728", "computer_20250124", "mcp_toolset")
+    tools = [{"type": kind, "name": kind.rpartition("_")[0], "max_uses": 3} for kind in kinds]
+    asked, ignored = ignored_of(tools=[*tools, LS])
+    assert [tool["function"]["name"] for tool in asked.call.tools] == ["ls"]
+    assert ignored == {f"tools[{number}]": f"this server cannot run {kind}" for number, kind in enumerate(kinds)}
+    asked, _ = ignored_of(tools=tools, tool_choice={"type": "none"})
+    assert asked.call.tools == [], "nothing is asked of them"
+
+
+def test_what_binds_nothing_of_a_tool_is_told() -> None:
+    told = {"strict": True, "defer_loading": True, "allowed_callers": ["code_execution_20250825"],
+            "input_examples": [{"path": "/"}]}  # fmt: skip
+    asked, ignored = ignored_of(tools=[LS | told | {"cache_control": {"type": "ephemeral"}}])
+    assert asked.call.tools == parse(tools=[LS]).call.tools and sorted(ignored) == sorted(f"tools[0].{x}" for x in told)
+    off = {"strict": False, "defer_loading": None, "allowed_callers": ["direct"], "input_examples": []}
+    assert ignored_of(tools=[LS | off])[1] == {}
+
+
+def test_wishes_about_thoughts_and_budgets_are_told() -> None:
+    fields = {"thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"task_budget": {"total": 9}}}
+    assert sorted(ignored_of(**fields)[1]) == ["output_config.task_budget", "thinking.display"]
+
+
+def test_a_reference_to_a_tool_is_its_name() -> None:
+    found = [{"type": "tool_reference", "tool_name": "ls"}, text("and more")]
+    asked = parse(user(text("Hi")), assistant(use("a")), user(result("a", found)))
+    assert asked.call.conversation.messages[-1]["content"] == "ls\nand more"
+
+
+def test_an_image_in_a_result_is_refused_by_name() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    error = refused(user(text("Hi")), assistant(use("a")), user(result("a", [image])))
+    assert (error.code, error.param) == ("unsupported_content", "messages[2].content[0].content[0]")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.chat.tools import Choice
+from baton.entrypoints.fields.ignored import Ignored
 from baton.entrypoints.openai.chat import ChatRequest, parse_chat
 from baton.scheduler.outcome import RequestRefused
 
@@ -201,6 +202,12 @@ def test_tools_and_what_is_chosen(choice: Any, expected: Choice) -> None:
     assert call.tools == [LS] and call.choice == expected
     assert call.may_call == (expected.kind != "none")
     assert call.conversation.tools == ([LS] if call.may_call else None), "no tools are shown where none may be called"
+
+
+def test_tools_of_other_kinds_are_passed_over_where_there_are_functions() -> None:
+    ignored = Ignored()
+    call = parse_chat({"messages": HI, "tools": [{"type": "web_search"}, LS]}, ignored=ignored).call
+    assert call.tools == [LS] and ignored.reasons == {"tools[0]": "this server cannot run web_search"}
 
 
 def test_of_several_tools_the_model_takes_one() -> None:

@@ -357,3 +357,39 @@ def test_large_updates_are_dressed_the_same(tokenizer: Tokenizer, tmp_path: Path
     scene = Scene(tokenizer, [words])
     scene.events()
     assert scene.body()["output"][0]["content"][0]["text"] == words
+
+
+AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [LS]}
+PATCH = {"type": "custom", "name": "patch"}
+
+
+def test_a_call_comes_back_with_the_namespace_of_its_tool(tokenizer: Tokenizer) -> None:
+    text = CALL.replace('"ls"', '"agents__ls"')
+    scene = Scene(tokenizer, [text[i : i + 5] for i in range(0, len(text), 5)], tools=[AGENTS, LS])
+    events = scene.events()
+    (item,) = events[-1]["response"]["output"]
+    assert (item["type"], item["namespace"], item["name"]) == ("function_call", "agents", "ls")
+    assert next(event for event in events if event["type"].endswith("item.added"))["item"]["namespace"] == "agents"
+    assert [tool["type"] for tool in scene.body()["tools"]] == ["namespace", "function"]
+    (stored,) = scene.stored
+    assert stored is not None
+    assert stored.messages[-1]["tool_calls"][0]["function"]["name"] == "agents__ls", "as the model knows it"
+
+
+def test_a_call_of_a_custom_tool_brings_its_text(tokenizer: Tokenizer) -> None:
+    text = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin\\né"}}\n</tool_call>'
+    scene = Scene(tokenizer, [text[:40], text[40:60], text[60:]], tools=[PATCH])
+    events = scene.events()
+    assert types(events) == [
+        "created", "in_progress", "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done",
+        "output_item.done", "completed",
+    ]  # fmt: skip
+    (item,) = events[-1]["response"]["output"]
+    assert item["id"] == "ctc_r_0" and (item["type"], item["name"], item["input"]) == (
+        "custom_tool_call", "patch", "*** Begin\né",
+    )  # fmt: skip
+    assert [event["delta"] for event in events if "delta" in event] == ["*** Begin\né"]
+    (stored,) = scene.stored
+    assert stored is not None
+    assert stored.messages[-1]["tool_calls"][0]["function"]["arguments"] == {"input": "*** Begin\né"}
+    assert scene.body()["tools"] == [PATCH]

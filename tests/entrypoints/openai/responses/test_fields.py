@@ -8,6 +8,7 @@ import pytest
 
 from baton.entrypoints.chat.tools import Choice
 from baton.entrypoints.fields.foreign_fields import FOREIGN_OF
+from baton.entrypoints.fields.ignored import Ignored
 from baton.entrypoints.openai.responses.fields import (
     INCLUDABLE,
     LOGPROBS,
@@ -15,6 +16,7 @@ from baton.entrypoints.openai.responses.fields import (
     ResponseRequest,
     parse_response,
 )
+from baton.entrypoints.openai.responses.tools import ToolOrigin, custom_input, qualified
 from baton.scheduler.outcome import RequestRefused
 
 LS = {"type": "function", "name": "ls", "description": "lists", "parameters": {"type": "object"}, "strict": True}
@@ -98,7 +100,12 @@ def test_sampling_goes_by_openais_names_and_batons() -> None:
         ({"beam_width": 2}, "beam_width", "unknown field"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "its own field"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
-        ({"tools": [LS, {"type": "mcp", "server_label": "x"}]}, "tools[1]", "mcp"),
+        ({"tools": [LS, {"type": "mcp", "server_label": "x"}], "tool_choice": {"type": "mcp"}}, "tools[1]", "mcp"),
+        ({"tools": [{"type": "image_generation"}, {"type": "mcp"}], "tool_choice": "required"}, "tools[0]", "image"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": 3}]}, "tools[0].tools", "a list"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [3]}]}, "tools[0].tools[0]", "an object"),
+        ({"tools": [{"type": "custom", "name": "c", "format": {"type": "xml"}}]}, "tools[0].format", "grammar"),
+        ({"tools": [LS, {"type": "custom", "name": "ls"}]}, "tools", "twice"),
         ({"tools": [{"type": "function", "function": {"name": "ls"}}]}, "tools[0].function", "unknown field"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools[0]", "tools[0].name"),
         ({"tools": [LS, LS]}, "tools", "twice"),
@@ -145,3 +152,56 @@ def test_wishes_and_labels() -> None:
 def test_one_in_the_background_is_read_as_it_grows() -> None:
     asked = parse(background=True)
     assert asked.background and asked.call.stream and not asked.stream
+
+
+SPAWN = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [
+    {"type": "function", "name": "spawn", "description": "starts one", "strict": False, "parameters": {}},
+    {"type": "web_search"},
+]}  # fmt: skip
+PATCH = {"type": "custom", "name": "patch", "description": "Edits files.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}}  # fmt: skip
+
+
+def test_tools_that_are_no_plain_functions_are_offered_as_such() -> None:
+    ignored = Ignored()
+    tools = [SPAWN, PATCH, {"type": "web_search", "external_web_access": True}, LS, {"type": "local_shell"}]
+    asked = parse_response({"input": "Hi", "tools": tools}, ignored=ignored)
+    functions = [tool["function"] for tool in asked.call.tools]
+    assert [function["name"] for function in functions] == ["agents__spawn", "patch", "ls"]
+    assert 'lark grammar:\nstart: "x"' in functions[1]["description"]
+    assert list(functions[1]["parameters"]["properties"]) == ["input"]
+    assert sorted(ignored.reasons) == [
+        "tools[0].tools[1]", "tools[1].format", "tools[2]", "tools[3].strict", "tools[4]",
+    ]  # fmt: skip
+    assert ignored.reasons["tools[2]"] == "this server cannot run web_search"
+    namespace, custom, function = asked.echo["tools"]
+    assert [tool["name"] for tool in namespace["tools"]] == ["spawn"] and custom == PATCH
+    assert function == {**LS, "strict": False}
+    assert asked.offered.origin("agents__spawn") == ToolOrigin("function", "spawn", "agents")
+    assert asked.offered.origin("made_up") == ToolOrigin("function", "made_up")
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "patch"}, "patch"),
+        ({"type": "function", "namespace": "agents", "name": "spawn"}, "agents__spawn"),
+        ({"type": "function", "name": "agents__spawn"}, "agents__spawn"),
+    ],
+)
+def test_the_choice_of_a_tool_that_is_no_plain_function(choice: dict, name: str) -> None:
+    assert parse(tools=[SPAWN, PATCH], tool_choice=choice).call.choice == Choice("named", name)
+
+
+@pytest.mark.parametrize(("namespace", "name"), [(None, "f"), ("n", "n__f"), ("mcp__files__", "mcp__files__f")])
+def test_qualified_names(namespace: str | None, name: str) -> None:
+    assert qualified(namespace, "f") == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"input": "a\\nb"}', "a\nb"), ('{"input": 5}', '{"input": 5}'), ("*** Begin", "*** Begin"), ("[1]", "[1]"),
+     ("", ""), ('{"input": ""}', "")],
+)  # fmt: skip
+def test_the_input_of_a_custom_tool(arguments: str, text: str) -> None:
+    assert custom_input(arguments) == text

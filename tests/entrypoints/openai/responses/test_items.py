@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.entrypoints.fields.ignored import Ignored
 from baton.entrypoints.openai.responses.items import read_input
 from baton.scheduler.outcome import RequestRefused
 
@@ -92,7 +93,13 @@ def test_items_are_listed_as_they_were_understood() -> None:
     [
         ({"type": "item_reference", "id": "msg_1"}, "input[1]", "item_reference"),
         ({"id": "msg_1"}, "input[1]", "item_reference"),
-        ({"type": "web_search_call", "id": "ws_1"}, "input[1]", "web_search_call"),
+        ({"type": "compaction", "encrypted_content": "x"}, "input[1]", "compaction"),
+        ({"type": "custom_tool_call", "call_id": "1", "name": "c"}, "input[1].input", "a string"),
+        (
+            {"type": "function_call", "call_id": "1", "name": "c", "arguments": "{}", "namespace": 5},
+            "input[1].namespace",
+            "a string",
+        ),
         ({"type": ["message"]}, "input[1]", "not supported"),
         ({}, "input[1]", "not supported"),
         ("Hi", "input[1]", "object"),
@@ -119,3 +126,32 @@ def test_refusals_name_the_item(item: Any, param: str, words: str) -> None:
 def test_there_must_be_an_input(given: Any) -> None:
     with pytest.raises(RequestRefused, match="input takes a string"):
         read_input(given, "r")
+
+
+def test_calls_of_custom_tools_and_of_namespaces() -> None:
+    ignored = Ignored()
+    messages, listed = read_input(
+        [
+            says("user", "Hi"),
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+            {"type": "function_call", "call_id": "1", "namespace": "agents", "name": "spawn", "arguments": "{}"},
+            {"type": "custom_tool_call", "id": "ctc_x", "call_id": "2", "name": "patch", "input": "*** x"},
+            {"type": "function_call_output", "call_id": "1", "output": "one"},
+            {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "two"}]},
+        ],
+        "r",
+        ignored,
+    )
+    calls = [call["function"] for call in messages[1]["tool_calls"]]
+    assert calls == [{"name": "agents__spawn", "arguments": {}}, {"name": "patch", "arguments": {"input": "*** x"}}]
+    assert [message["content"] for message in messages[2:]] == ["one", "two"]
+    assert [item["type"] for item in listed[1:]] == [
+        "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output",
+    ]  # fmt: skip
+    assert listed[1]["namespace"] == "agents" and listed[2]["id"] == "ctc_x"
+    assert list(ignored.reasons) == ["input[1]"]
+
+
+def test_an_input_of_items_that_are_passed_over_is_none() -> None:
+    with pytest.raises(RequestRefused, match="no item that the model can read"):
+        read_input([{"type": "web_search_call", "id": "ws_1"}], "r")
