@@ -19,9 +19,10 @@ REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 
 # Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
 test test-units test-processes test-equality test-slow test-real test-harnesses: export OMP_NUM_THREADS = 1
+test-gateways test-clients: export OMP_NUM_THREADS = 1
 
 .PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real test-harnesses check mutants
-.PHONY: real-model serve dashboard-pictures bench test-gpu bench-gpu clean
+.PHONY: test-gateways test-clients real-model serve dashboard-pictures bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -51,7 +52,8 @@ test-equality: $(STAMP)
 	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
 
 test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
-	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real" $(call marked,slow)
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \
+	    $(call marked,slow)
 
 test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products, and on torch's attention
 	BATON_TEST_ATTENTION=torch_native $(BIN)/python -m pytest -n 2 \
@@ -61,6 +63,14 @@ test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix
 	for form in torch transposed onednn; do \
 	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" \
 	    $(call marked,equality) || exit 1; done
+
+test-gateways: $(STAMP)  ## slow: gateways and indexers of others in front of servers; their packages go into build/envs
+	$(BIN)/python tests/doubles/foreign_envs.py smg sglang-router vllm-router dynamo
+	$(BIN)/python -m pytest -m gateways $(call marked,gateways)
+
+test-clients: $(STAMP)  ## slow: clients, evaluations and test kits of others; their packages go into build/envs
+	$(BIN)/python tests/doubles/foreign_envs.py litellm lm-eval sglang
+	$(BIN)/python -m pytest -m clients $(call marked,clients)
 
 check: $(STAMP)         ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

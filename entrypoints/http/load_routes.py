@@ -40,12 +40,16 @@ _LOADS = Operation(
                                 "dp_rank",
                                 "num_running_reqs",
                                 "num_waiting_reqs",
+                                "num_total_reqs",
                                 "num_used_tokens",
                                 "max_total_num_tokens",
+                                "max_running_requests",
                             ),
                             COUNT,
                         ),
                         "token_usage": number("", 0, 1),
+                        "cache_hit_rate": number("", 0, 1),
+                        "utilization": number("", 0, 1),
                     }
                 )
             ),
@@ -100,15 +104,22 @@ class LoadRoutes:
         )
 
     async def _load(self) -> dict[str, Any]:
-        """Of the one rank. Tokens that eviction would free count as unused, as in SGLang."""
-        stats = (await self._control.info())["stats"]
+        """Of the one rank. Tokens that eviction would free count as unused, as in SGLang. cache_hit_rate: of prompt
+        tokens, since the start."""
+        worker = await self._control.info()
+        stats, most = worker["stats"], worker["max_running_requests"]
+        running, waiting, queries = stats["num_running_reqs"], stats["num_queue_reqs"], stats["prefix_cache_queries"]
         total = stats["total_tokens"]
         used = total - stats["free_tokens"] - stats["evictable_tokens"]
         return {
             "dp_rank": 0,
-            "num_running_reqs": stats["num_running_reqs"],
-            "num_waiting_reqs": stats["num_queue_reqs"],
+            "num_running_reqs": running,
+            "num_waiting_reqs": waiting,
+            "num_total_reqs": running + waiting,
             "num_used_tokens": used,
             "max_total_num_tokens": total,
+            "max_running_requests": most,
             "token_usage": used / total,
+            "cache_hit_rate": stats["prefix_cache_hits"] / queries if queries else 0.0,
+            "utilization": min(1.0, running / most),
         }

@@ -193,6 +193,7 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
     while behaviour.get("start_hang") and not stop.is_set():
         time.sleep(0.05)
     info = {"context_length": behaviour.get("context_length", 4096), "vocab_size": VOCAB_SIZE}
+    info["max_running_requests"] = 8
     outbox.send(WorkerReady(info=msgspec.json.encode(info)))
     samples: dict[tuple[str, int], Sample | Search] = {}
     steps, heartbeat = 0, 0.0
@@ -264,6 +265,7 @@ def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, in
         case ControlRequest():
             stats = {"num_running_reqs": len(samples), "num_queue_reqs": 2}
             stats |= {"total_tokens": 100, "free_tokens": 60, "evictable_tokens": 15}
+            stats |= {"prefix_cache_queries": 40, "prefix_cache_hits": 10}
             outbox.send(ControlReply(call_id=message.call_id, payload=msgspec.json.encode(info | {"stats": stats})))
 
 

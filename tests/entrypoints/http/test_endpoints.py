@@ -106,7 +106,9 @@ def test_loads(server: ServerUnderTest) -> None:
         ]
         got = server.client.get("/v1/loads").json()
     load = {"num_running_reqs": 1, "num_waiting_reqs": 2, "num_used_tokens": 25, "max_total_num_tokens": 100}
-    assert got["loads"] == [{"dp_rank": 0, **load, "token_usage": 0.25}] and got["dp_rank_count"] == 1
+    load |= {"num_total_reqs": 3, "token_usage": 0.25, "cache_hit_rate": 0.25}
+    load |= {"max_running_requests": 8, "utilization": 1 / 8}
+    assert got["loads"] == [{"dp_rank": 0, **load}] and got["dp_rank_count"] == 1
     assert got["aggregate"] == {
         "total_running_reqs": 1, "total_waiting_reqs": 2, "total_reqs": 3, "avg_token_usage": 0.25,
     }  # fmt: skip
