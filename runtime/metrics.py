@@ -76,6 +76,8 @@ _TIER_GAUGES = {
     "tier_total_tokens": ("total_tokens", "Tokens that the tier has room for."),
     "tier_used_tokens": ("used_tokens", "Tokens of prefixes that have a copy there, or are being stored."),
     "tier_free_tokens": ("free_tokens", "Tokens of room that nobody uses."),
+    "tier_total_bytes": ("total_bytes", "Bytes that the disk may take; of the disk only."),
+    "tier_used_bytes": ("used_bytes", "Bytes that blocks take there, with headers; of the disk only."),
     "tier_quarantined_tokens": ("quarantined_tokens", "Tokens given up there while a copy still touches them."),
     "tier_copies_under_way": ("copies_under_way", "Copies from and to the tier that have not ended."),
 }
@@ -129,7 +131,8 @@ class TierMetrics:
     def _update_tier(self, tier: TierStats, last: TierStats, bytes_per_token: int) -> None:
         labels = (self._model_name, tier.tier)
         for field, gauge in self._gauges.items():
-            gauge.labels(*labels).set(getattr(tier, field))
+            if (value := getattr(tier, field)) is not None:
+                gauge.labels(*labels).set(value)
         for field, counter in self._counters.items():
             counter.labels(*labels).inc(max(0, getattr(tier, field) - getattr(last, field)))
         for direction, way in _DIRECTIONS.items():

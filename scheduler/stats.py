@@ -66,10 +66,14 @@ class TierStats:
 
     tier: str
     """host, disk or remote."""
-    total_tokens: int = 0
-    used_tokens: int = 0
-    """Of prefixes that have a copy, or are being stored."""
-    free_tokens: int = 0
+    total_tokens: int | None = 0
+    """None, here and in the next two, for a store that does not know how full it is."""
+    used_tokens: int | None = 0
+    """Of prefixes that have a copy, or are being stored. Of a disk: of all blocks, earlier servers' too."""
+    free_tokens: int | None = 0
+    total_bytes: int | None = None
+    """Bytes that the tier may take; None where they follow from the tokens."""
+    used_bytes: int | None = None
     quarantined_tokens: int = 0
     """Given up while a copy still touches them."""
     copies_under_way: int = 0

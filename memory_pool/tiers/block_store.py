@@ -7,12 +7,25 @@ stored: it counts it, logs it now and then, and raises nothing. So KV is compute
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 WARN_S = 60.0
 """How often, at most, each kind of failure is logged."""
+
+
+@dataclass(slots=True, frozen=True)
+class StoreSize:
+    """How full a store is. Bytes are what blocks take there, headers and rounding included; evicted_blocks counts those
+    removed to make room, since the store was opened."""
+
+    used_blocks: int
+    total_blocks: int
+    used_bytes: int
+    total_bytes: int
+    evicted_blocks: int
 
 
 class BlockTarget(Protocol):
@@ -41,7 +54,7 @@ class BlockSource(Protocol):
 
 class BlockStore(Protocol):
     """One model's blocks. One thread calls what takes ``now``, in seconds on a clock that does not go back; all of that
-    may wait for I/O. `contains` never does, and any thread may call it."""
+    may wait for I/O. `contains` and `size` never do, and any thread may call them."""
 
     @property
     def block_bytes(self) -> int: ...
@@ -53,6 +66,10 @@ class BlockStore(Protocol):
 
     def contains(self, key: bytes) -> bool:
         """Whether the block need not be stored, as far as is known here. May be out of date."""
+        ...
+
+    def size(self) -> StoreSize | None:
+        """None where only somebody else knows it. May be out of date."""
         ...
 
     def find(self, keys: Sequence[bytes], now: float) -> int:

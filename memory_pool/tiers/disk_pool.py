@@ -3,8 +3,9 @@
 A pool is a `BlockStore` of one model (`PoolFolder`), of blocks of one size (`BlockFiles`). Its index is in memory:
 looking up costs no I/O.
 
-One thread calls what does I/O: what takes ``now``. `contains`, `longest`, `used_bytes` and `stats` may be read from any
-other: they look at single entries of a dict and at numbers, and what they say may be out of date when it is used.
+One thread calls what does I/O: what takes ``now``. `contains`, `longest`, `size`, `used_bytes` and `stats` may be read
+from any other: they look at single entries of a dict and at numbers, and what they say may be out of date when it is
+used.
 
 ``now`` is in seconds, on any clock that does not go back.
 """
@@ -25,7 +26,7 @@ import numpy as np
 from .block_file import BlockFiles
 from .block_frame import DamagedBlock, check_key
 from .block_keys import model_digest
-from .block_store import BlockSource, BlockTarget, RareWarnings
+from .block_store import BlockSource, BlockTarget, RareWarnings, StoreSize
 from .pool_folder import DiskPoolError, PoolFolder
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,15 @@ class DiskPool:
 
     def contains(self, key: bytes) -> bool:
         return key in self._index
+
+    def size(self) -> StoreSize:
+        return StoreSize(
+            used_blocks=len(self._index),
+            total_blocks=self.capacity_bytes // self._files.disk_bytes,
+            used_bytes=self.used_bytes,
+            total_bytes=self.capacity_bytes,
+            evicted_blocks=self.stats.evictions,
+        )
 
     def longest(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are there."""

@@ -129,6 +129,9 @@ class RemoteStore:
 
     # -- without I/O ---------------------------------------------------------------------------------------------------
 
+    def size(self) -> None:
+        """The server may hold blocks of others, and drops blocks by itself."""
+
     def contains(self, key: bytes) -> bool:
         """Whether the block was there when we last heard of it. Others' blocks are not known before they are used."""
         return key in self._known

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...memory_pool.tiers.block_store import StoreSize
 from ..cache import RadixCache
 from ..node import TreeNode
 from .block_names import BlockNames
@@ -37,9 +38,11 @@ TOUCH_S = 10.0
 
 
 class BlockIndex(Protocol):
-    """Which blocks are there. May be out of date when the answer is used."""
+    """Which blocks are there, and how full it is. May be out of date when the answer is used."""
 
     def contains(self, key: bytes) -> bool: ...
+
+    def size(self) -> StoreSize | None: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -130,6 +133,10 @@ class BlockTier:
         """Fences."""
         self._new_orders: list[BlockOrder] = []
         host.below.append(self)
+
+    def size(self) -> StoreSize | None:
+        """Of the store; None where it does not know."""
+        return self._index.size()
 
     # -- as the tier below the host -----------------------------------------------------------------------------------
 

@@ -36,11 +36,20 @@ def report_tiers(stats: SchedulerStats, settings: dict[str, Any]) -> dict[str, A
 
 def _tier(tier: TierStats, size: int, hits: int) -> dict[str, Any]:
     shown = asdict(tier)
-    del shown["tier"]
-    shown |= {"total_gib": _gib(tier.total_tokens * size), "used_gib": _gib(tier.used_tokens * size)}
+    for name in ("tier", "total_bytes", "used_bytes"):
+        del shown[name]
+    shown |= {"total_gib": _room(tier.total_bytes, tier.total_tokens, size)}
+    shown |= {"used_gib": _room(tier.used_bytes, tier.used_tokens, size)}
     for way in ("stores", "loads"):
         shown[way]["gib"] = _gib(shown[way]["tokens"] * size)
     return shown | {"hit_tokens": hits}
+
+
+def _room(count: int | None, tokens: int | None, size: int) -> float | None:
+    """Bytes, or else tokens of this size, in GiB."""
+    if count is None and tokens is None:
+        return None
+    return _gib(tokens * size if count is None and tokens is not None else count or 0)
 
 
 def _gib(count: int) -> float:

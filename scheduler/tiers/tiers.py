@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...radix.tiers.block_orders import BlockOrder
 from ...radix.tiers.block_tier import BlockTier, Found
@@ -136,8 +137,8 @@ class Tiers:
         for store in self._stores:
             seen, rates = store.counts, self._rates[store.name]
             tiers.append(
-                TierStats(
-                    tier=store.name,
+                replace(
+                    _sized(store),
                     copies_under_way=len(store.writing) + len(store.readings),
                     stores=CopyStats(seen.written, *rates.stores.seen, seen.failed_writes),
                     loads=CopyStats(seen.read, *rates.loads.seen, seen.missed),
@@ -237,3 +238,19 @@ class Tiers:
             if not begun:
                 request.status = RequestStatus.WAITING
                 self._waiting.add([request])
+
+
+def _sized(store: BlockTier) -> TierStats:
+    """With how full the store is."""
+    size, tokens = store.size(), store.block_tokens
+    if size is None:
+        return TierStats(store.name, total_tokens=None, used_tokens=None, free_tokens=None)
+    return TierStats(
+        store.name,
+        total_tokens=size.total_blocks * tokens,
+        used_tokens=size.used_blocks * tokens,
+        free_tokens=max(0, size.total_blocks - size.used_blocks) * tokens,
+        total_bytes=size.total_bytes,
+        used_bytes=size.used_bytes,
+        evicted_tokens=size.evicted_blocks * tokens,
+    )

@@ -106,6 +106,9 @@ class FakeDisk:
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[object]] = {}
 
+    def size(self) -> None:
+        """It does not know."""
+
     def contains(self, key: bytes) -> bool:
         return key in self.blocks
 

@@ -11,6 +11,7 @@ import numpy as np
 from kv_echo import KVEchoModel
 
 from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.tiers.block_store import StoreSize
 from baton.radix.cache import RadixCache
 from baton.radix.tiers.block_names import BlockNames
 from baton.radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
@@ -36,11 +37,17 @@ class Ended:
 
 
 class FakeBlocks:
-    """Blocks by name."""
+    """Blocks by name. total: how many it has room for; None for one that does not know."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: int | None = None) -> None:
+        self.total = total
         self.blocks: MutableMapping[bytes, np.ndarray] = {}
         self.touched: list[tuple[bytes, ...]] = []
+
+    def size(self) -> StoreSize | None:
+        """Of blocks of 10 bytes."""
+        used = len(self.blocks)
+        return None if self.total is None else StoreSize(used, self.total, 10 * used, 10 * self.total, 0)
 
     def contains(self, key: bytes) -> bool:
         return key in self.blocks

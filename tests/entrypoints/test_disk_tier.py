@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -20,6 +21,11 @@ GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 def prompts(seed: int, count: int) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(5, 1600) for _ in range(600)] for _ in range(count)]
+
+
+def disk_bytes(server: ServerUnderTest) -> float:
+    line = re.search(r'^baton:tier_used_bytes\{.*tier="disk"\} (.*)$', server.client.get("/metrics").text, re.MULTILINE)
+    return float(line[1]) if line else 0.0
 
 
 def kill(server: ServerUnderTest) -> None:
@@ -48,11 +54,19 @@ def test_killed_while_it_writes_it_comes_back_warm(tmp_path: Path) -> None:
                 assert found == {"device": 0, "host": 0, "disk": 576, "remote": 0}, "9 blocks of 64"
             others = [server.generate(input_ids=p, sampling_params=GREEDY).json() for p in prompts(1, 3)[1:]]
             assert [other["output_ids"] for other in others] == expected[1:]
+            size = server.client.get("/cache/tiers").json()["disk"]
+            assert (
+                size["total_gib"] == 0.1 and size["total_tokens"] == size["used_tokens"] + size["free_tokens"] > 10_000
+            )
+            assert not attempt or size["used_tokens"] >= 576, "what the server before it left counts"
             if not attempt:  # its first prompt must be on disk; what came last may still be on its way
                 server.wait_until(lambda: "disk" in server.client.get("/metrics").text, "metrics of the disk")
                 deadline = time.monotonic() + 60
                 while (stored := server.client.get("/cache/tiers").json()["disk"]["stores"]["tokens"]) < 576:
                     assert time.monotonic() < deadline, stored
                     time.sleep(0.02)
+                size = server.client.get("/cache/tiers").json()["disk"]
+                assert size["used_tokens"] >= stored and size["used_gib"] > 576 * 2048 / 2**30
+                server.wait_until(lambda: disk_bytes(server) > 0, "bytes on disk in /metrics")
             kill(server)
             assert "Traceback" not in server.log

@@ -61,6 +61,18 @@ def test_every_number_has_its_metric() -> None:
     }
 
 
+def test_a_disk_says_how_full_it_is_and_a_remote_store_does_not_know() -> None:
+    metrics = ServerMetrics("m")
+    disk = TierStats("disk", 640, 128, 512, total_bytes=10_000, used_bytes=2_000)
+    metrics.worker_reported(WorkerStats(tiers=(disk, TierStats("remote", None, None, None)), bytes_per_token=16))
+    shown = values(metrics)
+    assert (shown["tier_total_tokens disk"], shown["tier_used_tokens disk"], shown["tier_free_tokens disk"]) == (
+        640, 128, 512,
+    )  # fmt: skip
+    assert (shown["tier_total_bytes disk"], shown["tier_used_bytes disk"]) == (10_000, 2_000)
+    assert "tier_total_tokens remote" not in shown and "tier_used_bytes remote" not in shown
+
+
 def test_counters_grow_with_the_totals_and_gauges_follow() -> None:
     metrics = ServerMetrics("m")
     first = WorkerStats(tiers=(HOST,), bytes_per_token=16, hits_by_tier=FoundTokens(9, 5), quarantined_tokens=3)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.memory_pool.tiers.block_keys import block_keys, root_key
+from baton.memory_pool.tiers.block_store import StoreSize
 from baton.memory_pool.tiers.disk_pool import TOUCH_S, DiskPool, DiskPoolError
 
 
@@ -46,6 +47,16 @@ def test_counts_what_it_does(tmp_path: Path) -> None:
     assert (stats.writes, stats.bytes_written, stats.evictions) == (4, 4 * BLOCK, 1)
     assert (stats.hits, stats.bytes_read, stats.misses) == (1, BLOCK, 1)
     assert (len(pool), pool.used_bytes) == (3, 3 * ON_DISK)
+    assert pool.size() == StoreSize(3, 3, 3 * ON_DISK, 3 * ON_DISK, 1)
+    pool.close()
+
+
+def test_its_size_counts_what_earlier_processes_left(tmp_path: Path) -> None:
+    pool = open_pool(tmp_path, blocks=3)
+    fill(pool, [1, 2])
+    pool.close()
+    pool = open_pool(tmp_path, blocks=5)
+    assert pool.size() == StoreSize(2, 5, 2 * ON_DISK, 5 * ON_DISK, 0)
     pool.close()
 
 

@@ -28,15 +28,22 @@ def test_with_tiers() -> None:
         prefill_tokens_per_s=5.0,
         tiers=(
             TierStats("host", 1024, 256, stores=CopyStats(512, 0.5), loads=CopyStats(tokens_per_s=7.0)),
-            TierStats("disk", 4096),
+            TierStats("disk", 4096, 1024, 3072, total_bytes=5 * 2**30, used_bytes=2**30),
+            TierStats("remote", None, None, None),
         ),
     )
     report = report_tiers(stats, SETTINGS)
     assert (report["bytes_per_token"], report["device"]["total_gib"], report["device"]["hit_tokens"]) == (2**20, 0.5, 1)
-    assert report["device"]["prefill_tokens_per_s"] == 5.0 and report["remote"] is None
+    assert report["device"]["prefill_tokens_per_s"] == 5.0
     host, disk = report["host"], report["disk"]
     assert (host["total_gib"], host["used_gib"], host["hit_tokens"]) == (1.0, 0.25, 2)
     assert host["stores"] == {"tokens": 512, "seconds": 0.5, "failed_tokens": 0, "tokens_per_s": None, "gib": 0.5}
     assert host["loads"]["tokens_per_s"] == 7.0
     assert (host["write_policy"], host["copied_by"]) == ("write_back", "torch")
+    assert (disk["total_tokens"], disk["used_tokens"], disk["free_tokens"]) == (4096, 1024, 3072)
+    assert (disk["total_gib"], disk["used_gib"]) == (5.0, 1.0), "what it takes of the disk, headers and all"
+    remote = report["remote"]
+    sizes = ("total_tokens", "used_tokens", "free_tokens", "total_gib", "used_gib")
+    assert [remote[name] for name in sizes] == [None] * 5
+    assert not {"total_bytes", "used_bytes"} & disk.keys()
     assert disk["hit_tokens"] == 3 and "write_policy" not in disk

@@ -11,6 +11,7 @@ from kv_echo import expected_output, prompt_of
 from scheduler_harness import Harness
 from tier_rig import FakeBlocks
 
+from baton.memory_pool.tiers.block_store import StoreSize
 from baton.memory_pool.tiers.disk_pool import DiskPool
 
 BLOCK = 16
@@ -49,6 +50,9 @@ class BlocksOnDisk(FakeBlocks, MutableMapping[bytes, np.ndarray]):
     def touch(self, keys: tuple[bytes, ...]) -> None:
         self.pool.touch(keys, 0.0)
 
+    def size(self) -> StoreSize:
+        return self.pool.size()
+
 
 class ForgetfulBlocks(BlocksOnDisk):
     """They hear of no use but reads and writes."""
@@ -72,6 +76,11 @@ def test_a_hot_prefix_is_on_disk_after_a_restart(
         request = harness.outcomes[f"hot {turn}", 0].request
         assert request is not None and request.found.disk == 0 and (request.found.total >= len(PREFIX)) == (turn > 0)
     assert disk.pool.stats.evictions > 40 and disk.pool.stats.hits == 0
+    _, on_disk, remote = harness.scheduler.stats().tiers
+    assert (on_disk.total_tokens, on_disk.used_tokens, on_disk.free_tokens) == (40 * BLOCK, 40 * BLOCK, 0)
+    assert (on_disk.total_bytes, on_disk.used_bytes) == (40 * 4096, 40 * 4096)
+    assert on_disk.evicted_tokens == disk.pool.stats.evictions * BLOCK
+    assert (remote.total_tokens, remote.used_tokens, remote.free_tokens) == (None, None, None), "it does not know"
     disk.pool.close()
 
     again = BlocksOnDisk(tmp_path)
