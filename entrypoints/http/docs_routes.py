@@ -83,5 +83,7 @@ def _described(route: Route) -> Described:
 def _about() -> str:
     lines = [f"- {', '.join(f'`{path}`' for path in paths)}: {reason}" for reason, paths in UNSERVED.items()]
     return (
-        _ABOUT + "Endpoints of other servers that this one does not have, and answers with 501:\n\n" + "\n".join(lines)
+        _ABOUT
+        + "Endpoints of other servers that this one does not have, and answers with 404 `not_implemented`:\n\n"
+        + "\n".join(lines)
     )

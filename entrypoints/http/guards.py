@@ -18,7 +18,7 @@ from ...scheduler.outcome import RequestRefused
 from ..server_config import ServerConfig
 from .keys import Keys, presented_key
 from .route import ANY_MEDIA, PROBE, Route, RouteTable
-from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error, error_body
+from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -39,12 +39,12 @@ class Guards:
             await self._app(scope, receive, send)
             return
         route = self._routes.find(scope["path"], scope["method"])
-        body = error_body if route is None else route.error_body
+        body = self._routes.error_body_of(scope["path"]) if route is None else route.error_body
         scope.setdefault("state", {})["error_body"] = body
         try:
             self._check(scope, route)
         except RequestRefused as refused:
-            headers = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "POST"}}.get(refused.status)
+            headers = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": self._allowed(scope)}}.get(refused.status)
             await answer_error(refused, headers, body=body)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -69,8 +69,19 @@ class Guards:
             )
         self._keys.check(access, key)
         scope["state"]["is_admin"] = self._keys.is_admin(key)
+        if route is None and (allowed := self._allowed(scope)):
+            raise RequestRefused(
+                f"{scope['path'][:200]} does not take {method[:20]}; use {allowed}",
+                status=405,
+                code="method_not_allowed",
+            )
         if route is not None:
             check_content_type(route, headers)
+
+    def _allowed(self, scope: Scope) -> str:
+        """The methods of a path that changes the server by POST are those that may change it."""
+        methods = self._routes.methods_of(scope["path"])
+        return "POST" if "POST" in methods and "GET" in methods and scope["method"] == "GET" else ", ".join(methods)
 
 
 class KnownHosts:

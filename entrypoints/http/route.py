@@ -72,3 +72,14 @@ class RouteTable:
             return found
         matching = (route for pattern, route in self._patterns if method in route.methods and pattern.match(path))
         return next(matching, None)
+
+    def methods_of(self, path: str) -> list[str]:
+        """What the path takes; empty where there is no such path."""
+        return sorted({name for pattern, route in self._patterns if pattern.match(path) for name in route.methods})
+
+    def error_body_of(self, path: str) -> ErrorBody:
+        """The shape of errors of a path, or below a path, that no route takes by this method."""
+        for _, route in self._patterns:
+            if route.error_body is not error_body and f"{path}/".startswith(f"{route.path}/"):
+                return route.error_body
+        return error_body

@@ -40,6 +40,7 @@ from .keys import Keys
 from .load_routes import LoadRoutes
 from .pause_routes import PauseRoutes
 from .profile_routes import ProfileRoutes
+from .root_routes import RootRoutes
 from .route import RouteTable
 from .tokenizer_routes import TokenizerRoutes
 from .unserved_routes import UnservedRoutes
@@ -78,6 +79,7 @@ def build_app(
         ProfileRoutes(manager, bodies),
         LoadRoutes(manager),
         PauseRoutes(manager, bodies),
+        RootRoutes(args),
         UnservedRoutes(),
     )
     routes = [route for subject in subjects for route in subject.routes()]
@@ -112,14 +114,13 @@ async def _on_client_left(request: Request, _: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer a path or method that does not exist."""
+    """Answer a path that does not exist; `Guards` has refused methods that do not."""
     assert isinstance(error, HTTPException)
-    words = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
-    codes = {404: "not_found", 405: "method_not_allowed"}
-    message = words.get(error.status_code, error.detail)
-    if allowed := (error.headers or {}).get("Allow"):
-        message += f"; use {allowed}"
-    refused = RequestRefused(message, status=error.status_code, code=codes.get(error.status_code, "http_error"))
+    is_missing = error.status_code == 404
+    message = (
+        f"there is no {request.url.path[:200]} here; GET /docs lists what there is" if is_missing else error.detail
+    )
+    refused = RequestRefused(message, status=error.status_code, code="not_found" if is_missing else "http_error")
     return answer_error(refused, headers=dict(error.headers or {}), body=_error_body(request))
 
 

@@ -1,5 +1,7 @@
-"""Endpoints of SGLang, vLLM and OpenAI that this server does not have: 501 says so, and why, where 404 would look like
-a wrong address."""
+"""Endpoints of other servers that this one does not have. The 404 says why, and what there is instead.
+
+Not 501: clients try again after every 5xx.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +9,75 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...scheduler.outcome import RequestRefused
-from .route import ANY_MEDIA, POST, Route
+from ..anthropic.errors import error_body as anthropic_error_body
+from .route import ANY_MEDIA, PROBE, Route
+from .wire.transport import ErrorBody, error_body
 
 _TEXT_ONLY = "this server generates text and nothing else"
 _ONE_MODEL = "the weights stay as they were loaded; start another server with --model-path"
 _NO_SESSIONS = "there are no sessions; use continuation_of, or send the whole conversation: its beginning is cached"
+_NO_STORE = "this server keeps no files, batches or threads; send each request by itself"
+_OLLAMA = "Ollama's API is not served; use /v1/chat/completions, /v1/completions and /v1/models"
+_LLAMA_CPP = "llama.cpp's own API is not served; use /v1/completions, /model_info, /tokenize and /cache/leases"
 
 UNSERVED = {
     _TEXT_ONLY: (
         "/encode", "/v1/embeddings", "/v1/embed", "/v2/embed", "/embed", "/pooling", "/classify", "/v1/classify",
         "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/moderations", "/v1/audio/speech",
         "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations", "/v1/images/edits",
-        "/v1/images/variations", "/v1/videos",
+        "/v1/images/variations", "/v1/videos", "/v1/realtime", "/embeddings", "/embedding", "/reranking", "/infill",
+        "/generative_scoring",
     ),
     _ONE_MODEL: (
         "/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed",
-        "/init_weights_update_group", "/release_memory_occupation", "/resume_memory_occupation",
+        "/update_weights_from_ipc", "/init_weights_update_group", "/destroy_weights_update_group",
+        "/get_weights_by_name", "/release_memory_occupation", "/resume_memory_occupation",
         "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+        "/lora-adapters", "/sleep", "/wake_up", "/is_sleeping", "/v1/fine_tuning",
     ),
-    _NO_SESSIONS: ("/open_session", "/close_session"),
+    _NO_SESSIONS: ("/open_session", "/close_session", "/v1/conversations"),
+    _NO_STORE: (
+        "/v1/files", "/v1/batches", "/v1/uploads", "/v1/vector_stores", "/v1/containers", "/v1/assistants",
+        "/v1/threads", "/v1/evals", "/v1/prompts", "/v1/messages/batches",
+    ),
+    "use /v1/messages": ("/v1/complete",),
+    "use POST /flush_cache": ("/reset_prefix_cache",),
+    "use the answers of /v1/chat/completions, which are taken apart already": (
+        "/parse_function_call", "/separate_reasoning",
+    ),
+    _OLLAMA: (
+        "/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed",
+        "/api/embeddings", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete",
+    ),
+    _LLAMA_CPP: ("/completion", "/completions", "/chat/completions", "/props", "/slots", "/apply-template"),
 }  # fmt: skip
-"""Why -> paths."""
+"""Why -> paths; what is below them is not served either."""
+
+_WRITING = ("POST", "PUT", "PATCH", "DELETE")
 
 
 class UnservedRoutes:
-    """Whatever the body is, it is not read."""
+    """Whatever the method and the body are; that is not read."""
 
     def __init__(self) -> None:
         self._reasons = {path: reason for reason, paths in UNSERVED.items() for path in paths}
 
     def routes(self) -> list[Route]:
-        return [Route(path, self.refuse, POST, media=ANY_MEDIA) for path in self._reasons]
+        return [
+            Route(where, self.refuse, methods, media=ANY_MEDIA, error_body=_error_body(path))
+            for path in self._reasons
+            for where in (path, f"{path}/{{below:rest}}")
+            for methods in (PROBE, _WRITING)
+        ]
 
     async def refuse(self, request: Request) -> Response:
         path = request.url.path
-        raise RequestRefused(f"{path} is not served: {self._reasons[path]}", status=501, code="not_served")
+        found = path
+        while found not in self._reasons:
+            found = found.rpartition("/")[0]
+        raise RequestRefused(f"{path[:200]} is not served: {self._reasons[found]}", status=404, code="not_implemented")
+
+
+def _error_body(path: str) -> ErrorBody:
+    is_anthropics = path.startswith(("/v1/messages", "/v1/complete"))
+    return anthropic_error_body if is_anthropics else error_body

@@ -123,13 +123,63 @@ def test_loads(server: ServerUnderTest) -> None:
         ("/v1/audio/transcriptions", "generates text"),
         ("/update_weights_from_disk", "start another server"),
         ("/open_session", "continuation_of"),
+        ("/v1/files/file-1/content", "keeps no files"),
+        ("/api/chat", "use /v1/chat/completions"),
+        ("/completion", "use /v1/completions"),
     ],
 )
 def test_what_others_serve_is_refused_by_name(server: ServerUnderTest, path: str, words: str) -> None:
     form = server.client.post(path, files={"file": b"RIFF"})
     for response in (server.client.post(path, json={"input": "a"}), form, server.client.post(path)):
-        error = error_of(response, 501)
-        assert error["code"] == "not_served" and path in error["message"] and words in error["message"]
+        error = error_of(response, 404)
+        assert error["code"] == "not_implemented" and path in error["message"] and words in error["message"]
+    for method in ("GET", "PUT", "PATCH", "DELETE"):
+        assert error_of(server.client.request(method, path), 404)["code"] == "not_implemented", method
+    assert server.client.head(path).status_code == 404
+
+
+def test_paths_that_nobody_has(server: ServerUnderTest) -> None:
+    for path in ("/v1/nothing", "/v2/chat/completions", "/generate/x", "/v1/models/"):
+        for method in ("GET", "POST", "DELETE"):
+            assert server.client.request(method, path, json={}).status_code in (404, 405), (method, path)
+    assert error_of(server.client.post("/v1/nothing", json={}), 404)["code"] == "not_found"
+
+
+def test_errors_below_an_api_have_its_shape(server: ServerUnderTest) -> None:
+    for method, path, status, kind in (
+        ("GET", "/v1/messages/nothing", 404, "not_found_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("DELETE", "/v1/messages/count_tokens", 405, "invalid_request_error"),
+    ):
+        response = server.client.request(method, path)
+        body = response.json()
+        assert response.status_code == status and body["type"] == "error", path
+        assert body["error"]["type"] == kind and set(body["error"]) == {"type", "message", "details"}
+    assert "error" in server.client.get("/v1/messages_of_mine").json()
+    assert "type" not in server.client.get("/v1/messages_of_mine").json()
+
+
+def test_a_wrong_method_says_which_are_right(server: ServerUnderTest) -> None:
+    for method, path, allowed in (
+        ("PUT", "/ping", "GET, HEAD, POST"),
+        ("POST", "/v1/responses/resp_x", "DELETE, GET"),
+        ("GET", "/generate", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+    ):
+        response = server.client.request(method, path)
+        error = error_of(response, 405)
+        assert response.headers["allow"] == allowed and f"use {allowed}" in error["message"], path
+
+
+def test_the_root_leads_to_the_dashboard(server: ServerUnderTest) -> None:
+    response = server.client.get("/", follow_redirects=False)
+    assert response.status_code == 307 and response.headers["location"] == "dashboard"
+    assert server.client.get("/", follow_redirects=True).headers["content-type"].startswith("text/html")
+    head = server.client.head("/", follow_redirects=False)
+    assert head.status_code == 200 and head.content == b""
+    assert error_of(server.client.post("/", json={}), 405)["code"] == "method_not_allowed"
 
 
 def test_a_pause(server: ServerUnderTest) -> None:
