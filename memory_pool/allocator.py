@@ -72,6 +72,36 @@ class Allocator:
         self._quarantined_pages = self._num_pages - len(free)
         self._given_back = np.ones(self._num_pages + 1, dtype=bool) if self._check else None
 
+    def rebuild(self, owned: np.ndarray, fences: Sequence[int]) -> int:
+        """Make every page free that is neither among ``owned`` (int32 [n], slots) nor in quarantine. Pages that were
+        nowhere wait for ``fences``, which may still write them. Returns the tokens of these.
+
+        For the time after an exception, when an owner may have been lost on the way.
+        """
+        taken = np.zeros(self._num_pages + 1, dtype=bool)
+        taken[0] = True
+        taken[owned >> self._shift] = True
+        is_owned, was_free = taken.copy(), np.zeros_like(taken)
+        was_free[self._stack[1 : self._top] >> self._shift] = True
+        kept: list[tuple[tuple[int, ...], np.ndarray]] = []
+        for waits_for, pages in self._quarantine:
+            pages = pages[~taken[pages >> self._shift]]
+            if len(pages) and any(map(self.fences.is_open, waits_for)):
+                kept.append((waits_for, pages))
+                taken[pages >> self._shift] = True
+        lost = np.flatnonzero(~taken & ~was_free).astype(np.int32)
+        still_written = tuple(fence for fence in fences if self.fences.is_open(fence))
+        if len(lost) and still_written:
+            kept.append((still_written, lost << self._shift))
+            taken[lost] = True
+        free = np.flatnonzero(~taken).astype(np.int32)
+        self._stack[1 : len(free) + 1] = free << self._shift
+        self._top = 1 + len(free)
+        self._quarantine, self._quarantined_pages = kept, sum(len(pages) for _, pages in kept)
+        if self._given_back is not None:
+            self._given_back = ~is_owned
+        return len(lost) << self._shift
+
     @property
     def free_tokens(self) -> int:
         return self._top - 1 << self._shift

@@ -9,6 +9,8 @@ Steps end in order, copies as they please; so a fence is a name, not a point in 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class Fences:
     """Owns the names of the operations that have not ended."""
@@ -30,6 +32,10 @@ class Fences:
     def close(self, fence: int) -> None:
         """The operation has ended. Raises KeyError for a fence that is not open."""
         self._open.remove(fence)
+
+    def keep_only(self, fences: Collection[int]) -> None:
+        """Close all others: whoever was to close them was lost."""
+        self._open.intersection_update(fences)
 
     def is_open(self, fence: int) -> bool:
         return fence in self._open

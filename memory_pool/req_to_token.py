@@ -6,6 +6,7 @@ this module only records what changed and knows nothing of devices, tokens or tr
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,6 +108,16 @@ class ReqToTokenPool:
             raise ValueError(f"row {row} is not taken (rows: {self.num_rows}); it was freed twice or never allocated")
         self._is_free[row] = 1
         self._free.append(row)
+
+    def keep_only(self, rows: Collection[int]) -> None:
+        """Free every row but these: whoever held the others was lost."""
+        self._free = [row for row in range(self.num_rows - 1, -1, -1) if row not in rows]
+        self._is_free = bytearray(row not in rows for row in range(self.num_rows))
+
+    def report_again(self, row: int, length: int) -> None:
+        """Report the start of a row once more: a step that carried a part of it may never have been formed."""
+        if length:
+            self._spans.append((row, 0, length))
 
     def write(self, row: int, start: int, slots: np.ndarray) -> None:
         """Set row[start : start + n] to ``slots`` (int32 [n])."""

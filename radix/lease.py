@@ -17,7 +17,7 @@ lease would exceed a budget, leases that are worth less give way to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -283,6 +283,35 @@ class LeaseTable:
         self._leases.clear()
         self.unvalued.clear()
         self.budget.clear()
+
+    def rebuild(self, claims: Mapping[int, int], now: float) -> None:
+        """Count anew what the live leases hold, and who claims them: claims by serial. Drops those that hold nothing.
+
+        For the time after an exception, when a lease may have been granted or ended by half. All nodes have a
+        ``lease_ref`` of 0.
+        """
+        self.budget.clear()
+        self.deadlines, self.values = LazyHeap(self._deadline_of), LazyHeap(self._value_of)
+        kept = [lease for lease in self._leases.values() if lease.kv is not None]
+        self._leases = {lease.serial: lease for lease in kept}
+        self.unvalued = dict(self._leases)
+        for lease in kept:
+            assert lease.kv is not None
+            lease.own_tokens = self.budget.hold(lease.kv)
+            self.budget.add(lease.client, lease.serial, lease.own_tokens)
+            lease.value, lease.claims = None, claims.get(lease.serial, 0)
+            if not lease.claims and lease.state is LeaseState.CLAIMED:
+                lease.state, lease.idle_since, lease.deadline = LeaseState.GRANTED, now, now + lease.remaining
+            elif lease.claims and lease.state is LeaseState.GRANTED:
+                lease.state, lease.remaining = LeaseState.CLAIMED, max(0.0, lease.deadline - now)
+            if lease.state is LeaseState.GRANTED:
+                self.deadlines.push(lease.deadline, lease.serial)
+
+    def lose(self, lease: Lease) -> None:
+        """End a live lease without giving back what it holds, which is not what it says."""
+        lease.kv, lease.state = None, LeaseState.BROKEN
+        self._leases.pop(lease.serial, None)
+        self.counts.broken += 1
 
     def _close(self, lease: Lease, state: LeaseState) -> None:
         """End a lease and give back all it holds. Nobody gave it up: what it held is demoted."""

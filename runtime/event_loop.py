@@ -12,12 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from ..scheduler.batch import ScheduleBatch
+from ..scheduler.batch import ScheduleBatch, StopMatch
 from ..scheduler.continuation.report import describe_leases
 from ..scheduler.outcome import RequestRefused
+from ..scheduler.recovery import request_failed
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler
@@ -130,33 +132,32 @@ class EventLoop:
         finished = self.wait()
         messages = self.poll(has_news=bool(finished))
         now = self._clock()
-        self._scheduler.cache_statistics.advance(now)
+        self.observe(lambda: self._scheduler.cache_statistics.advance(now))
         self.end_orders(now)
         for batch, output in finished:
             self.commit(batch, output, now)
         if now >= self._next_heartbeat:
-            self.audit(now)
-            self.send_stats()
-            if self._job_records is not None:
-                self._job_records.heartbeat(now)
             self._next_heartbeat = now + HEARTBEAT_S
+            self.attempt(lambda: self.audit(now), now)
+            self.observe(lambda: self.report(now))
         for message in messages:
             self.handle(message, now)
-        self.end_overdue(now)
+        self.attempt(lambda: self.end_overdue(now), now)
         self._profiler.lap("receive")
         batch = self.next_batch(now)
         self._profiler.lap("schedule")
+        failure = None
         if self._tier_io is not None:
-            self._tier_io.order(self._scheduler.tiers.take(now))
+            failure = self.attempt(lambda: self.order(now), now)
             self._profiler.lap("tiers")
         self._last_launched = batch
         if batch is not None:
             self._watch_threads(now)
-            self.launch(batch)
-        self._watch.turn([ended for ended, _ in finished], batch, now)
+            self.launch(batch, failure)
+        self.observe(lambda: self._watch.turn([ended for ended, _ in finished], batch, now))
         self._outbox.flush()
         if self._kv_events is not None:
-            self._kv_events.publish()
+            self.observe(self._kv_events.publish)
         self._profiler.end_turn(batch)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -164,18 +165,29 @@ class EventLoop:
     def next_batch(self, now: float) -> ScheduleBatch | None:
         """Form the next step. None while the worker is paused, when leases expire all the same."""
         if not self._control.paused:
-            return self._scheduler.next_batch(now)
-        self._scheduler.leases.expire(now)
+            batch = self._scheduler.next_batch(now)
+            if events := self._scheduler.take_events():
+                self.tell(events, now)
+            return batch
+        self.attempt(lambda: self._scheduler.leases.expire(now), now)
         return None
 
-    def launch(self, batch: ScheduleBatch) -> None:
+    def order(self, now: float) -> None:
+        """Hand on what the tiers want done before the step that was formed is launched."""
+        if self._tier_io is not None:
+            self._tier_io.order(self._scheduler.tiers.take(now))
+
+    def launch(self, batch: ScheduleBatch, failure: Exception | None = None) -> None:
         """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes.
+        failure: why it cannot be launched; what it reads was not ordered.
 
         What the sender still holds is delivered when all is prepared: while kernels run, other threads have the
         interpreter to themselves."""
         previous = self._in_flight[-1].step if self._in_flight else None
         assert not isinstance(previous, Exception), "a failed step ends before another is launched"
         try:
+            if failure is not None:
+                raise failure
             step = self._step_runner.launch(batch, previous, self._outbox.flush)
         except Exception as error:
             step = error
@@ -205,9 +217,9 @@ class EventLoop:
             self.fail_step(output, now)
             return
         self._failed_steps = 0
-        self.complete_suffixes(output)
+        self.complete_suffixes(output, now)
         events = self._scheduler.process_result(output.result, now)
-        self.remember_tails(events)
+        self.attempt(lambda: self.remember_tails(events), now)
         self.tell(events, now, output=output)
         self._profiler.lap("commit")
 
@@ -224,10 +236,34 @@ class EventLoop:
     def end_orders(self, now: float) -> None:
         """Tell the scheduler which orders of its tiers are over."""
         for ended in self._tier_io.poll() if self._tier_io is not None else ():
-            if isinstance(ended, BlocksEnded):
-                self._scheduler.tiers.blocks_ended(ended.fence, ended.blocks, now, ended.seconds)
-            elif events := self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now, ended.seconds):
-                self.tell(events, now, failure=RequestRefused(Tiers.FAILED, status=500, code="kv_load_failed"))
+            if self.attempt(lambda ended=ended: self.end_order(ended, now), now) is not None:
+                # Nobody reports it again. If the first attempt got that far, there is nothing left to end.
+                self.attempt(lambda ended=ended: self.end_order(ended, now), now)
+
+    def end_order(self, ended: Any, now: float) -> None:
+        if isinstance(ended, BlocksEnded):
+            self._scheduler.tiers.blocks_ended(ended.fence, ended.blocks, now, ended.seconds)
+        elif events := self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now, ended.seconds):
+            self.tell(events, now, failure=RequestRefused(Tiers.FAILED, status=500, code="kv_load_failed"))
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def observe(self, action: Callable[[], object]) -> None:
+        """Do something that only reads what the scheduler has. If that raises, the log says so."""
+        try:
+            action()
+        except Exception:
+            logger.exception("statistics, a dashboard or a subscriber could not be served; requests are not affected")
+
+    def attempt(self, action: Callable[[], object], now: float, at_fault: Sequence[Request] = ()) -> Exception | None:
+        """Do something that must not end the loop. If it raises, the requests at fault end with an error, whatever was
+        left half done is put right, and the exception is returned."""
+        try:
+            action()
+        except Exception as error:
+            self.tell(self._scheduler.contain(error, at_fault, now), now)
+            return error
+        return None
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -237,16 +273,35 @@ class EventLoop:
         timeout = 0.0
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):
-            deadline = self._scheduler.leases.next_deadline()
-            due = min(self._next_heartbeat, self._watch.due, math.inf if deadline is None else deadline)
-            timeout = max(0.0, due - self._clock())
+            timeout = self.seconds_to_sleep()
         if copying and self._last_launched is None and not self._in_flight:  # nobody gets on before a copy ends
             timeout = TIERS_POLL_S if not timeout else min(timeout, TIERS_POLL_S)
         messages = self._inbox.poll(timeout)
         self._profiler.lap("idle" if timeout else "receive")
         return messages
 
+    def seconds_to_sleep(self) -> float:
+        """How long there is nothing to do without a message."""
+        due = [self._next_heartbeat]
+        self.observe(lambda: due.append(self._watch.due))
+        self.observe(lambda: due.append(_or_never(self._scheduler.leases.next_deadline())))
+        return max(0.0, min(due) - self._clock())
+
     def handle(self, message: ToWorker, now: float) -> None:
+        """Do what a message asks for. If that raises, its sender gets an error."""
+        named: list[Request] = []
+        if isinstance(message, AbortRequest) and (rid := message.rid) is not None:
+            self.observe(lambda: named.extend(self._scheduler.live_of(rid)))
+        error = self.attempt(lambda: self.handle_message(message, now), now, named)
+        if error is None:
+            return
+        failure = request_failed(error)
+        if isinstance(message, RequestSpec):
+            self.refuse(message.rid, failure, now)
+        elif (call_id := getattr(message, "call_id", None)) is not None:
+            self._control.reply(call_id, failure.message, ok=False)
+
+    def handle_message(self, message: ToWorker, now: float) -> None:
         match message:
             case RequestSpec():
                 self.add(message, now)
@@ -271,21 +326,26 @@ class EventLoop:
                 self._control.handle(message)
 
     def add(self, spec: RequestSpec, now: float) -> None:
-        own_ids = None
-        if spec.continuation is not None:
-            own_ids = self._suffixes.complete(spec.continuation, spec.token_ids)
         try:
+            own_ids = None
+            if spec.continuation is not None:
+                own_ids = self._suffixes.complete(spec.continuation, spec.token_ids)
             constraint = self._item_tries.resolve(spec.sampling)
             requests = self._scheduler.add(spec, now, own_ids=own_ids, constraint=constraint)
         except RequestRefused as refusal:
             self.refuse(spec.rid, refusal, now)
+            self.tell(self._scheduler.take_events(), now)
             return
+        for request in requests:
+            self._outputs.open(request)
+        self.attempt(lambda: self.take_in(spec, requests, now), now, requests)
+
+    def take_in(self, spec: RequestSpec, requests: list[Request], now: float) -> None:
+        """Have the others know of a request that the scheduler has taken in."""
         self._watch.added(requests, now)
         self._suffixes.take_name(spec.rid)
         if spec.continuation is not None:
             self._suffixes.open(spec.rid, spec.continuation, spec.token_ids)
-        for request in requests:
-            self._outputs.open(request)
 
     def end_job(self, message: EndJob, now: float) -> None:
         """End a job, and tell the clients of its open requests."""
@@ -305,14 +365,19 @@ class EventLoop:
 
     # -- continuations -------------------------------------------------------------------------------------------------
 
-    def complete_suffixes(self, output: StepOutput) -> None:
+    def complete_suffixes(self, output: StepOutput, now: float) -> None:
         """Where a stop string begins inside a token, put what the client saw of that token in front of the suffixes of
         the children, including children that already wait."""
-        for parent, match in self._scheduler.ends_within_token(output.result):
-            self._suffixes.remember(parent.key, match.visible_tail)
-            for child in self._scheduler.continuations.waiting_for(parent.rid, parent.index):
-                child.own_ids = self._suffixes.ids(child.rid)
-        self._suffixes.prune(self._scheduler.continuations.is_on_record)
+        ending: list[tuple[Request, StopMatch]] = []
+        self.attempt(lambda: ending.extend(self._scheduler.ends_within_token(output.result)), now)
+        for parent, match in ending:
+            self.attempt(lambda parent=parent, match=match: self.complete_suffix(parent, match), now, [parent])
+        self.observe(lambda: self._suffixes.prune(self._scheduler.continuations.is_on_record))
+
+    def complete_suffix(self, parent: Request, match: StopMatch) -> None:
+        self._suffixes.remember(parent.key, match.visible_tail)
+        for child in self._scheduler.continuations.waiting_for(parent.rid, parent.index):
+            child.own_ids = self._suffixes.ids(child.rid)
 
     def remember_tails(self, events: list[RequestEvent]) -> None:
         """Do the same for beam searches. Their results are numbered only now, and no child waits for them yet."""
@@ -346,10 +411,15 @@ class EventLoop:
             self.refuse(rid, refusal, now)
         for event in events:
             if event.finish is not None:
-                self.release(event.request)
+                self.observe(lambda request=event.request: self.release(request))
+        for request, error in self._outputs.take_failures():
+            failed = self._scheduler.contain(error, [request], now)
+            self.tell(failed, now)
+            if all(event.request.rid != request.rid for event in failed):  # it had ended already
+                self.refuse(request.rid, request_failed(error), now)
 
     def refuse(self, rid: str, refusal: RequestRefused, now: float) -> None:
-        self._watch.refused(rid, now)
+        self.observe(lambda: self._watch.refused(rid, now))
         self._outbox.send(
             RequestError(
                 rid=rid, status=refusal.status, message=refusal.message, code=refusal.code, param=refusal.param
@@ -364,6 +434,11 @@ class EventLoop:
 
     # -- once a second -------------------------------------------------------------------------------------------------
 
+    def report(self, now: float) -> None:
+        self.send_stats()
+        if self._job_records is not None:
+            self._job_records.heartbeat(now)
+
     def audit(self, now: float) -> None:
         """Check that every page of the pool has one owner. If not, tell the requests that fail because of it."""
         damaged = self._scheduler.self_check(now)
@@ -373,3 +448,7 @@ class EventLoop:
 
     def send_stats(self) -> None:
         self._outbox.send(msgspec.convert(msgspec.to_builtins(self._scheduler.stats()), WorkerStats))
+
+
+def _or_never(time: float | None) -> float:
+    return math.inf if time is None else time

@@ -300,6 +300,7 @@ class WorkerStats(Message, frozen=True):
     steps: int = 0
     leaked_tokens: int = 0
     nonfinite_requests: int = 0
+    failed_requests: int = 0
     longest_gap: int = 0
     quarantined_tokens: int = 0
     open_fences: int = 0

@@ -37,6 +37,7 @@ _WORKER_COUNTERS = {
     "leases_handed_off": ("leases_handed_off", "Leases that a continuation took over."),
     "leases_expired": ("leases_expired", "Leases that nobody came for in time."),
     "leases_broken": ("leases_broken", "Leases ended early because memory was needed more."),
+    "num_failed": ("failed_requests", "Requests ended because the server failed while handling them."),
     "num_nonfinite": ("nonfinite_requests", "Requests ended because the model's logits were NaN or infinite."),
     "leaked_tokens": ("leaked_tokens", "KV slots that nothing named and that were reclaimed."),
     "pins": ("jobs.pins", "Steps of jobs whose KV was pinned for the job's next step."),

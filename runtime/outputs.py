@@ -46,6 +46,7 @@ class OutputBuilder:
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
         """By serial."""
+        self._failures: list[tuple[Request, Exception]] = []
 
     def open(self, request: Request) -> None:
         sampling, stream = request.sampling, request.spec.stream
@@ -67,20 +68,31 @@ class OutputBuilder:
             for serial, chunk in output.input_logprobs:
                 if (pending := self._pending.get(serial)) is not None:  # else it has ended: nobody wants them
                     pending.input_logprobs.append(chunk)
-        items = []
+        items: list[TokenOutput] = []
         for event in events:
-            pending = self._pending[event.request.serial]
-            if event.token_ids:
-                pending.ids.extend(event.token_ids)
-                if output is not None and event.request.logprobs is not None:
-                    pending.output_logprobs.append(output.output_logprobs[event.row].first(len(event.token_ids)))
-            if event.finish is not None:
-                self.close(event.request)
-            if event.finish is not None and event.request.sampling.beam_width is not None:
-                items += _search_outputs(event.request, event.finish, pending, now)
-            elif pending.stream or event.finish is not None:
-                items.append(_flush(event, pending, now))
+            try:
+                items += self._outputs_of(event, output, now)
+            except Exception as error:
+                self._failures.append((event.request, error))
         return TokenOutputs(items=items) if items else None
+
+    def take_failures(self) -> list[tuple[Request, Exception]]:
+        """The requests of which the last messages lack something, with the reason: they must end with an error."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _outputs_of(self, event: RequestEvent, output: StepOutput | None, now: float) -> list[TokenOutput]:
+        """What is due of one event."""
+        pending = self._pending[event.request.serial]
+        if event.token_ids:
+            pending.ids.extend(event.token_ids)
+            if output is not None and event.request.logprobs is not None:
+                pending.output_logprobs.append(output.output_logprobs[event.row].first(len(event.token_ids)))
+        if event.finish is not None:
+            self.close(event.request)
+        if event.finish is not None and event.request.sampling.beam_width is not None:
+            return _search_outputs(event.request, event.finish, pending, now)
+        return [_flush(event, pending, now)] if pending.stream or event.finish is not None else []
 
     def close(self, request: Request) -> None:
         """Forget a sample that has ended; it may be forgotten already."""

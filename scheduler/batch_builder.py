@@ -9,6 +9,7 @@ import numpy as np
 from ..memory_pool.req_to_token import RowUpdates
 from .batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch, SequenceInfo
 from .constraints.constraint import AllowedTokens
+from .fault import RequestFault
 from .request import Request
 
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -43,6 +44,8 @@ class PlannedStep:
     """True if no running request is left out that a decode step would have given a token."""
     searches: list[Request] = field(default_factory=list)
     """One for each of batch.beams."""
+    opened: list[Request] = field(default_factory=list)
+    """One for each of batch.opened; the step runner knows them once the step is formed."""
     formed: float = 0.0
     """The scheduler's time."""
     fence: int = 0
@@ -114,32 +117,49 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
     allowed: list[tuple[int, AllowedTokens]] = []
     drafted = batch.draft_lens.tolist() if batch.draft_lens is not None else [0] * len(batch)
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
-        end = len(request.token_ids) + request.num_output_placeholders
-        samples = new - drafted[row] == end and request.max_new_tokens > 0
-        batch.samples[row] = samples
-        batch.output_positions[row] = end - request.prompt_len
-        if request.logprob_next < request.prompt_len and old < request.prompt_len - 1:
-            first = max(0, request.logprob_next - 1 - old)
-            if first < new - old:
-                batch.logprob_starts[row] = first
-                batch.logprob_targets.append(
-                    request.token_ids.view(old + first + 1, min(new + 1, request.prompt_len)).copy()
-                )
-        if not request.is_open:
-            request.is_open = True
-            batch.opened.append(_info(request))
-        if samples and request.beams is not None:
-            batch.beams.append(_beam_step(request, row, row + 1))
-            step.searches.append(request)
-        elif samples and request.constraint_state is not None:
-            allowed.append((row, request.constraint_state.allowed()))
-        request.scheduled_len = new
-        request.num_drafted = drafted[row]
-        request.num_output_placeholders += samples + drafted[row]
-        if row >= step.num_prompts:
-            _note_gap(step, request)
-        request.last_step = batch.step_id
+        try:
+            _fill_row(step, row, request, old, new, drafted[row], allowed)
+        except Exception as error:
+            raise RequestFault(request) from error
     batch.allowed = AllowedTokens.join(allowed)
+
+
+def _fill_row(
+    step: PlannedStep,
+    row: int,
+    request: Request,
+    old: int,
+    new: int,
+    drafted: int,
+    allowed: list[tuple[int, AllowedTokens]],
+) -> None:
+    """old, new: how far the request is computed, and will be. drafted: its last tokens that are guesses."""
+    batch = step.batch
+    end = len(request.token_ids) + request.num_output_placeholders
+    samples = new - drafted == end and request.max_new_tokens > 0
+    batch.samples[row] = samples
+    batch.output_positions[row] = end - request.prompt_len
+    if request.logprob_next < request.prompt_len and old < request.prompt_len - 1:
+        first = max(0, request.logprob_next - 1 - old)
+        if first < new - old:
+            batch.logprob_starts[row] = first
+            batch.logprob_targets.append(
+                request.token_ids.view(old + first + 1, min(new + 1, request.prompt_len)).copy()
+            )
+    if not request.is_open:
+        batch.opened.append(_info(request))
+        step.opened.append(request)
+    if samples and request.beams is not None:
+        batch.beams.append(_beam_step(request, row, row + 1))
+        step.searches.append(request)
+    elif samples and request.constraint_state is not None:
+        allowed.append((row, request.constraint_state.allowed()))
+    request.scheduled_len = new
+    request.num_drafted = drafted
+    request.num_output_placeholders += samples + drafted
+    if row >= step.num_prompts:
+        _note_gap(step, request)
+    request.last_step = batch.step_id
 
 
 def _note_gap(step: PlannedStep, running: Request) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch
 from .batch_builder import PlannedStep, TokenRows, add_searches, plan_step
+from .fault import RequestFault
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .request import Request
@@ -42,7 +43,7 @@ class DecodeScheduler:
         searches = [r for r in self.running if r.beams is not None and not r.num_output_placeholders]
         if not requests and not searches:
             return None
-        if not all(self._beams.fork(search, now) for search in searches):
+        if not all(self._fork(search, now) for search in searches):
             raise OutOfMemory
         drafts = None
         if self._speculation is not None:
@@ -64,6 +65,12 @@ class DecodeScheduler:
         if searches:
             add_searches(step, searches, np.concatenate(list(map(_input_ids, searches))), beam_slots)
         return step
+
+    def _fork(self, search: Request, now: float) -> bool:
+        try:
+            return self._beams.fork(search, now)
+        except Exception as error:
+            raise RequestFault(search) from error
 
     def wanting(self) -> list[Request]:
         """The running requests, searches aside, that the next step could give a token."""

@@ -16,6 +16,7 @@ from .batch import ForwardMode
 from .batch_builder import PlannedStep, TokenRows, plan_step
 from .config import SchedulerConfig
 from .decode import DecodeScheduler
+from .fault import RequestFault
 from .memory.kv_memory import KVMemory, NotYet
 from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
@@ -154,14 +155,10 @@ class PrefillScheduler:
             alone = not (running or step.requests or comes_back)
             own_reserve = self._reserve.tokens(request)
             try:
-                if not self._open(request, 0 if alone else reserve + own_reserve, alone, now):
-                    break
-            except NotYet:
-                break
-            request.status = RequestStatus.PREFILLING
-            if not self._add_chunk(request, step, now):
-                self._memory.close(request, None)
-                request.status = RequestStatus.WAITING
+                is_in = self._enter(request, step, 0 if alone else reserve + own_reserve, alone, now)
+            except Exception as error:
+                raise RequestFault(request) from error
+            if not is_in:
                 break
             admitted.append(request)
             rows += request.num_rows
@@ -169,6 +166,20 @@ class PrefillScheduler:
             shared.add(request)
             reserve += own_reserve
         waiting.remove_all(admitted)
+
+    def _enter(self, request: Request, step: ExtendStep, reserve: int, alone: bool, now: float) -> bool:
+        """Open a request and add its first chunk to the step; False, and nothing changed, if there is no memory yet."""
+        try:
+            if not self._open(request, reserve, alone, now):
+                return False
+        except NotYet:
+            return False
+        request.status = RequestStatus.PREFILLING
+        if self._add_chunk(request, step, now):
+            return True
+        self._memory.close(request, None)
+        request.status = RequestStatus.WAITING
+        return False
 
     def _open(self, request: Request, reserve: int, alone: bool, now: float) -> bool:
         """Open a request, breaking leases until it fits, as long as the policy allows it. ``alone``: nothing else runs,

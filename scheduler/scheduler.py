@@ -10,6 +10,7 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,6 +29,7 @@ from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
+from .fault import RequestFault
 from .jobs.tool_time import ToolTimes
 from .limits import check_queue, duplicate_rid, lease_budget, timed_out, token_not_allowed
 from .memory.beam_memory import BeamMemory
@@ -43,6 +45,7 @@ from .policies.tools import PolicyTools
 from .prefill import DecodeReserve, PrefillScheduler
 from .queue.live import LiveRequests
 from .queue.waiting import WaitingQueue
+from .recovery import Recovery, request_failed
 from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
@@ -51,9 +54,19 @@ from .statistics.cache_statistics import CacheStatistics
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .tiers.tiers import Tiers
 
+logger = logging.getLogger(__name__)
+
+MAX_FAULTS = 3
+"""So many turns in a row may fail for a reason that is no single request's: the first costs nobody anything, the second
+ends what runs, the third all that is there. One more means that the scheduler itself is broken."""
+
 
 class Scheduler:
-    """Owns the queues. ``eos_token_ids`` end a request unless it sets ignore_eos."""
+    """Owns the queues. ``eos_token_ids`` end a request unless it sets ignore_eos.
+
+    No exception about a request leaves it, but RequestRefused: the request ends with an error, and the others go on
+    (recovery.py). Every end is in the events of the call that it came with, or in `take_events`.
+    """
 
     def __init__(
         self,
@@ -89,7 +102,24 @@ class Scheduler:
         self.pins = Pins(tools, self.leases, self._policy, config.max_jobs)
         self._waiting, self._live = WaitingQueue(), LiveRequests()
         self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
-        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_each, self._fill_time, stores)
+        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_and_take, self._fill_time, stores)
+        self._recovery = Recovery(
+            self._memory,
+            self._beams,
+            self._live,
+            self._waiting,
+            self.tiers,
+            self._prefill,
+            self._decode,
+            self.continuations,
+            self.pins,
+            self.speculation,
+        )
+        self._events: list[RequestEvent] = []
+        """Those that no call has returned yet."""
+        self._processing: tuple[PlannedStep, set[Request]] | None = None
+        """The step whose result is being processed, and the requests that have theirs."""
+        self._faults_in_a_row = 0
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []  # serials of ended sequences; the next step tells the step runner of them
         self._extends_in_a_row = 0
@@ -111,15 +141,24 @@ class Scheduler:
         """
         if spec.rid in self._live:
             raise duplicate_rid(spec.rid)
-        check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
-        requests = self._factory.make(spec, now, own_ids, constraint)
-        handover = self.continuations.find_prompt(requests, self._live, self.pins.steps_of(spec, now))
-        if handover is not None:
-            self._inherit(requests, handover, now)
-            self.tiers.queue(requests, now)
-        self.pins.arrived(requests, now)
-        self.continuations.forget(spec.rid)
-        self._live.add(spec.rid, requests)
+        requests: list[Request] = []
+        try:
+            check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
+            requests = self._factory.make(spec, now, own_ids, constraint)
+            handover = self.continuations.find_prompt(requests, self._live, self.pins.steps_of(spec, now))
+            if handover is not None:
+                self._inherit(requests, handover, now)
+                self.tiers.queue(requests, now)
+            self.pins.arrived(requests, now)
+            self.continuations.forget(spec.rid)
+            self._live.add(spec.rid, requests)
+        except RequestRefused:
+            raise
+        except Exception as error:
+            self._recover(error, self._live.of(spec.rid), now)
+            self._recovery.forget_refused(requests)
+            self._events = [event for event in self._events if event.request.rid != spec.rid]
+            raise request_failed(error) from error
         return list(requests)
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
@@ -141,6 +180,9 @@ class Scheduler:
                 woken += children
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
+            except Exception as error:
+                logger.exception("a request could not go on from its parent and ends with an error")
+                refused += [(child, request_failed(error)) for child in children]
         self.tiers.queue(woken, now)
         return refused
 
@@ -148,29 +190,48 @@ class Scheduler:
 
     def abort(self, rid: str, now: float, message: str = "aborted by the client") -> list[RequestEvent]:
         """End every sequence of ``rid`` now. Unknown rids give no events."""
-        reason = FinishReason(type="abort", message=message)
-        events: list[RequestEvent] = []
-        while rid in self._live:
-            events += self._end(RequestEvent(self._live.of(rid)[0], finish=reason), now)
-        return events
+        return self._abort_and_take(self._live.of(rid), now, message)
 
     def abort_all(self, now: float, message: str) -> list[RequestEvent]:
-        return self._abort_each(self.live_requests, now, message)
+        return self._abort_and_take(self.live_requests, now, message)
 
     def time_out(self, now: float) -> list[RequestEvent]:
         """End the requests that have been here for longer than the server allows."""
-        if not (limit := self._config.request_timeout):
+        if not (limit := self._config.request_timeout) or not (late := self._live.before(now - limit)):
             return []
         refusal = timed_out(limit)
-        events = [event for rid in self._live.before(now - limit) for event in self.abort(rid, now, refusal.message)]
+        events = self._abort_and_take([self._live.of(rid)[0] for rid in late], now, refusal.message)
         for event in events:
             event.refusal = event.refusal or refusal
         return events
 
-    def _abort_each(self, requests: list[Request], now: float, message: str) -> list[RequestEvent]:
-        return [event for rid in dict.fromkeys(r.rid for r in requests) for event in self.abort(rid, now, message)]
+    def contain(self, error: Exception, at_fault: Sequence[Request], now: float) -> list[RequestEvent]:
+        """End requests because of an exception in what was done for them outside, with an error for their clients, and
+        put right whatever it left half done here."""
+        self._recover(error, at_fault, now)
+        return self.take_events()
 
-    def _refuse(self, requests: list[Request], refusal: RequestRefused, now: float) -> list[RequestEvent]:
+    def take_events(self) -> list[RequestEvent]:
+        """The ends that the calls before have not returned: of requests that failed while others were at work."""
+        events, self._events = self._events, []
+        return events
+
+    def _abort_and_take(self, requests: Sequence[Request], now: float, message: str) -> list[RequestEvent]:
+        self._abort_each(requests, now, message)
+        return self.take_events()
+
+    def _abort_each(self, requests: Sequence[Request], now: float, message: str) -> list[RequestEvent]:
+        """End every sequence of the rids of these requests. The events wait for whoever returns them."""
+        first, reason = len(self._events), FinishReason(type="abort", message=message)
+        for rid in dict.fromkeys(request.rid for request in requests):
+            try:
+                while rid in self._live:
+                    self._end(RequestEvent(self._live.of(rid)[0], finish=reason), now)
+            except Exception as error:
+                self._recover(error, self._live.of(rid), now)
+        return self._events[first:]
+
+    def _refuse(self, requests: list[Request], refusal: RequestRefused, now: float) -> None:
         """End requests, siblings included, whose output is worth nothing: their clients get an error. Those that have
         ended already are passed over."""
         rids = {request.rid for request in requests if request.finish is None}
@@ -178,13 +239,23 @@ class Scheduler:
         for event in events:
             if event.request.rid in rids:
                 event.refusal = refusal
-        return events
 
-    def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> list[RequestEvent]:
+    def _recover(self, error: BaseException | None, at_fault: Sequence[Request], now: float) -> None:
+        """An exception left something half done: end the requests at fault, and put the rest right."""
+        rids = ", ".join(sorted({request.rid for request in at_fault}))[:200] or "no request in particular"
+        logger.error("an exception while %s was handled; it is contained", rids, exc_info=error)
+        shown = error if isinstance(error, Exception) else RuntimeError()
+        steps = [(step, set[Request]()) for step in self._in_flight]
+        if self._processing is not None:
+            steps.insert(0, self._processing)
+        self._events += self._recovery.recover(at_fault, request_failed(shown), steps, self._closed, now)
+        self._counters.failed_requests += len({request.rid for request in at_fault})
+
+    def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> None:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
 
-        kept_tokens: output tokens that a child inherits; None for all. Returns ``event``, then the end of every
-        request that waited for this one in vain, directly or through others.
+        kept_tokens: output tokens that a child inherits; None for all. The events of the call get ``event``, then the
+        end of every request that waited for this one in vain, directly or through others.
         """
         ended = [event]
         fence = self._in_flight[-1].fence if self._in_flight else None  # of the newest step; older ones end before it
@@ -208,10 +279,10 @@ class Scheduler:
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove(request)
+            self._events.append(current)
             for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
                 ended.append(RequestEvent(child, finish=gone, refusal=refusal))
-        return ended
 
     def _leave(self, request: Request, now: float) -> None:
         """Remove a request from the queue or set that holds it."""
@@ -238,22 +309,49 @@ class Scheduler:
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
         """Form the next step, prompts before decodes. None if there is none before the one in flight has ended."""
+        try:
+            step = self._form_step(now)
+        except RequestFault as fault:
+            self._recover(fault.__cause__, [fault.request], now)
+            return None
+        except Exception as error:
+            self._faults_in_a_row += 1
+            if self._faults_in_a_row > MAX_FAULTS:
+                raise
+            running = [request for request in self._live if request.kv is not None]
+            at_fault: dict[int, list[Request]] = {1: [], 2: running}
+            self._recover(error, at_fault.get(self._faults_in_a_row, self.live_requests), now)
+            return None
+        self._faults_in_a_row = 0
+        if step is None:
+            return None
+        try:
+            self.cache_statistics.admitted(self._counters.count_step(step))
+        except Exception:
+            logger.exception("a step could not be counted")
+        return step.batch
+
+    def _form_step(self, now: float) -> PlannedStep | None:
+        """Everything that a step changes of requests is done, or the step does not count: see recovery.py."""
         self.cache_statistics.advance(now)
         self.leases.expire(now)
         self.pins.settle(now)
         self.tiers.end_overdue(now)
-        given = (self._waiting, self._decode, self._in_flight, self._counters.steps, now)
+        given = (self._waiting, self._decode, [*self._in_flight], self._counters.steps, now)
         step = None if self._decode_is_due() else self._prefill.next_batch(*given)
         if step is None and self._decode.running:
             step = self._next_decode_step(now)
         if step is None:
             return None
         step.formed, step.fence = now, self._memory.allocator.fences.open()
+        # From here on nothing can fail.
         step.batch.closed, self._closed = self._closed, []
-        self.cache_statistics.admitted(self._counters.count_step(step))
+        for request in step.opened:
+            request.is_open = True
+        self._memory.copies.taken = {}
         self._in_flight.append(step)
         self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
-        return step.batch
+        return step
 
     def _decode_is_due(self) -> bool:
         """After a chunk of a long prompt, and after some extends in a row: running requests then get a token."""
@@ -284,50 +382,96 @@ class Scheduler:
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
-        self.cache_statistics.advance(now)
         step = self._in_flight.pop(0)
-        batch = step.batch
-        self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
-        self.speculation.step_done(step, now)
-        events = self._distrust.end(step.requests, result.failed_rows, now) if result.failed_rows else []
+        self._processing = step, set()
+        try:
+            self._process(step, result, now)
+        except Exception as error:
+            self._recover(error, step.requests, now)
+        self._end_step(step, now)
+        return self.take_events()
+
+    def _process(self, step: PlannedStep, result: StepResult, now: float) -> None:
+        assert self._processing is not None
+        batch, done, first = step.batch, self._processing[1], len(self._events)
+        try:
+            self.cache_statistics.advance(now)
+            self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
+            self.speculation.step_done(step, now)
+        except Exception:
+            logger.exception("a step could not be measured; its requests are not affected")
+        if result.failed_rows:
+            self._distrust.end(step.requests, result.failed_rows, now)
         if result.forbidden_rows:
-            events += self._refuse([step.requests[row] for row in result.forbidden_rows], token_not_allowed(), now)
+            self._refuse([step.requests[row] for row in result.forbidden_rows], token_not_allowed(), now)
         lengths, samples = batch.seq_lens.tolist(), batch.samples.tolist()
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:
                 continue  # it ended while this step was in flight, so its token is not wanted; or it is a beam
-            request.commit(lengths[row])
-            if samples[row] and request.beams is None:
-                taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
-                self.speculation.settle(batch, row, request, len(token_ids), len(taken))
-                event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
-                events += [event] if ending is None else self._end(event, now, ending.kept_tokens)
-            elif self._endings.ends_with_prompt(request):
-                events += self._end(RequestEvent(request, row, finish=FinishReason(type="length")), now)
-            if row < step.num_prompts and request.kv is not None:
-                self._memory.publish(request)
+            if request.beams is None:
+                done.add(request)
+            try:
+                request.commit(lengths[row])
+                if samples[row] and request.beams is None:
+                    taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
+                    self.speculation.settle(batch, row, request, len(token_ids), len(taken))
+                    event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
+                    if ending is None:
+                        self._events.append(event)
+                    else:
+                        self._end(event, now, ending.kept_tokens)
+                elif self._endings.ends_with_prompt(request):
+                    self._end(RequestEvent(request, row, finish=FinishReason(type="length")), now)
+                if row < step.num_prompts and request.kv is not None:
+                    self._memory.publish(request)
+            except Exception as error:
+                self._drop_news(request)
+                self._recover(error, [request], now)
         for search, candidates in zip(step.searches, result.beams, strict=True):
             if search.finish is None:
-                reason = self._beams.advance(search, candidates, self._endings.end_ids(search))
-                events += self._end(RequestEvent(search, finish=reason), now) if reason is not None else []
-        self._memory.close_fence(step.fence)
-        if len(batch) > step.num_prompts:
-            self._reserve.decoded()
-        self._counters.count_outputs(events, step.searches)
-        return events
+                done.add(search)
+                try:
+                    reason = self._beams.advance(search, candidates, self._endings.end_ids(search))
+                    if reason is not None:
+                        self._end(RequestEvent(search, finish=reason), now)
+                except Exception as error:
+                    self._recover(error, [search], now)
+        try:
+            if len(batch) > step.num_prompts:
+                self._reserve.decoded()
+            self._counters.count_outputs(self._events[first:], step.searches)
+        except Exception:
+            logger.exception("what a step brought could not be counted; its requests are not affected")
+
+    def _drop_news(self, request: Request) -> None:
+        """A live request is about to fail: its client gets an error, and no token before it."""
+        if request.finish is None:
+            self._events = [event for event in self._events if event.request is not request]
+
+    def _end_step(self, step: PlannedStep, now: float) -> None:
+        """A step has ended, well or not: what waited for it is free."""
+        self._processing = None
+        try:
+            self._memory.close_fence(step.fence)
+        except Exception as error:
+            self._recover(error, [], now)
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
         """The oldest step in flight could not be computed: end its requests, siblings included, and keep the others."""
         step = self._in_flight.pop(0)
         batch = step.batch
-        self._memory.req_to_token.put_back(batch.row_updates)
-        failed = [request for request in step.requests if request.finish is None]
-        if len(batch.copies):
-            self.leases.break_all()  # one of them may hold a copy that was never made
-            failed += take_back_unfilled(self._memory.req_to_token.rows, batch.copies.target, self.live_requests)
-        events = self._abort_each(failed, now, message)
-        self._memory.close_fence(step.fence)
-        return events
+        self._processing = step, set()
+        try:
+            self._memory.req_to_token.put_back(batch.row_updates)
+            failed = [request for request in step.requests if request.finish is None]
+            if len(batch.copies):
+                self.leases.break_all()  # one of them may hold a copy that was never made
+                failed += take_back_unfilled(self._memory.req_to_token.rows, batch.copies.target, self.live_requests)
+            self._abort_each(failed, now, message)
+        except Exception as error:
+            self._recover(error, step.requests, now)
+        self._end_step(step, now)
+        return self.take_events()
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -340,6 +484,10 @@ class Scheduler:
     def live_requests(self) -> list[Request]:
         return list(self._live)
 
+    def live_of(self, rid: str) -> list[Request]:
+        """The sequences of a rid that have not ended."""
+        return list(self._live.of(rid))
+
     def self_check(self, now: float) -> list[RequestEvent]:
         """Check that every page of the pool has one owner, and contain the damage if not; see memory/self_check.py.
         Returns the ends of requests that had to fail. A step may be in flight."""
@@ -347,7 +495,7 @@ class Scheduler:
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens
         message = "the KV cache was found damaged and has been reset; send the request again"
-        return self._abort_each(holders, now, message) if found.was_reset else []
+        return self._abort_and_take(holders, now, message) if found.was_reset else []
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix, leased ones too, and what was said. False, and nothing happens, unless idle."""

@@ -21,6 +21,7 @@ class SchedulerCounters:
     retractions: int = 0
     leaked_tokens: int = 0
     nonfinite_requests: int = 0
+    failed_requests: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: FoundTokens = FoundTokens()
     longest_gap: int = 0
@@ -131,6 +132,7 @@ class SchedulerStats:
     retractions: int
     leaked_tokens: int
     nonfinite_requests: int
+    failed_requests: int
     steps: int
     longest_gap: int
     """In steps: between two tokens of a running request, since start."""
@@ -188,6 +190,7 @@ def take_stats(
         retractions=counters.retractions,
         leaked_tokens=counters.leaked_tokens,
         nonfinite_requests=counters.nonfinite_requests,
+        failed_requests=counters.failed_requests,
         steps=counters.steps,
         longest_gap=counters.longest_gap,
         quarantined_tokens=allocator.quarantined_tokens,

@@ -172,6 +172,11 @@ class BlockTier:
         orders, self._new_orders = self._new_orders, []
         return [*orders, *self._next_writes(), *self._next_touches(now)]
 
+    @property
+    def fences(self) -> set[int]:
+        """Of every order and question that is under way."""
+        return {*self.writing, *self.readings, *self.finds}
+
     def owns(self, fence: int) -> bool:
         """Is this an order of ours that is under way?"""
         return fence in self.writing or fence in self.readings or fence in self.finds

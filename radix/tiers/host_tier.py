@@ -198,6 +198,17 @@ class HostTier:
         free, waiting = self.allocator.free_tokens, self.allocator.quarantined_tokens
         return self.allocator.total_tokens - free - waiting - self.tokens - coming
 
+    def recount(self) -> None:
+        """Derive all counts, and the order of eviction, from the tree and the copies under way: for the time after an
+        exception that left an operation half done."""
+        nodes = [node for node in self._cache.tree.nodes() if node.host is not None]
+        self.tokens = sum(map(len, nodes))
+        self._storing = sum(len(each.copy.host_slots) for each in self.under_way.values() if each.copy.to_host)
+        self.leaving_tokens = sum(each.leaving for each in self.under_way.values())
+        self.order.clear()
+        for node in nodes:
+            self.may_be_leaf(node)
+
     def abandon(self) -> None:
         """Forget every copy, as nobody knows any more whose which page is. The device keeps what it has."""
         tree = self._cache.tree
@@ -213,7 +224,6 @@ class HostTier:
 
     def next_stores(self) -> list[TierCopy]:
         """The copies to be made now. Parents go before their children."""
-        copies, self._ready = self._ready, []
         while self._wanted and self._storing < self.policy.max_storing:
             node = self._wanted.popleft()
             if not node.on_device or node.host is not None or self._cache.tree.reachable(node) is not node:
@@ -222,7 +232,8 @@ class HostTier:
                 copy = self._store(upper)
                 if copy is None:
                     break
-                copies.append(copy)
+                self._ready.append(copy)  # at once: an exception further on must not lose it
+        copies, self._ready = self._ready, []
         return copies
 
     def _store(self, node: TreeNode, leaving: int = 0) -> TierCopy | None:

@@ -35,6 +35,8 @@ class BeamKV:
     """row[:length] has slots, in each row."""
     parents: np.ndarray
     """int32 [beams of the next step]: which of ``rows`` each goes on from; `fork_rows` makes it the identity."""
+    committed: int = 0
+    """row[:committed] is computed, and the result of its step is known."""
     spare: list[int] = field(default_factory=list)
     """Rows of beams that have ended, to be used again."""
     kept: list[np.ndarray] = field(default_factory=list)
@@ -58,7 +60,7 @@ class BeamRows:
         length = trunk.length
         trunk.length = start = length - length % self._allocator.page_size
         parents = np.zeros(num_beams, dtype=np.int32)
-        return BeamKV(np.array([trunk.row], dtype=np.int32), start, length, parents)
+        return BeamKV(np.array([trunk.row], dtype=np.int32), start, length, parents, committed=length)
 
     def pages(self, kv: BeamKV) -> np.ndarray:
         """int32 [n]: the pages that the group owns, each once."""

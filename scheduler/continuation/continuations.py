@@ -155,8 +155,9 @@ class Continuations:
             child.inheritance.lease = None
 
     def unpark(self, child: Request) -> None:
-        """Remove a parked child."""
-        self._parked.remove(child)
+        """Remove a child if it is parked."""
+        if child.spec.continuation is not None:
+            self._parked.remove(child)
 
     def waiting_for(self, rid: str, index: int) -> list[Request]:
         """Children that are parked until this sequence ends."""
@@ -211,6 +212,11 @@ class Continuations:
         """Record that a request was aborted or failed."""
         reason = request.finish.message if request.finish is not None else None
         self._records.fail(request, reason or "aborted", self._leases)
+
+    def discard(self, request: Request) -> None:
+        """A request has failed: it waits for no parent, and nobody can continue it."""
+        self.unpark(request)
+        self.fail(request)
 
     def take_children(
         self, parent: Request, samples: dict[int, SampleRecord]

@@ -96,6 +96,17 @@ class JobTable:
             if not job.open_rids and self.get(job.namespace, job.id) is job:
                 self._idle[job.namespace, job.id] = job
 
+    def set_open(self, job: Job, rid: str, sequences: int) -> None:
+        """Say how many sequences of a request are open, whatever was counted."""
+        if sequences:
+            job.open_rids[rid] = sequences
+            return
+        job.open_rids.pop(rid, None)
+        if not any(step.rid == rid for step in job.steps):
+            self._by_rid.pop(rid, None)
+        if not job.open_rids and self.get(job.namespace, job.id) is job:
+            self._idle[job.namespace, job.id] = job
+
     def goes_away(self, job: Job, now: float) -> None:
         """Its last request has ended; another should follow, if it is not over or forgotten."""
         if not job.is_over and self.get(job.namespace, job.id) is job:

@@ -58,6 +58,7 @@ class BeamMemory:
         search.num_output_placeholders = 0
         if search.beam_kv is None:
             self._start(search)
+        search.held_beams.committed = search.held_beams.length
         if candidates is None:
             return None
         selection = group.select(candidates, end_ids)

@@ -253,8 +253,9 @@ class KVMemory:
         """The copies to be made now, loads first. Steps formed before this call may read what the loads bring."""
         if self.tier is None:
             return []
+        stores = self.tier.next_stores()
         loads, self._loads = self._loads, []
-        return loads + self.tier.next_stores()
+        return loads + stores
 
     @property
     def copies_under_way(self) -> int:

@@ -40,6 +40,8 @@ class PendingCopies:
     def __init__(self, req_to_token: ReqToTokenPool) -> None:
         self._req_to_token = req_to_token
         self._entries: dict[int, _Entry] = {}
+        self.taken: dict[int, _Entry] = {}
+        """What `take` gave to a step that is being formed; whoever has formed it empties this."""
 
     def add(self, sequence: KVSequence, source: np.ndarray, target: np.ndarray) -> None:
         """Fill slots of a sequence. source, target: int32 [n]."""
@@ -85,8 +87,16 @@ class PendingCopies:
                 taken.append(entry.copies)
             else:
                 waiting[row] = entry
-        self._entries = waiting
+        self.taken, self._entries = self._entries, waiting
         return taken
+
+    def keep_only(self, sequences: Iterable[KVSequence]) -> None:
+        """Put back what a step had taken that was not formed, and forget the copies of all but these sequences."""
+        held = {id(sequence) for sequence in sequences}
+        entries, self.taken = self.taken | self._entries, {}
+        self._entries = {
+            row: entry for row, entry in entries.items() if id(entry.sequence) in held and entry.sequence.row == row
+        }
 
     def drop(self, sequence: KVSequence) -> None:
         """Forget the copies of a sequence, or of its beams."""
@@ -96,6 +106,7 @@ class PendingCopies:
     def clear(self) -> None:
         """Forget all copies."""
         self._entries.clear()
+        self.taken = {}
 
     def _find(self, sequence: KVSequence) -> _Entry | None:
         entry = self._entries.get(sequence.row)

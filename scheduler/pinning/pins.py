@@ -129,6 +129,14 @@ class Pins:
                 node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
                 retire(self._cache, node, job.shared_tokens or 0)
 
+    def discard(self, request: Request, siblings: Sequence[Request]) -> None:
+        """A sequence has failed: forget it. siblings: the sequences of its rid that are still live."""
+        self._ending.pop(request, None)
+        self._pinned_at_arrival.pop(request, None)
+        job = request.job or self._table.of_rid(request.rid)
+        if job is not None and request.rid in job.open_rids:
+            self._table.set_open(job, request.rid, len(siblings))
+
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
         old = self._table.keep(step)

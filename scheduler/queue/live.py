@@ -40,6 +40,14 @@ class LiveRequests:
         if not siblings:
             del self._by_rid[request.rid]
 
+    def discard(self, request: Request) -> None:
+        """Remove a sequence if it is there."""
+        siblings = self._by_rid.get(request.rid, [])
+        if request in siblings:
+            siblings.remove(request)
+        if not siblings:
+            self._by_rid.pop(request.rid, None)
+
     def before(self, arrival: float) -> list[str]:
         """The rids that arrived before a time."""
         found: list[str] = []

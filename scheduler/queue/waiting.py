@@ -41,6 +41,14 @@ class WaitingQueue:
         assert self._requests[place] is request
         del self._requests[place]
 
+    def discard(self, request: Request) -> None:
+        """Remove one if it is there."""
+        self._requests = [other for other in self._requests if other is not request]
+
+    def replace(self, requests: list[Request]) -> None:
+        """These wait, and no others."""
+        self._requests = sorted(requests, key=_serial)
+
     def remove_all(self, requests: Collection[Request]) -> None:
         """Remove several that wait."""
         if len(requests) == len(self._requests):

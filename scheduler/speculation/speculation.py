@@ -16,6 +16,7 @@ from ..batch import ScheduleBatch
 from ..batch_builder import PlannedStep
 from ..config import SchedulerConfig
 from ..endings import Endings
+from ..fault import RequestFault
 from ..memory.kv_memory import KVMemory
 from ..outcome import NO_DRAFTS, DraftCounts
 from ..request import Request
@@ -70,7 +71,7 @@ class Speculation:
             return None
         rows = len(requests) + num_beams
         found = [
-            (place, draft) for place, request in enumerate(requests) if (draft := self._draft(request)) is not None
+            (place, draft) for place, request in enumerate(requests) if (draft := self._draft_of(request)) is not None
         ]
         if not found:
             return None
@@ -120,9 +121,19 @@ class Speculation:
         if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
             self._drafter.past.add(request.namespace, request.token_ids, request.prompt_len)
 
+    def discard(self, request: Request) -> None:
+        """Forget the drafts of a request, and remember nothing of it."""
+        self._sequences.pop(request.serial, None)
+
     def forget(self) -> None:
         """Forget what requests have said."""
         self._drafter.past = PastOutputs()
+
+    def _draft_of(self, request: Request) -> Draft | None:
+        try:
+            return self._draft(request)
+        except Exception as error:
+            raise RequestFault(request) from error
 
     def _draft(self, request: Request) -> Draft | None:
         """The longest draft that the request may have."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ...radix.tiers.block_orders import BlockOrder
@@ -160,6 +160,26 @@ class Tiers:
             self._in_turn.remove(request)
         else:
             next(readers for readers in self._readers.values() if request in readers).remove(request)
+
+    def discard(self, request: Request) -> None:
+        """Remove one that waits for its prefix, if it is there."""
+        self._in_turn = deque(other for other in self._in_turn if other is not request)
+        for fence, readers in self._readers.items():
+            self._readers[fence] = [other for other in readers if other is not request]
+
+    def keep_only(self, live: Collection[Request]) -> set[Request]:
+        """Remove all that are not among these, or do not wait for their prefix. Returns those that do."""
+        for request in (*self._in_turn, *itertools.chain(*self._readers.values())):
+            if request not in live or request.status is not RequestStatus.LOADING:
+                self.discard(request)
+        return {*self._in_turn, *itertools.chain(*self._readers.values())}
+
+    @property
+    def fences(self) -> set[int]:
+        """Of every copy, read, write and question that is under way."""
+        tier = self._memory.tier
+        fences = set(tier.under_way) if tier is not None else set()
+        return fences.union(*(store.fences for store in self._stores))
 
     def end_overdue(self, now: float) -> None:
         """Let those go on who have waited for their prefix for too long."""

@@ -178,8 +178,11 @@ class Harness:
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         if params.allowed_token_ids:
             constraint = AllowedIds(params.allowed_token_ids)
-        for request in self.scheduler.add(spec, self.now, constraint=constraint):
-            self.outcomes[request.key] = Outcome(request=request)
+        try:
+            for request in self.scheduler.add(spec, self.now, constraint=constraint):
+                self.outcomes[request.key] = Outcome(request=request)
+        finally:
+            self._take(self.scheduler.take_events())
 
     def continue_from(
         self,
@@ -211,6 +214,7 @@ class Harness:
         newest = self._results[-1] if self._results else None
         if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
             batch = self.scheduler.next_batch(self.now)
+            self._take(self.scheduler.take_events())
         if self.tiers is not None:
             self.tiers.order(self.scheduler.tiers.take(self.now))
         if batch is not None:

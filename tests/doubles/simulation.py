@@ -100,6 +100,8 @@ class Simulation:
         self.aborted: set[str] = set()
         self.trie = ItemTrie.build(np.random.default_rng(seed).integers(0, VOCAB, (60, 3), dtype=np.int32))
         self.paths: set[str] = set()
+        self.hit: set[str] = set()
+        """Rids that an injected fault has ended."""
         self.searches = 0
         self.mixed = 0
         """Steps that computed prompts and tokens of running requests."""
@@ -179,7 +181,7 @@ class Simulation:
         assert not self.harness.scheduler.continuations.release("nobody")
         with pytest.raises(RequestRefused) as refused:
             self.harness.continue_from("nobody", "orphan", [1, 2], 4)
-        assert refused.value.status == 404
+        assert refused.value.status == 404 or refused.value.code == "request_failed"
 
     def send(self, rid: str) -> None:
         rng = self.rng
@@ -214,7 +216,7 @@ class Simulation:
                     parent, rid, suffix, new, index=index, at=at, keep_parent=keep, namespace=namespace, **common
                 )
             except RequestRefused as refusal:
-                assert refusal.status in (400, 404, 409, 410), refusal
+                assert refusal.status in (400, 404, 409, 410) or refusal.code == "request_failed", refusal
                 return
             self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie)
         else:
@@ -225,7 +227,8 @@ class Simulation:
             try:
                 self.harness.add(rid, prompt, new, namespace=namespace, predecessor=predecessor, **common)
             except RequestRefused as refusal:
-                assert params is not None and refusal.code == "kv_pool_exceeded", refusal
+                is_large = params is not None and refusal.code == "kv_pool_exceeded"
+                assert is_large or refusal.code == "request_failed", refusal
                 return
             self.sent[rid] = Sent(prompt, new, ignore, None, params, trie)
         self.namespaces[rid] = namespace
@@ -274,6 +277,9 @@ class Simulation:
         for (rid, index), outcome in self.harness.outcomes.items():
             sent = self.sent[rid]
             assert outcome.finish is not None
+            if outcome.refusal is not None and outcome.refusal.code == "request_failed":
+                self.hit.add(rid)
+                continue
             if outcome.refusal is not None:
                 assert sent.parent is not None and outcome.refusal.status in (400, 409)
                 continue

@@ -1,0 +1,308 @@
+"""What happens after an exception in the middle of a decision: the request that it came from ends, the others go on.
+
+An exception leaves state half changed: a request that is in no queue, a lock without a holder, a page without an owner,
+a step that was never formed. So nothing is undone step by step. Instead the live requests, the leases, the structure of
+the tree and the steps in flight count as the truth, and all else is derived from them anew:
+
+    end      the requests at fault, with an error; children that wait for them, too
+    place    every other request where its status says; one that fell between two places waits again, as if retracted
+    rewind   what a step that was not formed had counted (`scheduled_len`, placeholders, slots)
+    recount  locks, leases and their budget, rows, pages, fences; pages that may still be written wait in quarantine
+
+Only where the tree's structure is broken, or a page has two owners, does every request that holds KV fail, as after
+`memory/self_check.py`. All of it costs a look at the whole pool, which an exception is worth.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..radix.invariants import InvariantError
+from ..radix.kv_sequence import KVSequence
+from ..radix.repair import is_sound, restore_tree, slots_of_tree
+from ..radix.tiers.host_invariants import check_host
+from .batch_builder import PlannedStep
+from .continuation.continuations import Continuations
+from .continuation.refusals import failed_parent
+from .decode import DecodeScheduler
+from .memory.beam_memory import BeamMemory
+from .memory.kv_memory import KVMemory
+from .outcome import FinishReason, RequestRefused
+from .pinning.pins import Pins
+from .prefill import PrefillScheduler
+from .queue.live import LiveRequests
+from .queue.waiting import WaitingQueue
+from .request import Request, RequestEvent, RequestStatus
+from .speculation.speculation import Speculation
+from .tiers.tiers import Tiers
+
+logger = logging.getLogger(__name__)
+
+
+def request_failed(error: Exception) -> RequestRefused:
+    """What the client of a request at fault hears."""
+    return RequestRefused(
+        f"this request failed inside the server ({type(error).__name__}); other requests are not affected. Send it "
+        "again, and report it if it fails again",
+        status=500,
+        code="request_failed",
+    )
+
+
+class Recovery:
+    """Owns nothing: it puts right what others own."""
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        beams: BeamMemory,
+        live: LiveRequests,
+        waiting: WaitingQueue,
+        tiers: Tiers,
+        prefill: PrefillScheduler,
+        decode: DecodeScheduler,
+        continuations: Continuations,
+        pins: Pins,
+        speculation: Speculation,
+    ) -> None:
+        self._memory, self._beams, self._live, self._waiting = memory, beams, live, waiting
+        self._tiers, self._prefill, self._decode = tiers, prefill, decode
+        self._continuations, self._pins, self._speculation = continuations, pins, speculation
+
+    def recover(
+        self,
+        at_fault: Sequence[Request],
+        refusal: RequestRefused,
+        steps: Sequence[tuple[PlannedStep, set[Request]]],
+        closed: list[int],
+        now: float,
+    ) -> list[RequestEvent]:
+        """End the live requests at fault, siblings and waiting children included, and put everything else right.
+
+        steps: in flight, each with the requests that its result has reached already. closed: gets the serials that a
+        step has opened. Returns the events of those that have ended.
+        """
+        doomed = {request: refusal for rid in {request.rid for request in at_fault} for request in self._live.of(rid)}
+        events: list[RequestEvent] = []
+        self._find_lost(doomed, refusal)
+        while doomed:
+            events += [self._end(request, why, closed, now) for request, why in doomed.items()]
+            doomed = {}
+            self._find_lost(doomed, refusal)
+        flying = {request for request in self._live if _rewind(request, steps)}
+        self._place(flying)
+        try:
+            self._recount([step for step, _ in steps], now)
+        except InvariantError:
+            logger.exception("the KV cache cannot be repaired and is reset; all requests that hold KV fail")
+            for request in [request for request in self._live if request.kv is not None]:
+                events.append(self._end(request, refusal, closed, now))
+            self._reset()
+        return events
+
+    def forget_refused(self, requests: Sequence[Request]) -> None:
+        """Forget requests that were never taken in."""
+        for request in requests:
+            _try(lambda request=request: self._pins.discard(request, []))
+            _try(lambda request=request: self._continuations.unpark(request))
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _find_lost(self, doomed: dict[Request, RequestRefused], refusal: RequestRefused) -> None:
+        """Add the live requests that cannot go on: half ended, not begun, holding what is not theirs, or waiting for a
+        parent that is gone."""
+        for request in self._live:
+            if request not in doomed and self._is_lost(request):
+                doomed |= dict.fromkeys(self._live.of(request.rid), refusal)
+        for request in self._live:
+            if request.status is RequestStatus.PARKED and request not in doomed:
+                continuation = request.spec.continuation
+                assert continuation is not None
+                siblings = self._live.of(continuation.parent_rid)
+                parent = next((p for p in siblings if p.is_search or p.index == continuation.index), None)
+                if parent is None or parent in doomed:
+                    gone = FinishReason(type="abort", message=refusal.message)
+                    doomed[request] = failed_parent(continuation.parent_rid, gone)
+
+    def _is_lost(self, request: Request) -> bool:
+        if request.finish is not None:
+            return True
+        if request.status is RequestStatus.PARKED:
+            continuation = request.spec.continuation
+            return continuation is None or request not in self._continuations.waiting_for(
+                continuation.parent_rid, continuation.index
+            )
+        if request.is_search and request.beams is None:
+            return True  # its prompt was not set
+        if request.kv is None:
+            return request.status is RequestStatus.FINISHED
+        return not is_sound(self._memory.cache, request.kv)
+
+    def _end(self, request: Request, refusal: RequestRefused, closed: list[int], now: float) -> RequestEvent:
+        """Take a request out of everything, whatever of it is there. What it holds is found and freed by `_recount`."""
+        request.finish = FinishReason(type="abort", message=refusal.message)
+        request.status = RequestStatus.FINISHED
+        request.kv = request.beam_kv = None
+        if request.inheritance is not None:
+            request.inheritance.lease = None
+        self._waiting.discard(request)
+        self._tiers.discard(request)
+        if request is self._prefill.prefilling:
+            self._prefill.prefilling = None
+        self._decode.running = [other for other in self._decode.running if other is not request]
+        self._live.discard(request)
+        if request.is_open and request.serial not in closed:
+            closed.append(request.serial)
+        for forget in (
+            lambda: self._speculation.discard(request),
+            lambda: self._pins.discard(request, self._live.of(request.rid)),
+            lambda: self._continuations.discard(request),
+        ):
+            _try(forget)
+        return RequestEvent(request, finish=request.finish, refusal=refusal)
+
+    def _place(self, flying: set[Request]) -> None:
+        """Every live request is in one place, and nothing else is in any. flying: those that are in a step."""
+        live = set(self._live)
+        self._decode.running = [r for r in self._decode.running if r in live and (r in flying or _is_computed(r))]
+        prefilling = self._prefill.prefilling
+        if prefilling not in live or prefilling in self._decode.running or prefilling.kv is None:
+            self._prefill.prefilling = None
+        running = {*self._decode.running, *filter(None, [self._prefill.prefilling])}
+        loading = self._tiers.keep_only(live)
+        queued: list[Request] = []
+        for request in self._live:
+            if request.status is RequestStatus.PARKED or request in loading:
+                continue
+            if request in running:
+                request.status = RequestStatus.RUNNING if request in self._decode.running else RequestStatus.PREFILLING
+                continue
+            request.status = RequestStatus.WAITING
+            request.kv = request.beam_kv = None
+            request.committed_len = request.scheduled_len = 0
+            request.num_output_placeholders = request.num_drafted = 0
+            inheritance = request.inheritance
+            if inheritance is not None and inheritance.path == "handoff" and not (request.has_claim or request.queried):
+                inheritance.path = "match"  # its lease was lost on the way
+            queued.append(request)
+        self._waiting.replace(queued)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _recount(self, in_flight: Sequence[PlannedStep], now: float) -> None:
+        """Derive locks, leases, rows, pages and fences from those that hold them. Raises InvariantError."""
+        memory, cache = self._memory, self._memory.cache
+        holders = [request for request in self._live if request.kv is not None]
+        for lease in memory.leases.live():
+            if lease.kv is not None and not is_sound(cache, lease.kv):
+                memory.leases.lose(lease)
+        leased = [lease.kv for lease in memory.leases.live() if lease.kv is not None]
+        sequences: list[KVSequence] = [*(request.held_kv for request in holders), *leased]
+        restore_tree(cache, sequences)
+        claims = Counter(
+            request.inheritance.lease.serial
+            for request in self._live
+            if request.inheritance is not None and request.inheritance.lease is not None
+        )
+        memory.leases.rebuild(claims, now)
+        beams = [request.beam_kv for request in holders if request.beam_kv is not None]
+        rows = [sequence.row for sequence in sequences]
+        if len(set(rows)) != len(rows):
+            raise InvariantError("two sequences share a row")
+        memory.req_to_token.keep_only({*rows, *(row for kv in beams for row in (*kv.rows.tolist(), *kv.spare))})
+        for request in holders:
+            memory.req_to_token.report_again(request.held_kv.row, request.held_kv.length)
+            if request.beam_kv is not None:
+                for row in request.beam_kv.rows.tolist():
+                    memory.req_to_token.report_again(row, request.beam_kv.length)
+        for kv in leased:
+            memory.req_to_token.report_again(kv.row, kv.length)
+        memory.copies.keep_only(sequences)
+        self._recount_host()
+        fences = {step.fence for step in in_flight}
+        memory.allocator.fences.keep_only(fences | self._tiers.fences)
+        self._recount_pages(sequences, [self._beams.pages(r) for r in holders if r.beam_kv is not None], list(fences))
+
+    def _recount_host(self) -> None:
+        """Count the host tier anew. Where that does not add up, or nobody knows whether a copy was made, its copies are
+        given up, and nobody fails. Raises InvariantError where a load ended by half, which requests may have read."""
+        tier, tree = self._memory.tier, self._memory.cache.tree
+        if tier is None:
+            return
+        if any(node.loading and node.loading not in tier.under_way for node in tree.nodes()):
+            raise InvariantError("a load from the host ended by half")
+        tier.recount()
+        try:
+            check_host(tier, tree)
+        except InvariantError:
+            logger.exception("the host's copies are given up")
+            tier.abandon()
+
+    def _recount_pages(
+        self, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray], fences: list[int]
+    ) -> None:
+        memory, page, rows = self._memory, self._memory.page_size, self._memory.req_to_token.rows
+        owned = [slots[::page] for slots in slots_of_tree(memory.cache)]
+        owned += [rows[seq.row, seq.tree_len : seq.length : page] for seq in sequences]
+        owned += [pages * page for pages in beam_pages]
+        slots = np.concatenate([np.empty(0, dtype=np.int32), *owned]) // page * page
+        if len(np.unique(slots)) != len(slots) or (len(slots) and slots.min() < page):
+            raise InvariantError("a page has two owners")
+        lost = memory.allocator.rebuild(slots.astype(np.int32), fences)
+        memory.allocator.release_quarantine()
+        if lost:
+            logger.warning("%d tokens of the pool had lost their owner and are free again", lost)
+
+    def _reset(self) -> None:
+        self._memory.leases.abandon()
+        self._memory.cache.abandon()
+        self._memory.copies.clear()
+        for request in self._live:
+            if request.inheritance is not None:
+                request.inheritance.lease = None
+
+
+def _rewind(request: Request, steps: Sequence[tuple[PlannedStep, set[Request]]]) -> bool:
+    """Count only the steps that were formed and have not ended for this request; returns whether there are any."""
+    flying = [step for step, done in steps if request not in done]
+    kv = request.kv
+    if request.beam_kv is not None:
+        own = [step for step in flying if request in step.searches]
+        request.num_output_placeholders = len(own)
+        if not own:
+            request.beam_kv.length = request.beam_kv.committed
+        return bool(own)
+    if kv is None:
+        return False
+    request.num_output_placeholders = request.num_drafted = 0
+    scheduled, is_flying = request.committed_len, False
+    for step in flying:
+        batch = step.batch
+        for row, other in enumerate(step.requests):
+            if other is request:
+                drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
+                scheduled, request.num_drafted, is_flying = int(batch.seq_lens[row]), drafted, True
+                request.num_output_placeholders += int(batch.samples[row]) + drafted
+                break
+    request.scheduled_len = scheduled
+    kv.length = max(scheduled, kv.tree_len)
+    return is_flying
+
+
+def _is_computed(request: Request) -> bool:
+    """True if a running request that is in no step lacks one token only, or the next of its beams."""
+    if request.is_search:
+        return request.beam_kv is not None
+    return request.scheduled_len >= len(request.token_ids) - 1
+
+
+def _try(forget: Callable[[], None]) -> None:
+    """What is left behind is no more than a name; the request ends all the same."""
+    try:
+        forget()
+    except Exception:
+        logger.exception("a failed request could not be taken out of a table")

@@ -1,0 +1,141 @@
+"""Makes the N-th call of a function inside scheduler, radix or memory_pool raise, wherever that is.
+
+Python's trace hook sees every call; raising there is as if the called function had raised at once. So every point at
+which one function calls another can fail, and what was half done by then stays half done.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from scheduler_harness import Harness
+
+import baton.memory_pool.allocator
+import baton.radix.cache
+import baton.scheduler.scheduler
+
+FOLDERS = tuple(
+    str(Path(str(module.__file__)).resolve().parent)
+    for module in (baton.scheduler.scheduler, baton.radix.cache, baton.memory_pool.allocator)
+)
+
+
+GUARDS = {
+    *(
+        f"Scheduler.{name}"
+        for name in (
+            "next_batch",
+            "process_result",
+            "fail_step",
+            "take_events",
+            "_end_step",
+            "_abort_and_take",
+            "_abort_each",
+            "is_idle",
+        )
+    ),
+    *("OutputBuilder.build", "OutputBuilder.take_failures", "LiveRequests.__len__"),
+}
+"""These catch what is raised below them and do little else, or only read what is there."""
+
+
+class InjectedFault(Exception):
+    """What the call raised."""
+
+
+class CallFaults:
+    """Counts the calls below what it wraps; the one with the number ``at`` (from 0) raises, and no other."""
+
+    def __init__(self, at: int, files: tuple[str, ...] = FOLDERS) -> None:
+        """files: how the paths of what may fail begin."""
+        self.at = at
+        self.files = files
+        self.calls = 0
+        self.place: str | None = None
+        """Where the fault was injected."""
+        self._depth = 0
+        self._is_ours: dict[str, bool] = {}
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            before = sys.gettrace()
+            if self.place is None and self._depth == 1:
+                sys.settrace(self._trace)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    sys.settrace(before)
+
+        return counted
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or self.place is not None or frame.f_code.co_qualname in GUARDS:
+            return
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return  # to throw one away is a call too, and nobody hears what that raises
+        name = frame.f_code.co_filename
+        if name not in self._is_ours:
+            self._is_ours[name] = str(Path(name).resolve()).startswith(self.files)
+        if not self._is_ours[name]:
+            return
+        self.calls += 1
+        if self.calls - 1 == self.at:
+            self.place = f"{Path(name).name}:{frame.f_code.co_firstlineno} {frame.f_code.co_qualname}"
+            raise InjectedFault(self.place)
+
+
+def inject(harness: Harness, faults: CallFaults) -> None:
+    """Have a call of the harness's scheduler fail. What the event loop guards is guarded as it does it."""
+    scheduler: Any = harness.scheduler
+
+    def guarded(function: Callable[..., Any], default: Any, *, again: bool = False) -> Callable[..., Any]:
+        counted = faults.wrap(function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for attempt in range(1 + again):
+                try:
+                    return counted(*args, **kwargs)
+                except InjectedFault as error:
+                    harness._take(scheduler.contain(error, [], harness.now))
+                except Exception as error:
+                    assert attempt, error  # the first attempt got that far
+                    harness._take(scheduler.contain(error, [], harness.now))
+            return default
+
+        return call
+
+    step = harness.step
+
+    def turn() -> bool:
+        before = faults.place
+        return step() or faults.place != before  # a turn that failed does nothing, and the next one does
+
+    harness.step = turn
+    for name in ("add", "next_batch", "process_result", "fail_step", "time_out"):
+        setattr(scheduler, name, faults.wrap(getattr(scheduler, name)))
+    abort = faults.wrap(scheduler.abort)
+
+    def abort_or_contain(rid: str, now: float) -> Any:
+        try:
+            return abort(rid, now)
+        except InjectedFault as error:
+            return scheduler.contain(error, scheduler.live_of(rid), now)
+
+    scheduler.abort = abort_or_contain
+    for owner, name, default, again in (
+        (scheduler, "flush_cache", False, False),
+        (scheduler.continuations, "release", False, False),
+        (scheduler.pins, "called", None, False),
+        (scheduler.pins, "end", None, False),
+        (scheduler.tiers, "copy_ended", [], True),
+        (scheduler.tiers, "blocks_ended", None, True),
+    ):
+        setattr(owner, name, guarded(getattr(owner, name), default, again=again))
