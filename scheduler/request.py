@@ -31,6 +31,7 @@ from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
 from .jobs.job import Job
+from .jobs.kept_turn import KeptTurn, Worth
 from .outcome import NO_DRAFTS, FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
@@ -108,6 +109,7 @@ class Request:
         "constraint",
         "constraint_state",
         "drafts",
+        "expected_until",
         "finish",
         "found",
         "index",
@@ -166,6 +168,7 @@ class Request:
         self.logprobs = spec.logprobs
         self.retain_ttl = min(max_retain_ttl, default_retain_ttl if spec.retain_ttl is None else spec.retain_ttl)
         self.job: Job | None = None  # that the spec names; set once the request has been taken in
+        self.expected_until = -math.inf  # set at its end; see `KeptTurn`
         self.own_ids = spec.token_ids if own_ids is None else own_ids
         """int32: the prompt, or what follows the parent's tokens."""
         self.token_ids = TokenBuffer(self.own_ids)
@@ -276,9 +279,17 @@ class Request:
         n, retain_n = self.sampling.n, self.spec.retain_n
         return n if retain_n is None else min(retain_n, n)
 
-    def lease_terms(self, now: float) -> LeaseTerms:
-        """How it asks for a lease at its end."""
-        return LeaseTerms(now + self.retain_ttl, now, self.spec.client, self.job)
+    def lease_terms(self, now: float, *, awaited: bool = False) -> LeaseTerms:
+        """How it asks for a lease at its end. awaited: a request waits to go on from it."""
+        kept = KeptTurn(Worth.RETURNED if awaited else self.worth, self.job, self.expected_until)
+        return LeaseTerms(now + self.retain_ttl, now, self.spec.client, kept)
+
+    @property
+    def worth(self) -> Worth:
+        """How likely it is gone on from once it has ended."""
+        if self.inheritance is not None or (self.job is not None and self.job.returns):
+            return Worth.RETURNED
+        return Worth.FIRST_TURN if self.spec.unasked else Worth.ASKED_FOR
 
     @property
     def num_rows(self) -> int:

@@ -77,6 +77,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     job_id: the job that it is a step of: an agent's, whose tools run between its steps; None for none.
     is_last_step: nothing of the job follows; all that is kept for it is given up when this ends.
+    unasked: its client asked for no lease and named no job; where it has them, they are the server's doing.
     no_reuse_from: once it has ended, nobody asks for more than so many of its tokens again, prompt and output; None if
     that is not known.
     """
@@ -97,6 +98,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     priority: int = 0
     job_id: str | None = None
     is_last_step: bool = False
+    unasked: bool = False
     no_reuse_from: int | None = None
 
     @property

@@ -134,12 +134,11 @@ class Chats:
             (ids,) = await self._manager.tokenize(
                 [text], add_special_tokens=False, is_truncated=is_truncated, param="messages"
             )
-        if spec.job_id is None:  # else the policy says how long a step's KV stays
-            spec = msgspec.structs.replace(
-                spec,
-                retain_ttl=self._retain_ttl if spec.retain_ttl is None else spec.retain_ttl,
-                job_id=known.turn.job_id if known is not None else self._conversations.new_job(spec.rid),
-            )
+        if spec.retain_ttl is None and not spec.is_last_step:
+            spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl, unasked=spec.job_id is None)
+        if spec.job_id is None:
+            job_id = known.turn.job_id if known is not None else self._conversations.new_job(spec.rid)
+            spec = msgspec.structs.replace(spec, job_id=job_id)
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
             spec = msgspec.structs.replace(spec, sampling=sampling)

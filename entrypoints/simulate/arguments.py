@@ -36,6 +36,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     work.add_argument("--workload", choices=WORKLOADS, default="agents")
     work.add_argument("--tools", nargs="+", choices=SHAPES, default=["shell"], help="how long tools run")
     work.add_argument("--scale", nargs="+", type=_positive, default=[1.0], help="multiplies the lengths of prompts")
+    work.add_argument("--one-shots", type=_share, default=0.0, help="share of the jobs that end with their first turn")
     load = work.add_mutually_exclusive_group()
     load.add_argument("--load", nargs="+", type=_positive, help="in %% of the peak of fcfs, which is looked for first")
     load.add_argument("--rate", nargs="+", type=_positive, help="jobs/s; of a trace: times as fast as it was recorded")
@@ -55,11 +56,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         default=["all"],
-        metavar="POLICY[@TIME][+pin][+host]",
-        help="the first is what the others are compared with; +pin: turns ask for a lease of --pin-ttl; +host: with "
-        "the host tier; @TIME: how its pins' time is chosen, seconds or a rule of --pin-time; all: every policy",
+        metavar="POLICY[@TIME][+pin][+chat][+plain][+host]",
+        help="the first is what the others are compared with; +pin: turns ask for a lease of --pin-ttl; +chat: turns "
+        "are chats that name their job; +plain: chats that do not; +host: with the host tier; @TIME: how its pins' "
+        "time is chosen, seconds or a rule of --pin-time; all: every policy",
     )
     compared.add_argument("--pin-ttl", type=_positive, default=2.0, help="seconds (retain_ttl)")
+    compared.add_argument(
+        "--conversation-ttl", type=_not_negative, default=60.0, help="seconds for which chats are leased"
+    )
     compared.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the scheduler, as chunked_prefill_size"
     )
@@ -84,9 +89,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.trace and args.load:
         parser.error("--load is for made-up workloads; of a trace say --rate, how many times as fast it is played")
-    for name in ("workload", "tools", "minutes", "seeds"):
+    for name in ("workload", "tools", "minutes", "seeds", "one_shots"):
         if args.trace and getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name} is for made-up workloads; a trace has its own")
+            parser.error(f"--{name.replace('_', '-')} is for made-up workloads; a trace has its own")
     if not 0 <= args.trim < 0.5:
         parser.error(f"--trim is {args.trim}; it should be from 0 to below 0.5")
     if args.check < 0:
@@ -129,7 +134,9 @@ def cells(args: argparse.Namespace) -> list[Plan]:
     """A plan for each combination of the grid, but for loads, policies, host tiers and seeds."""
     work = {"trace": args.trace, "workload": args.workload, "costs": args.costs, "settings": args.settings}
     work["files"] = _digest(args.trace, args.costs)
+    work["one_shots"] = args.one_shots
     how = {"burst": args.burst, "check_every": args.check, "trim": args.trim}
+    how["conversation_ttl_s"] = args.conversation_ttl
     product = itertools.product(args.gpu, args.model, args.tools, args.scale, args.pool_tokens)
     return [
         Plan(arm="", gpu=gpu, model=model, tools=tools, scale=scale, pool=pool, **work, **how)
@@ -187,4 +194,5 @@ def _number(check: Callable[[float], bool], what: str, kind: type = float) -> Ca
 
 _positive = _number(lambda value: value > 0, "a number above 0")
 _not_negative = _number(lambda value: value >= 0, "a number of at least 0")
+_share = _number(lambda value: 0 <= value <= 1, "a share, 0 to 1")
 _whole = _number(lambda value: value >= 0, "a whole number of at least 0", int)

@@ -28,6 +28,7 @@ from ...scheduler.request import Request, RequestEvent
 from ...scheduler.request_spec import Predecessor, RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ...scheduler.token_buffer import pack_ids
+from .arms.arm import Sender
 from .arms.variants import VARIANTS
 from .checks import check_engine
 from .copies import CopyLanes
@@ -59,6 +60,10 @@ class Conditions:
     bytes_per_token: int = 0
     pin_s: float = 0.0
     """Seconds for which the KV of a turn is leased, if another follows (``retain_ttl``); 0 for not at all."""
+    sender: Sender = "generate"
+    conversation_ttl_s: float = 60.0
+    """For which the KV of a chat's turn is leased (``--conversation-ttl``), the last one's too: whether another
+    follows, only those know that name the job's last step."""
     max_new_tokens: int = 512
     burst: int = 1
     """The most tokens that a row gets in one step of the simulation."""
@@ -239,12 +244,15 @@ class Simulation:
         turn.end = launched.ends[len(event.token_ids) - 1]
         turn.found, turn.from_host = request.found.total, request.found.below_device
         turn.output, turn.retractions = request.num_output_tokens, request.retractions
+        tool = playing.record.job.turns[playing.turn].tool
+        if playing.is_last_turn and self._conditions.sender == "plain":
+            tool = ""  # its text is read like any other's
+        if tool is not None and not request.spec.is_last_step:
+            calls = (ToolCall(tool, tool),) if tool else ()
+            self.scheduler.pins.called(request.rid, 0, calls, self.now)
         if playing.is_last_turn:
             playing.record.end = turn.end
         else:
-            if (tool := playing.record.job.turns[playing.turn].tool) is not None:
-                calls = (ToolCall(tool, tool),) if tool else ()
-                self.scheduler.pins.called(request.rid, 0, calls, self.now)
             self._send_at(turn.end + playing.away_s, playing)
             playing.turn += 1
 
@@ -255,18 +263,23 @@ class Simulation:
         heapq.heappush(self._events, (when, self._numbered, playing))
 
     def _send(self, playing: _Playing, sent: float) -> None:
-        """The next turn's request, as a chat goes on: the whole prompt, and who had its beginning."""
+        """The next turn's request, as a chat goes on: the whole prompt, and who had its beginning. Plain chats name
+        neither their job nor its end: the server calls the job after its first turn (entrypoints/chat/chats.py)."""
         job, turn = playing.record.job, playing.record.job.turns[playing.turn]
         prompt, playing.said = playing.talk.begin(playing.turn)
         rid = _rid(job, playing.turn)
+        plain, is_chat = self._conditions.sender == "plain", self._conditions.sender != "generate"
+        pin_s = self._conditions.conversation_ttl_s if is_chat else 0.0
+        if not playing.is_last_turn:
+            pin_s = max(pin_s, self._conditions.pin_s)
         spec = RequestSpec(
             rid=rid,
             sampling=self._sampling,
             input_ids=pack_ids(prompt),
             predecessor=Predecessor(playing.last_rid) if playing.last_rid and turn.kept else None,
-            retain_ttl=0.0 if playing.is_last_turn else self._conditions.pin_s,
-            job_id=job.name,
-            is_last_step=playing.is_last_turn,
+            retain_ttl=pin_s,
+            job_id=f"chat-{_rid(job, 0)}" if plain else job.name,
+            is_last_step=playing.is_last_turn and not plain,
         )
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))

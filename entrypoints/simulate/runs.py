@@ -25,7 +25,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run depends on."""
 
     arm: str
-    """POLICY[@TIME][+pin][+host]; see arms/arm.py."""
+    """POLICY[@TIME][+pin][+chat][+plain][+host]; see arms/arm.py."""
     seed: int = 0
     rate: float = 1.0
     """Jobs per second. Of a trace: how many times as fast as it was recorded."""
@@ -34,6 +34,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workload: str = "agents"
     tools: str = "shell"
     scale: float = 1.0
+    one_shots: float = 0.0
+    """Share of the jobs, made up, that end with their first turn."""
     trace: str = ""
     files: str = ""
     """A digest of ``trace`` and ``costs``: where they change, so do the runs."""
@@ -46,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host_gb: float = 0.0
     """0 for an arm without a host tier."""
     pin_s: float = 2.0
+    conversation_ttl_s: float = 60.0
+    """For which chats are leased."""
     burst: int = 16
     check_every: int = 0
     trim: float = 0.2
@@ -94,7 +98,8 @@ def jobs_of(plan: Plan) -> tuple[list[Job], int]:
     if not plan.trace:
         workload = workload_named(plan.workload, plan.scale)
         tools = tools_named(plan.tools)
-        return make_jobs(workload, tools, rate=plan.rate, count=plan.num_jobs, seed=plan.seed), workload.max_new_tokens
+        made = {"rate": plan.rate, "count": plan.num_jobs, "seed": plan.seed, "one_shots": plan.one_shots}
+        return make_jobs(workload, tools, **made), workload.max_new_tokens
     jobs = [
         replace(job, arrival=job.arrival / plan.rate) for job in _trace(plan.trace, plan.files)[: plan.num_jobs or None]
     ]
@@ -133,6 +138,8 @@ def make_simulation(plan: Plan) -> Simulation:
             host_tokens=host - host % config.page_size,
             bytes_per_token=machine.bytes_per_token,
             pin_s=plan.pin_s if arm.pins else 0.0,
+            sender=arm.sender,
+            conversation_ttl_s=plan.conversation_ttl_s,
             max_new_tokens=max_new_tokens,
             burst=plan.burst,
             check_every=plan.check_every,

@@ -180,8 +180,10 @@ class Continuations:
         trimmed = len(request.token_ids) - length
         is_kept = request.index < request.num_retained
         lease = None
-        if is_kept or self._parked.waiting_for(request.rid, request.index):
-            lease, demoted = self._memory.retain(request, length, request.lease_terms(now), fence)
+        awaited = bool(self._parked.waiting_for(request.rid, request.index))
+        if is_kept or awaited:
+            terms = request.lease_terms(now, awaited=awaited)
+            lease, demoted = self._memory.retain(request, length, terms, fence)
             if is_kept:
                 request.retained = _retained(lease, demoted)
         samples = {request.index: SampleRecord(request.key, request.token_ids.cut(length), trimmed, lease)}
@@ -193,7 +195,9 @@ class Continuations:
         assert group is not None
         results = group.results
         wanted = [i for i in range(len(results)) if i < num_retained or self._parked.waiting_for(search.rid, i)]
-        granted = self._beams.retain_results(search, [results[i] for i in wanted], search.lease_terms(now))
+        awaited = any(self._parked.waiting_for(search.rid, i) for i in wanted)
+        terms = search.lease_terms(now, awaited=awaited)
+        granted = self._beams.retain_results(search, [results[i] for i in wanted], terms)
         leases: list[Lease | None] = [None] * len(results)
         for index, lease in zip(wanted, granted):
             leases[index] = lease

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...radix.lease import Lease, LeaseTable
-from ..jobs.job import Job
+from ..jobs.kept_turn import job_id_of
 
 Name = tuple[str, int]
 """rid and index of a sequence."""
@@ -34,7 +34,7 @@ def _describe(lease: Lease, name: Name | None, now: float) -> dict[str, Any]:
         "serial": lease.serial,
         "rid": rid,
         "index": index,
-        "job_id": lease.owner.id if isinstance(lease.owner, Job) else None,
+        "job_id": job_id_of(lease),
         "user": lease.client,
         "tokens": lease.tokens,
         "own_tokens": lease.own_tokens,

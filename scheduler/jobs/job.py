@@ -32,6 +32,8 @@ class Job:
     """When its last request ended; None before that, and once the time until its next request is known."""
     turns: int = 0
     """Requests that ended well."""
+    returns: int = 0
+    """How often it came back after all its requests had ended."""
     is_over: bool = False
     """Its last step has ended."""
     shared_tokens: int | None = None

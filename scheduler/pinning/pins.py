@@ -12,8 +12,11 @@ steps by their job's arrival, is that of Continuum, a fork of vLLM.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from ...radix.lease import Lease, LeaseState, LeaseTable
@@ -21,6 +24,7 @@ from ...radix.retire import retire
 from ..jobs.calls import ToolCall
 from ..jobs.job import FinishedStep, Job
 from ..jobs.job_table import JobTable
+from ..jobs.kept_turn import KeptTurn
 from ..jobs.report import describe
 from ..policies.pin_times import MAX_PIN_S
 from ..policies.policy import SchedulePolicy
@@ -55,6 +59,9 @@ class Pins:
         self._pinned_at_arrival: dict[Request, int] = {}
         self._ending: dict[Request, FinishedStep] = {}
         """Those that are about to end, with what is to become of them."""
+        self._expected: list[tuple[float, int, Lease]] = []
+        """A heap of (when its job is expected back at the latest, a running number, the lease)."""
+        self._numbers = count()
         self._stats = JobStats()
         self.trace = JobTrace()
 
@@ -75,6 +82,7 @@ class Pins:
         for old in forgotten:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:
+            job.returns += 1
             self.trace.returned(job, now)
             if self._table.is_back(job):
                 self._note_duration(job, now - job.ended)
@@ -94,7 +102,9 @@ class Pins:
             return
         step = FinishedStep(job, request.rid, request.index, now, request.committed_len)
         step.asked_until = now + request.retain_ttl
-        request.retain_ttl = max(request.retain_ttl, self._policy.ttl(step, now))
+        ttl = self._policy.ttl(step, now)
+        request.expected_until = now + ttl
+        request.retain_ttl = max(request.retain_ttl, ttl)
         self._ending[request] = step
 
     def ended(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
@@ -144,8 +154,16 @@ class Pins:
             self._leases.release(old.lease)
         if lease is not None:
             self._pins[lease] = step
+            self._expect(lease, request.expected_until)
             self._stats = replace(self._stats, pins=self._stats.pins + 1)
             self.trace.pinned(step, lease.deadline - now, now)
+
+    def _expect(self, lease: Lease, until: float) -> None:
+        """The policy expects the job back until then; later its lease is worth less (`settle`)."""
+        assert isinstance(lease.owner, KeptTurn)
+        lease.owner.expected_until = until
+        if until > -math.inf:
+            heappush(self._expected, (until, next(self._numbers), lease))
 
     def _count_return(self, request: Request) -> None:
         pinned = self._pinned_at_arrival.pop(request, 0)
@@ -173,8 +191,9 @@ class Pins:
             return
         promised = self._cache.residency.promised_tokens(step.lease.kv.node)
         step.has_copy = promised >= COPIED * step.tokens
-        until = max(step.ended + self._policy.ttl(step, now), step.asked_until)
-        self._leases.extend(step.lease, max(until, now))  # at ``now`` it expires with the next step
+        until = step.ended + self._policy.ttl(step, now)
+        self._expect(step.lease, until if calls else -math.inf)
+        self._leases.extend(step.lease, max(until, step.asked_until, now))  # at ``now`` it expires with the next step
 
     def _note_duration(self, job: Job, seconds: float) -> None:
         """The tools of its last step took so long, or longer."""
@@ -188,6 +207,9 @@ class Pins:
         as that long, back or not: else tools after which nobody comes back would look fast."""
         for job in self._table.give_up(now, MAX_PIN_S):
             self._note_duration(job, MAX_PIN_S)
+        while self._expected and self._expected[0][0] < now:
+            _, _, lease = heappop(self._expected)
+            self._leases.extend(lease, lease.deadline)  # its value has fallen
         for lease in [lease for lease in self._pins if not lease.is_live]:
             step, stats = self._pins.pop(lease), self._stats
             kind = _ENDS[lease.state]

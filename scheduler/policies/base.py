@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...radix.lease import Lease, LeaseState
 from ..jobs.job import FinishedStep
+from ..jobs.kept_turn import Worth, worth_of
 from ..request import Request
 from .fill_time import FillTime
 
@@ -99,15 +100,19 @@ class BasePolicy(ABC):
         return min(candidates, key=lambda request: (request.spec.priority, -request.arrival, -request.serial))
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """Granted leases break first, the longest idle one before all; then claimed ones, the newest first."""
+        """Granted leases break first, the least likely to be used before all: by `Worth`, and of equal worth the
+        longest idle one. Then claimed ones, the newest first."""
         if lease.state is LeaseState.CLAIMED:
             return 1, -lease.serial
-        return 0, lease.idle_since
+        return 0, worth_of(lease), lease.idle_since
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
         """True for a lease that has been idle for longer than T_fill. Breaking younger ones lets newcomers in at the
-        cost of those who are about to return, who then do the same to the next: everybody thrashes."""
-        return lease.state is LeaseState.GRANTED and now - lease.idle_since > self._fill_time.seconds
+        cost of those who are about to return, who then do the same to the next: everybody thrashes. A first turn that
+        nobody has asked to keep is not waited for: most of them are never gone on from."""
+        if lease.state is not LeaseState.GRANTED:
+            return False
+        return worth_of(lease) is Worth.FIRST_TURN or now - lease.idle_since > self._fill_time.seconds
 
     def ttl(self, step: FinishedStep, now: float) -> float:
         """Nothing is pinned."""

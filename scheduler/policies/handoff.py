@@ -8,13 +8,15 @@ more than it saves; and where the host has a copy, no pin is needed.
 from __future__ import annotations
 
 from ...radix.lease import Lease, LeaseState
-from ..jobs.job import FinishedStep, Job
+from ..jobs.job import FinishedStep
+from ..jobs.kept_turn import KeptTurn, worth_of
 from .job_order import JobOrder
 
 
 class Handoff(JobOrder):
     """A pin lasts until the rate at which its job may come back falls to 1 / T_fill (Gittins' index, jobs/ttl.py). What
-    a finished job alone had in the cache goes first. Pins break newest job first."""
+    a finished job alone had in the cache goes first. Of the pins of jobs that are expected back, the newest job's
+    breaks first."""
 
     pin_time = "gittins"
     retires_jobs = True
@@ -23,7 +25,11 @@ class Handoff(JobOrder):
         return 0.0 if step.has_copy else super().ttl(step, now)
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """Of those that nobody has come back for, the newest job's breaks first."""
-        claimed = lease.state is LeaseState.CLAIMED
-        began = lease.owner.arrival if isinstance(lease.owner, Job) else lease.idle_since
-        return claimed, -began, -lease.serial
+        """As `BasePolicy`; but of equal worth those whose job is expected back come last, and of these the newest job's
+        breaks first: the queue serves the oldest job first, so that it ends."""
+        if lease.state is LeaseState.CLAIMED:
+            return super().lease_value(lease, now)
+        kept = lease.owner
+        if isinstance(kept, KeptTurn) and kept.job is not None and now <= kept.expected_until:
+            return 0, kept.worth, 1, -kept.job.arrival, -lease.serial
+        return 0, worth_of(lease), 0, lease.idle_since

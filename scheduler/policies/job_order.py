@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from ...radix.lease import Lease, LeaseState
 from ..jobs.job import FinishedStep
+from ..jobs.kept_turn import KeptTurn
 from ..request import Request
 from .base import BasePolicy
 from .pin_times import pin_seconds
@@ -37,6 +40,14 @@ class JobOrder(BasePolicy):
         lowest = min(request.spec.priority for request in candidates)
         candidates = [request for request in candidates if request.spec.priority == lowest]
         return max([r for r in candidates if not r.spec.is_last_step] or candidates, key=job_age)
+
+    def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
+        """As `BasePolicy`; and a step whose tool has run for longer than it is worth waiting for holds nobody up: where
+        its client, or ``--conversation-ttl``, keeps it for longer, it only outlasts what is evicted."""
+        kept = lease.owner
+        if lease.state is LeaseState.GRANTED and isinstance(kept, KeptTurn) and -math.inf < kept.expected_until < now:
+            return True
+        return super().may_break_for(request, lease, now)
 
     def ttl(self, step: FinishedStep, now: float) -> float:
         """For a moment, until its calls are known; then by the tool."""

@@ -7,6 +7,7 @@ from math import inf
 
 from ...radix.lease import Lease
 from ..jobs.job import Job
+from ..jobs.kept_turn import job_id_of
 from ..request import Request, RequestStatus
 from ..scheduler import Scheduler
 from ..stats import TierStats
@@ -90,7 +91,7 @@ def _lease(lease: Lease, rid: str | None, now: float) -> LeaseNow:
     return LeaseNow(
         serial=lease.serial,
         rid=rid,
-        job_id=lease.owner.id if isinstance(lease.owner, Job) else None,
+        job_id=job_id_of(lease),
         tokens=lease.tokens,
         idle=max(0.0, now - lease.idle_since),
         expires_in=None if lease.claims else max(0.0, lease.deadline - now),

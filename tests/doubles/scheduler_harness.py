@@ -155,6 +155,7 @@ class Harness:
         job_id: str | None = None,
         is_last_step: bool = False,
         no_reuse_from: int | None = None,
+        unasked: bool = False,
         **sampling,
     ) -> None:
         if trie is not None:
@@ -174,6 +175,7 @@ class Harness:
             job_id=job_id,
             is_last_step=is_last_step,
             no_reuse_from=no_reuse_from,
+            unasked=unasked,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         if params.allowed_token_ids:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from baton.entrypoints.simulate.arms.arm import Sender
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import Conditions, Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn, numbered
@@ -34,6 +35,7 @@ def simulation(
     pool: int = 4096,
     host: int = 0,
     pin_s: float = 0.0,
+    sender: Sender = "generate",
     burst: int = 1,
     check_every: int = 1,
     max_new_tokens: int = 64,
@@ -49,6 +51,7 @@ def simulation(
         cost=cost,
         host_tokens=host,
         pin_s=pin_s,
+        sender=sender,
         burst=burst,
         check_every=check_every,
         max_new_tokens=max_new_tokens,

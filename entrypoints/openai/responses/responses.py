@@ -82,8 +82,9 @@ class Responses:
         call, spec = request.call, request.call.prompt.spec
         messages = [*request.messages_before, *(before.messages if before else []), *call.conversation.messages]
         prompt = call.prompt
-        if request.store and spec.retain_ttl is None and spec.job_id is None:
-            spec = msgspec.structs.replace(spec, retain_ttl=self._config.response_ttl)
+        if request.store and spec.retain_ttl is None and not spec.is_last_step:
+            ttl = self._config.response_ttl
+            spec = msgspec.structs.replace(spec, retain_ttl=ttl, unasked=spec.job_id is None)
             prompt = dataclasses.replace(prompt, spec=spec)
         return dataclasses.replace(
             call,

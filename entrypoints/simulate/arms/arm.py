@@ -1,12 +1,17 @@
-"""What a study compares, by name: POLICY[@TIME][+pin][+host]."""
+"""What a study compares, by name: POLICY[@TIME][+pin][+chat][+plain][+host]."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ....scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
 from ....scheduler.policies.tools import PinTime
 from .variants import VARIANTS
+
+Sender = Literal["generate", "chat", "plain"]
+"""How a job's turns are sent: by /generate with its job_id; as chats with its job_id; as plain chats, without one."""
+
+EXTRAS = ("pin", "chat", "plain", "host")
 
 
 class Arm(NamedTuple):
@@ -21,15 +26,18 @@ class Arm(NamedTuple):
     """Turns ask for a lease (retain_ttl), as clients of any policy may."""
     host: bool
     """There is a host tier."""
+    sender: Sender = "generate"
 
 
 def arm_named(name: str) -> Arm:
     """Raises ValueError."""
     timed, *extras = name.split("+")
     policy, at, time = timed.partition("@")
-    if policy not in (*POLICIES, *VARIANTS) or set(extras) - {"pin", "host"}:
-        known = ", ".join((*POLICIES, *VARIANTS))
-        raise ValueError(f"{name!r} is not POLICY[@TIME][+pin][+host] with a policy among {known}")
+    if policy not in (*POLICIES, *VARIANTS) or set(extras) - set(EXTRAS):
+        known, extra = ", ".join((*POLICIES, *VARIANTS)), "".join(f"[+{extra}]" for extra in EXTRAS)
+        raise ValueError(f"{name!r} is not POLICY[@TIME]{extra} with a policy among {known}")
+    if {"chat", "plain"} <= set(extras):
+        raise ValueError(f"{name!r}: a chat either names its job (+chat) or does not (+plain)")
     settings = _pin_time(name, time) if at else {}
     variant = policy if policy in VARIANTS else ""
     return Arm(
@@ -38,6 +46,7 @@ def arm_named(name: str) -> Arm:
         settings,
         "pin" in extras,
         "host" in extras or policy in NEEDS_HOST_TIER,
+        "chat" if "chat" in extras else "plain" if "plain" in extras else "generate",
     )
 
 

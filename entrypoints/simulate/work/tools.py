@@ -82,6 +82,8 @@ SHAPES = {
             Tool("train", 0.03, pareto(100.0, 1.5, 900.0)),
         )
     ),
+    # Nothing is called: somebody reads the answer and writes again.
+    "people": ToolShape((Tool("", 1.0, lognormal(10.0, 0.8)),)),
     # No memory and no tail: the age of a call says nothing about its end.
     "exponential": ToolShape((Tool("call", 0.7, exponential(0.5)), Tool("search", 0.3, exponential(3.0)))),
 }

@@ -27,6 +27,8 @@ class Workload:
     """Share of the jobs that, once, go on with a summary of what was said."""
     max_new_tokens: int = 512
     """What an agent asks for; it stops by itself long before."""
+    one_shot: tuple[int, int] = (300, 900)
+    """New prompt tokens of a job that ends with its first turn, where some do."""
 
 
 def _grown(contexts: tuple[int, ...], output: tuple[int, int]) -> tuple[tuple[int, int], ...]:
@@ -40,6 +42,7 @@ CONTEXTS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
 """Prompt tokens of the turns of a published agent trace."""
 
 WORKLOADS = {
+    "chats": Workload(((200, 600), (50, 350)), (60, 160), (5, 8)),
     "agents": Workload(_grown(CONTEXTS, (60, 160)), (60, 160), (8, 8), max_new_tokens=512),
     "agents-3x": Workload(
         _grown(tuple(3 * length for length in CONTEXTS), (120, 320)),
@@ -69,9 +72,11 @@ WORKLOADS = {
 }
 
 
-def make_jobs(workload: Workload, tools: ToolShape, *, rate: float, count: int, seed: int) -> list[Job]:
+def make_jobs(
+    workload: Workload, tools: ToolShape, *, rate: float, count: int, seed: int, one_shots: float = 0.0
+) -> list[Job]:
     """``count`` jobs that arrive at ``rate`` a second. Turns and tools do not depend on the rate: other loads see the
-    same jobs, closer together."""
+    same jobs, closer together. one_shots: the share of them that end with their first turn."""
     gaps = np.random.default_rng((seed, 0)).exponential(size=count)
     arrivals = np.cumsum(gaps) / rate
     lengths = np.random.default_rng((seed, 1)).integers(*workload.system, endpoint=True, size=workload.systems)
@@ -80,6 +85,9 @@ def make_jobs(workload: Workload, tools: ToolShape, *, rate: float, count: int, 
         rng = np.random.default_rng((seed, 2, number))
         system = int(rng.integers(workload.systems))
         turns = make_turns(workload, tools, int(lengths[system]), rng)
+        if one_shots and (drawn := np.random.default_rng((seed, 3, number))).random() < one_shots:
+            new = int(drawn.integers(*workload.one_shot, endpoint=True))
+            turns = (Turn(turns[0].kept, new, turns[0].output),)
         jobs.append(Job(f"job{number}", float(arrivals[number]), turns, 0, system + workload.systems * seed))
     return numbered(jobs)
 
@@ -122,6 +130,7 @@ def workload_named(name: str, scale: float = 1.0) -> Workload:
         found.systems,
         found.compacted,
         found.max_new_tokens,
+        scaled(found.one_shot),
     )
 
 

@@ -381,3 +381,23 @@ def test_what_can_never_fit(scene: Scene) -> None:
 def test_a_prompt_that_is_only_counted(scene: Scene) -> None:
     ids = asyncio.run(scene.chats.render(parse_chat({"messages": [HI]}).call))
     assert bytes(token for token in ids if token != EOS_ID) == b"[user]Hi\n[assistant]" and not scene.manager.prompts
+
+
+@pytest.mark.parametrize(
+    ("fields", "retain_ttl", "unasked"),
+    [
+        ({}, 7.0, True),
+        ({"job_id": "a"}, 7.0, False),
+        ({"job_id": "a", "is_last_step": True}, None, False),
+        ({"retain_ttl": 3.0}, 3.0, False),
+        ({"job_id": "a", "retain_ttl": 0}, 0.0, False),
+    ],
+)
+def test_a_chat_is_kept_for_its_next_turn_whether_or_not_it_names_its_job(
+    tokenizer: Tokenizer, fields: dict[str, Any], retain_ttl: float | None, unasked: bool
+) -> None:
+    scene = Scene(tokenizer, conversation_ttl=7.0)
+    scene.chat(HI, **fields)
+    spec = scene.manager.prompts[-1].spec
+    assert (spec.retain_ttl, spec.unasked) == (retain_ttl, unasked)
+    assert spec.job_id == fields.get("job_id", f"chat-{spec.rid}")

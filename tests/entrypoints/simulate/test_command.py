@@ -59,7 +59,7 @@ def test_a_grid_has_every_combination_once() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--policies", "best"], "'best' is not POLICY[@TIME][+pin][+host]"),
+        (["--policies", "best"], "'best' is not POLICY[@TIME][+pin][+chat][+plain][+host]"),
         (["--policies", "fcfs+host"], "fcfs+host needs a host tier; give its size with --host-gb"),
         (["--trim", "0.5"], "--trim is 0.5"),
         (["--rate", "0"], "0 is not a number above 0"),
@@ -74,6 +74,9 @@ def test_a_grid_has_every_combination_once() -> None:
         (["--rate", "1", "--load", "90"], "not allowed with"),
         (["trace.jsonl", "--tools", "heavy"], "--tools is for made-up workloads; a trace has its own"),
         (["trace.jsonl", "--minutes", "5"], "--minutes is for made-up workloads"),
+        (["trace.jsonl", "--one-shots", "0.5"], "--one-shots is for made-up workloads"),
+        (["--one-shots", "1.5"], "1.5 is not a share, 0 to 1"),
+        (["--policies", "fcfs+chat+plain"], "a chat either names its job (+chat) or does not"),
         (["--host-gb", "10", "--policies", "fcfs", "handoff"], "none of --policies has one; add +host"),
         (["--out", "/proc/nope"], "--out /proc/nope: No such file or directory"),
     ],

@@ -53,6 +53,17 @@ def test_the_same_seed_gives_the_same_jobs_at_any_rate(name: str) -> None:
     assert [job.turns for job in other] != [job.turns for job in fast]
 
 
+def test_a_share_of_the_jobs_ends_with_its_first_turn() -> None:
+    options = {"rate": 1.0, "count": 400, "seed": 1}
+    every, mixed = (make_jobs(WORKLOADS["chats"], SHAPES["people"], one_shots=share, **options) for share in (0.0, 0.4))
+    short = [job for job in mixed if len(job.turns) == 1]
+    assert 120 < len(short) < 200 and all(300 <= job.turns[0].new <= 900 for job in short)
+    assert [job.arrival for job in mixed] == [job.arrival for job in every]
+    left = [(job.turns, same.turns) for job, same in zip(mixed, every) if len(job.turns) > 1]
+    assert all(turns == same for turns, same in left) and {len(turns) for turns, _ in left} == {5, 6, 7, 8}
+    assert {turn.tool for turns, _ in left for turn in turns[:-1]} == {""}
+
+
 def test_contexts_are_those_of_the_published_trace() -> None:
     jobs = make_jobs(WORKLOADS["agents"], SHAPES["shell"], rate=1.0, count=400, seed=0)
     means = np.mean([[turn.prompt for turn in job.turns] for job in jobs], axis=0)

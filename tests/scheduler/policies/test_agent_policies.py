@@ -6,14 +6,16 @@ from typing import Any, get_args
 
 import pytest
 from job_scene import finished, job, tools
-from policy_scene import FILL_TIME, claimed_lease, fcfs, granted_lease
+from policy_scene import FILL_TIME, claimed_lease, fcfs, granted_lease, waiting_request
 
 from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from baton.scheduler.policies.context_serve import FAST_S, ContextServe
 from baton.scheduler.policies.continuum import Continuum
 from baton.scheduler.policies.handoff import Handoff
 from baton.scheduler.policies.lmcache_like import LMCacheLike
 from baton.scheduler.policies.pin_times import MAX_PIN_S
+from baton.scheduler.policies.registry import PINNING, POLICIES, make_policy
 from baton.scheduler.policies.tools import PinTime, PolicyTools
 
 
@@ -70,12 +72,51 @@ def test_no_pin_is_without_end() -> None:
 
 
 def test_handoff_breaks_the_newest_job_first_and_what_is_claimed_last() -> None:
+    """Of jobs that are expected back; those that are not go by how long they have been idle."""
     policy = Handoff(tools())
-    old, new, asked, claimed = (granted_lease(n, idle_since=50.0 + n) for n in range(4))
-    claimed = claimed_lease(3)
-    old.owner, new.owner, claimed.owner = job(1.0), job(40.0), job(60.0)
-    leases = [claimed, old, asked, new]
-    assert sorted(leases, key=lambda lease: policy.lease_value(lease, 99.0)) == [asked, new, old, claimed]
+    old, new, asked, late, later, claimed = (granted_lease(n, idle_since=50.0 + n) for n in range(6))
+    claimed = claimed_lease(5)
+    for lease, arrival, until in ((old, 1.0, 99.0), (new, 40.0, 99.0), (late, 0.5, 98.0), (later, 0.2, 98.0)):
+        lease.owner = KeptTurn(Worth.ASKED_FOR, job(arrival), until)
+    claimed.owner = KeptTurn(Worth.FIRST_TURN)
+    leases = [claimed, old, later, asked, late, new]
+    by_value = sorted(leases, key=lambda lease: policy.lease_value(lease, 99.0))
+    assert by_value == [asked, late, later, new, old, claimed]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_breaks_first_turns_first_and_what_was_returned_to_last(name: str) -> None:
+    """However long each has been idle, and however old its job is; the longest idle of equal worth goes first."""
+    policy = make_policy(name, tools())
+    leases = [granted_lease(n, idle_since=50.0 - n) for n in range(6)]
+    for lease, worth in zip(leases, (0, 0, 1, 1, 2, 2)):
+        lease.owner = KeptTurn(Worth(worth), job(float(lease.serial)))
+    by_value = sorted(leases, key=lambda lease: policy.lease_value(lease, 99.0))
+    assert [lease.serial for lease in by_value] == [1, 0, 3, 2, 5, 4]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_newcomers_need_not_wait_for_first_turns(name: str) -> None:
+    policy = make_policy(name, tools())
+    newcomer = waiting_request(7)
+    young, old = granted_lease(0, idle_since=95.0), granted_lease(1, idle_since=80.0)
+    for worth in Worth:
+        young.owner = old.owner = KeptTurn(worth)
+        assert policy.may_break_for(newcomer, young, 99.0) == (worth is Worth.FIRST_TURN)
+        assert policy.may_break_for(newcomer, old, 99.0)
+    claimed = claimed_lease(2, idle_since=80.0)
+    claimed.owner = KeptTurn(Worth.FIRST_TURN)
+    assert not policy.may_break_for(newcomer, claimed, 99.0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_lease_that_outlasts_its_pin_holds_nobody_up(name: str) -> None:
+    """Policies that say how long a tool is worth waiting for mean it, whoever asked for more."""
+    policy = make_policy(name, tools())
+    lease = granted_lease(0, idle_since=95.0)
+    lease.owner = KeptTurn(Worth.RETURNED, job(1.0), expected_until=97.0)
+    assert not policy.may_break_for(waiting_request(7), lease, 97.0)
+    assert policy.may_break_for(waiting_request(7), lease, 97.5) == (name in PINNING)
 
 
 def test_only_handoff_retires_what_is_done() -> None:

@@ -18,6 +18,10 @@ def test_an_arm_says_how_the_time_of_pins_is_chosen() -> None:
     assert arm_named("continuum@cdf").settings == {"pin_time": "cdf"}
 
 
+def test_an_arm_says_how_turns_are_sent() -> None:
+    assert [arm_named(f"handoff{extra}").sender for extra in ("", "+chat", "+plain")] == ["generate", "chat", "plain"]
+
+
 def test_a_variant_is_a_handoff() -> None:
     assert arm_named("oracle+host") == Arm("handoff", "oracle", {}, pins=False, host=True)
 

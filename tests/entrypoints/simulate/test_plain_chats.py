@@ -1,0 +1,91 @@
+"""Conversations beside one-shot chats of others, on the real scheduler: what is kept of them, named or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import simulation
+
+from baton.entrypoints.simulate.arms.arm import Sender
+from baton.entrypoints.simulate.cost_model import Linear
+from baton.entrypoints.simulate.driver import Simulation
+from baton.entrypoints.simulate.work.job import Job, Turn
+from baton.scheduler.policies.registry import NEEDS_HOST_TIER, PINNING, POLICIES
+
+COST = Linear(fixed_s=0.01, prompt_token_s=4e-4, decode_row_s=1e-3, context_token_s=1e-6)
+CHATS: tuple[Sender, ...] = ("plain", "chat")
+
+
+def conversation(name: str, arrival: float, turns: int = 5, away_s: float = 20.0) -> Job:
+    """Each answer is read by a person: it calls nothing."""
+    made: list[Turn] = []
+    for number in range(turns):
+        made.append(Turn(made[-1].known if made else 0, 30 if number else 60, 10, "", away_s))
+    return Job(name, arrival, tuple(made), 0)
+
+
+def one_shots(tokens: int, start: float, end: float) -> list[Job]:
+    """Chats of 60 tokens that nobody goes on from; so many tokens a 20 s."""
+    gap = 20.0 * 60 / tokens
+    count = int((end - start) / gap)
+    return [Job(f"one{n}", start + n * gap, (Turn(0, 50, 10, ""),), 0) for n in range(count)]
+
+
+def played(jobs: list[Job], sender: Sender, policy: str, **more: Any) -> Simulation:
+    more = {"pool": 800, "cost": COST, "max_new_tokens": 16, "check_every": 50, "burst": 16, **more}
+    played = simulation(jobs, sender=sender, schedule_policy=policy, **more)
+    played.run()
+    return played
+
+
+def kept(done: Simulation, first: int = 1) -> float:
+    """The share of what the conversations' earlier turns had that their turns from ``first`` on found."""
+    turns = [turn for record in done.records if len(record.turns) > 1 for turn in record.turns[first:]]
+    return sum(min(turn.found, turn.kept) for turn in turns) / sum(turn.kept for turn in turns)
+
+
+def scene() -> list[Job]:
+    """Between two turns of each conversation one and a half times the pool comes in one-shots."""
+    return [conversation("a", 0.0), conversation("b", 0.5), *one_shots(1200, 2.0, 95.0)]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_was_returned_to_outlasts_a_flood_of_one_shots(policy: str, page_size: int) -> None:
+    host = 1600 if policy in NEEDS_HOST_TIER else 0
+    done = played(scene(), "plain", policy, page_size=page_size, host=host)
+    assert kept(done, first=2) > 0.9
+    assert not any(record.refused for record in done.records)
+
+
+@pytest.mark.parametrize("host", [0, 1600])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_naming_a_job_never_keeps_less(policy: str, host: int) -> None:
+    if policy in NEEDS_HOST_TIER and not host:
+        return
+    plain, named = (kept(played(scene(), sender, policy, host=host)) for sender in CHATS)
+    assert named >= plain > 0.5
+    if not host:
+        assert named > plain, "a first turn whose job is named is worth more"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", *PINNING])
+def test_conversations_that_are_over_hold_no_room_that_others_need(policy: str) -> None:
+    """They all are returned to, one after the other, and then never again. The oldest job is not the best one."""
+    jobs = [conversation(f"old{n}", 1.5 * n, turns=3, away_s=4.0) for n in range(12)]
+    late = conversation("late", 30.0, away_s=4.0)
+    done = played([*jobs, late, *one_shots(4000, 29.0, 55.0)], "plain", policy)
+    turns = next(record.turns for record in done.records if record.job.name == "late")
+    assert all(turn.recomputed == 0 for turn in turns[2:])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_shots_get_on_while_conversations_hold_the_budget(policy: str) -> None:
+    """Leases of conversations fill it for as long as they may; nobody comes back for them."""
+    jobs = [conversation(f"old{n}", 0.2 * n, turns=2, away_s=1.0) for n in range(40)]
+    host = 1600 if policy in NEEDS_HOST_TIER else 0
+    done = played([*jobs, *one_shots(1200, 8.0, 20.0)], "plain", policy, page_size=64, pool=1024, host=host)
+    assert all(record.end for record in done.records)
+    waited = [record.turns[0].first_token - record.turns[0].sent for record in done.records if len(record.turns) == 1]
+    assert max(waited) < 10.0, "less than the time for which a young lease is protected"

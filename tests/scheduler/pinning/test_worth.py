@@ -1,0 +1,143 @@
+"""What a finished turn is worth, and until when its job is expected back: whose lease gives way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from kv_echo import expected_output
+from scheduler_harness import PAGES, Harness
+
+from baton.radix.lease import Lease
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
+from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+
+LS = (ToolCall("ls", "ls -l"),)
+
+
+def harness(**more: Any) -> Harness:
+    scene = Harness(**{"num_tokens": 1024, "leases": 4, **more})
+    scene.turn_s = 0.01
+    return scene
+
+
+def prompt(number: int, length: int = 70) -> list[int]:
+    return list(range(1000 * number + 1, 1000 * number + length + 1))
+
+
+def chat(scene: Harness, rid: str, ids: list[int], *, job: str | None = None, **more: Any) -> list[int]:
+    """A turn of a plain chat, to its end; its job is named after the first. Returns prompt and output."""
+    fields = {"retain_ttl": 60.0, "unasked": True, **more}
+    scene.add(rid, ids, 4, job_id=job or f"chat-{rid}", **fields)
+    scene.run()
+    assert scene.outcomes[rid, 0].tokens == expected_output(ids, 4, frozenset())
+    return ids + scene.outcomes[rid, 0].tokens
+
+
+def leases(scene: Harness) -> dict[str, Lease]:
+    """Live ones, by the rid of their turn."""
+    return {rid: lease for lease, (rid, _) in scene.scheduler.continuations.leased().items()}
+
+
+def worth(scene: Harness, rid: str) -> Worth:
+    kept = leases(scene)[rid].owner
+    assert isinstance(kept, KeptTurn)
+    return kept.worth
+
+
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {*NEEDS_HOST_TIER}))
+def test_worth_grows_with_what_is_known(policy: str) -> None:
+    scene = harness(policy=policy)
+    said = chat(scene, "first", prompt(1))
+    assert worth(scene, "first") is Worth.FIRST_TURN
+    chat(scene, "back", [*said, 7, 8], job="chat-first")
+    assert worth(scene, "back") is Worth.RETURNED and "first" not in leases(scene), "it took the lease over"
+    chat(scene, "named", prompt(2), job="mine", unasked=False)
+    assert worth(scene, "named") is Worth.ASKED_FOR
+    chat(scene, "elsewhere", prompt(3), job="mine", unasked=False)
+    assert worth(scene, "elsewhere") is Worth.RETURNED, "the job came back, though not to what it had said"
+
+
+def test_what_another_request_waits_for_is_as_good_as_returned_to() -> None:
+    scene = harness()
+    scene.add("parent", prompt(1), 4)
+    scene.continue_from("parent", "child", [5, 6])
+    while scene.outcomes["parent", 0].finish is None:
+        scene.step()
+    assert worth(scene, "parent") is Worth.RETURNED
+    scene.run()
+
+
+@PAGES
+def test_first_turns_neither_displace_nor_outlast_what_was_returned_to(page_size: int) -> None:
+    """There is room for four leases."""
+    scene = harness(page_size=page_size)
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "b", [*said, 7, 8], job="chat-a")
+    for number in range(2, 12):
+        chat(scene, f"one{number}", prompt(number))
+    assert {*leases(scene)} == {"b", "one9", "one10", "one11"}
+    for number in range(12, 16):
+        first = chat(scene, f"c{number}", prompt(number))
+        chat(scene, f"d{number}", [*first, 7, 8], job=f"chat-c{number}")
+    assert {*leases(scene)} == {"d12", "d13", "d14", "d15"}, "of equal worth the longest idle one gives way"
+    chat(scene, "new", prompt(20))
+    retained = scene.outcomes["new", 0].request
+    assert "new" not in leases(scene) and retained is not None and retained.retained is not None
+    assert retained.retained.refused
+
+
+def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
+    scene = harness(policy="handoff", pin_time="fixed", pin_seconds=2.0)
+    pins, table = scene.scheduler.pins, scene.scheduler.leases
+    rids = ("tool", "person", "later")
+    for number, rid in enumerate(rids):
+        chat(scene, rid, prompt(number + 1), job=f"job {rid}", unasked=False)
+        pins.called(rid, 0, () if rid == "person" else LS, scene.now)
+    owners = {rid: lease.owner for rid, lease in leases(scene).items()}
+    until = {rid: kept.expected_until for rid, kept in owners.items() if isinstance(kept, KeptTurn)}
+    assert until["person"] == -math.inf and scene.now < until["tool"] < until["later"] <= scene.now + 2.0
+    by_name = {lease: rid for rid, lease in leases(scene).items()}
+
+    def next_to_break() -> str:
+        first = table.least_valuable(scene.now)
+        assert first is not None
+        return by_name[first]
+
+    assert next_to_break() == "person", "the others' tools run"
+    table.release(leases(scene)["person"])
+    assert next_to_break() == "later", "of jobs that are expected the newest gives way"
+    scene.now = until["tool"] + 0.01
+    pins.settle(scene.now)
+    assert next_to_break() == "tool", "it has not come back in time, the other still may"
+    scene.now += 1.0
+    pins.settle(scene.now)
+    assert next_to_break() == "tool", "both are late; this one for longer"
+
+
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {*NEEDS_HOST_TIER}))
+def test_a_first_turn_makes_room_for_a_newcomer_beside_those_that_run(policy: str) -> None:
+    """It is young, and worth a lease as long as nobody needs the room."""
+    scene = harness(policy=policy, num_tokens=256, lease_protection=100.0)
+    chat(scene, "first", prompt(1, 100))
+    scene.add("runs", prompt(2, 60), 50)
+    scene.step()
+    scene.add("comes", prompt(3, 60), 4)
+    while scene.outcomes["comes", 0].finish is None:
+        scene.step()
+    assert scene.outcomes["runs", 0].finish is None, "it was let in while the other ran"
+    assert "first" not in leases(scene)
+    scene.run()
+
+
+def test_a_retracted_turn_keeps_its_worth() -> None:
+    scene = harness(num_tokens=190)
+    said = chat(scene, "a", prompt(1, 60))
+    scene.add("b", [*said, 7, 8], 40, job_id="chat-a", retain_ttl=60.0, unasked=True)
+    scene.add("other", prompt(2, 60), 40, unasked=True)
+    scene.run()
+    requests = {rid: outcome.request for (rid, _), outcome in scene.outcomes.items() if outcome.request is not None}
+    assert sum(request.retractions for request in requests.values()) > 0
+    assert requests["b"].worth is Worth.RETURNED and requests["other"].worth is Worth.FIRST_TURN
