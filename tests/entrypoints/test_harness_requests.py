@@ -58,7 +58,7 @@ CLAUDE: dict[str, Any] = {
         {"role": "system", "content": "There are agents."},
     ],
     "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cc_entrypoint=cli;"},
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.f03; cc_entrypoint=cli;"},
         {"type": "text", "text": "You are an agent.", **EPHEMERAL},
     ],
     "tools": [

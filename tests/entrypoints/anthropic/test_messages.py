@@ -397,3 +397,21 @@ def test_an_image_in_a_result_is_refused_by_name() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     error = refused(user(text("Hi")), assistant(use("a")), user(result("a", [image])))
     assert (error.code, error.param) == ("unsupported_content", "messages[2].content[0].content[0]")
+
+
+LABEL = "x-anthropic-billing-header: cc_version=2.1.197.%s; cc_entrypoint=cli; cch=%s;"
+
+
+@pytest.mark.parametrize(
+    ("system", "read"),
+    [
+        ([text(LABEL % ("f03", "a")), text("Be brief."), text("")], "Be brief.\n"),
+        ([text(LABEL % ("2a7", "b") + "\nBe brief."), text("Really.")], "Be brief.\nReally."),
+        (LABEL % ("1", "2") + "\nx-anthropic-other: y\nBe brief.", "Be brief."),
+        ("Send x-anthropic-version: 1.\nx-anthropic-beta: 2", "Send x-anthropic-version: 1.\nx-anthropic-beta: 2"),
+        ([text("Be brief."), text("x-anthropic: no label")], "Be brief.\nx-anthropic: no label"),
+    ],
+)
+def test_labels_for_the_provider_do_not_begin_the_prompt(system: Any, read: str) -> None:
+    assert parse(system=system).call.conversation.messages == [{"role": "system", "content": read}, *HI]
+    assert parse(system=LABEL % (1, 2)).call.conversation.messages == HI
