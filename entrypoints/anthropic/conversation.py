@@ -3,7 +3,9 @@
     user       [tool_result, tool_result, text]    tool, tool, user
     assistant  [thinking, text, tool_use]          assistant, with reasoning_content and tool_calls
 
-Neighbours of one role are one message, as Anthropic has it. A last message of the assistant is gone on with.
+Neighbours of one role are one message, as Anthropic has it. Keys that are not read, of messages and of blocks, are
+passed over: clients send back whole answers, and mark what is to be cached. A last message of the assistant is gone on
+with.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ..chat.messages import Conversation, Message
-from ..fields.reading import one_of, refuse_unserved, shown, typed
+from ..fields.reading import one_of, shown, typed
 
 Block = dict[str, Any]
 
@@ -21,17 +23,6 @@ ROLES = ("user", "assistant", "system")
 
 _BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use")}
 """Role -> the types of blocks that its messages take; any other takes text."""
-
-_FIELDS = {
-    "text": ("type", "text"),
-    "thinking": ("type", "thinking"),
-    "redacted_thinking": ("type", "data"),
-    "tool_use": ("type", "id", "name", "input"),
-    "tool_result": ("type", "tool_use_id", "content", "is_error"),
-    "tool_reference": ("type", "tool_name"),
-}
-_WITHOUT_EFFECT = ("cache_control", "citations", "signature", "caller")
-"""Every prefix is cached, marked or not; the rest comes with blocks that were an answer."""
 
 ERROR_MARK = "Error: "
 """Put before the result of a tool that failed: templates have no other place for it."""
@@ -62,7 +53,6 @@ def _turns(given: list[Any]) -> list[tuple[str, list[Block]]]:
         where = f"messages[{number}]"
         if not isinstance(message, dict):
             raise RequestRefused(f"{where} is {shown(message)}; it takes an object with role and content", param=where)
-        refuse_unserved(message, ("role", "content"), {}, (), where=f"{where}.")
         role = one_of(message.get("role"), ROLES, f"{where}.role")
         blocks = _blocks(message.get("content"), f"{where}.content", _BLOCKS.get(role, ("text",)))
         if turns and turns[-1][0] == role:
@@ -91,7 +81,6 @@ def _block(given: Any, where: str, kinds: tuple[str, ...]) -> Block:
             code="unsupported_content",
             param=where,
         )
-    refuse_unserved(given, _FIELDS[kind], {}, _WITHOUT_EFFECT, where=f"{where}.")
     for name in _STRINGS[kind]:
         typed(given.get(name), str, f"{where}.{name}")
     if kind == "tool_use" and not isinstance(given.get("input"), dict):

@@ -14,6 +14,7 @@ from ..description.json_schema import (
     flag,
     list_of,
     open_object,
+    opened,
     string,
     taken,
     whole,
@@ -57,10 +58,12 @@ _TEXT_BLOCK: Schema = {
     "required": ["type", "text"],
 }
 
-_MESSAGE = taken(
-    {"role": enum(*ROLES), "content": either(string(), list_of(_BLOCK))},
-    title="Message",
-    required=("role", "content"),
+_MESSAGE = opened(
+    taken(
+        {"role": enum(*ROLES), "content": either(string(), list_of(_BLOCK))},
+        title="Message",
+        required=("role", "content"),
+    )
 )
 
 _TOOL = taken(

@@ -48,9 +48,29 @@ class Conversation:
         )
 
 
+def split_thoughts(parts: list[Any], where: str) -> tuple[list[str], list[Any]]:
+    """(thoughts, the other parts) of an assistant's content, where clients put thoughts among its parts."""
+    thoughts: list[str] = []
+    others: list[Any] = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") not in THOUGHT_PARTS:
+            others.append(part)
+            continue
+        text = part.get("thinking", part.get("text"))
+        if text is not None and not isinstance(text, str):
+            raise RequestRefused(f"{where}[{number}].thinking takes a string", param=f"{where}[{number}]")
+        if text:
+            thoughts.append(text)
+    return thoughts, others
+
+
+THOUGHT_PARTS = ("thinking", "reasoning", "redacted_thinking")
+"""Types of parts. Only the server that redacted a thought can read it."""
+
+
 def join_parts(parts: list[Any], where: str) -> str:
-    """The text of a message's content parts, which all APIs write as ``{"type": "text", "text": …}``. Raises
-    RequestRefused; pictures, sound and files by name."""
+    """The text of a message's content parts, which all APIs write as ``{"type": "text", "text": …}``; other keys of a
+    part are passed over. Raises RequestRefused; pictures, sound and files by name."""
     texts: list[str] = []
     for number, part in enumerate(parts):
         name = f"{where}[{number}]"

@@ -126,6 +126,11 @@ def taken(
     return _object(listed, about, title, required)
 
 
+def opened(schema: Schema) -> Schema:
+    """The same object, with any other fields, which are passed over."""
+    return {name: value for name, value in schema.items() if name != "additionalProperties"}
+
+
 def answered(
     properties: Properties, about: str = "", *, title: str | None = None, optional: Properties | None = None
 ) -> Schema:

@@ -11,17 +11,17 @@ from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
-from ..chat.messages import Arguments, Conversation, Message, join_parts
+from ..chat.messages import Arguments, Conversation, Message, join_parts, split_thoughts
 from ..chat.tools import Choice, read_tools
 from ..description.json_schema import taken
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
-from ..fields.reading import one_of, refuse_unserved, shown, typed
+from ..fields.reading import one_of, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
 from ..fields.stream_options import include_usage
-from .chat_schema import MAX_TOP_LOGPROBS, MESSAGE, MESSAGE_OFF, PROPERTIES, ROLES
+from .chat_schema import MAX_TOP_LOGPROBS, PROPERTIES, ROLES
 from .common import (
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
@@ -76,7 +76,7 @@ def parse_chat(
     logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
     parallel = fields.get("parallel_tool_calls")
     tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), parallel, ignored)
-    conversation = _conversation(fields, tools, choice)
+    conversation = _conversation(fields, tools, choice, ignored)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():
         asked = LogprobFields(
@@ -151,13 +151,15 @@ def _logprobs(fields: dict[str, Any]) -> int | None:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> Conversation:
+def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice, ignored: Ignored) -> Conversation:
     given = fields.get("messages")
     if not isinstance(given, list) or not given:
         raise RequestRefused("messages takes a list with at least one message", param="messages")
     arguments = Arguments()
-    messages = [_message(message, f"messages[{number}]", arguments) for number, message in enumerate(given)]
-    goes_on = typed(fields.get("continue_final_message", False), bool, "continue_final_message")
+    messages = [_message(message, f"messages[{number}]", arguments, ignored) for number, message in enumerate(given)]
+    # DeepSeek's and Mistral's clients say so in the message.
+    is_prefix = messages[-1]["role"] == "assistant" and given[-1].get("prefix") is True
+    goes_on = typed(fields.get("continue_final_message", is_prefix), bool, "continue_final_message")
     answers = typed(fields.get("add_generation_prompt", not goes_on), bool, "add_generation_prompt")
     if goes_on and (answers or messages[-1]["role"] != "assistant"):
         raise RequestRefused(
@@ -181,39 +183,46 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice) -> 
     )
 
 
-def _message(given: Any, where: str, arguments: Arguments) -> Message:
+def _message(given: Any, where: str, arguments: Arguments, ignored: Ignored) -> Message:
+    """Keys that messages do not have, or have of another role, are passed over: clients send back what some server has
+    answered. ignored: gets those whose content the model would need."""
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with role and content", param=where)
-    refuse_unserved(given, MESSAGE, MESSAGE_OFF, (), where=f"{where}.")
-    if given.get("role") == "function":
-        raise RequestRefused(f"{where} has the role function; use tool, with tool_call_id", param=f"{where}.role")
-    role = one_of(given.get("role"), ROLES, f"{where}.role")
-    content = _content(given.get("content"), f"{where}.content")
-    message: Message = {"role": role, "content": content}
+    for name in ("images", "audio", "videos"):
+        if given.get(name):
+            ignored.add_field(f"{where}.{name}", "the model reads text only")
+    role = given.get("role")
+    role = one_of("tool" if role == "function" else role, ROLES, f"{where}.role")
+    content, thoughts = given.get("content"), []
+    if role == "assistant" and isinstance(content, list):
+        thoughts, content = split_thoughts(content, f"{where}.content")
+    message: Message = {"role": role, "content": _content(content, f"{where}.content")}
     if given.get("name") is not None:
         message["name"] = typed(given["name"], str, f"{where}.name")
-    if role == "tool":
-        message["tool_call_id"] = typed(given.get("tool_call_id"), str, f"{where}.tool_call_id")
     if role == "assistant":
-        return _assistant(message, given, where, arguments)
-    if content is None:
+        return _assistant(message, given, thoughts, where, arguments)
+    if role == "tool":
+        if (call_id := _text(given, "tool_call_id", where)) is not None:
+            message["tool_call_id"] = call_id
+        message["content"] = message["content"] or ""
+    if message["content"] is None:
         raise RequestRefused(f"{where}.content is missing; it takes a string or a list of parts", param=where)
-    for name in ("tool_calls", "reasoning_content", "reasoning", "refusal"):
-        if given.get(name):
-            raise RequestRefused(f"{where}.{name} belongs to the assistant's messages", param=f"{where}.{name}")
-    if role != "tool" and given.get("tool_call_id"):
-        raise RequestRefused(f"{where}.tool_call_id belongs to a tool's message", param=f"{where}.tool_call_id")
     return message
 
 
-def _assistant(message: Message, given: dict[str, Any], where: str, arguments: Arguments) -> Message:
+def _assistant(
+    message: Message, given: dict[str, Any], thoughts: list[str], where: str, arguments: Arguments
+) -> Message:
+    """thoughts: those that stood among the parts of its content."""
     calls = given.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise RequestRefused(f"{where}.tool_calls takes a list", param=f"{where}.tool_calls")
+    if not calls and isinstance(given.get("function_call"), dict):  # as OpenAI had it before tool_calls
+        calls = [{"function": given["function_call"]}]
     if calls:
         message["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]", arguments) for i, call in enumerate(calls)]
     reasoning, other, refusal = (_text(given, name, where) for name in ("reasoning_content", "reasoning", "refusal"))
-    if reasoning := reasoning or other:
+    if reasoning := reasoning or other or ("\n".join(thoughts) if thoughts else other):
         message["reasoning_content"] = reasoning
     if message["content"] is None:
         message["content"] = refusal or ""

@@ -17,6 +17,7 @@ from ..description.json_schema import (
     nullable,
     number,
     open_object,
+    opened,
     string,
     taken,
     whole,
@@ -41,10 +42,8 @@ MAX_TOP_LOGPROBS = 20
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-MESSAGE_OFF: dict[str, tuple] = {"function_call": (), "audio": (), "annotations": ([],), "prefix": (False,)}
-
 MESSAGE: Properties = {
-    "role": enum(*ROLES),
+    "role": enum(*ROLES, "function", about="function is an older name of tool."),
     "content": TEXT,
     "name": string(),
     "tool_calls": list_of(
@@ -72,9 +71,7 @@ _MAX_TOKENS: Schema = SAMPLING["max_new_tokens"] | {"default": None}
 
 PROPERTIES: Properties = {
     "model": MODEL,
-    "messages": list_of(
-        taken(MESSAGE, title="ChatMessage", required=("role",), unsupported=MESSAGE_OFF), "The chat so far.", least=1
-    ),
+    "messages": list_of(opened(taken(MESSAGE, title="ChatMessage", required=("role",))), "The chat so far.", least=1),
     "max_tokens": _MAX_TOKENS,
     "max_completion_tokens": _MAX_TOKENS,
     "min_tokens": SAMPLING["min_new_tokens"],

@@ -16,37 +16,16 @@ from typing import Any
 from ....scheduler.outcome import RequestRefused
 from ...chat.messages import Arguments, Message, join_parts, read_arguments
 from ...fields.ignored import Ignored
-from ...fields.reading import one_of, refuse_unserved, shown, typed
+from ...fields.reading import one_of, shown, typed
 from .response_schema import HOSTED_CALLS
 from .tools import custom_arguments, qualified
 
 ROLES = ("user", "system", "developer", "assistant")
 
-_SERVED: dict[str, tuple] = {
-    # Kind -> its fields. What only says how an item came to be (id, status, phase) has no effect.
-    "message": ("type", "role", "content"),
-    "reasoning": ("type", "summary", "content"),
-    "function_call": ("type", "call_id", "name", "arguments", "namespace"),
-    "function_call_output": ("type", "call_id", "output"),
-    "custom_tool_call": ("type", "call_id", "name", "input", "namespace"),
-    "custom_tool_call_output": ("type", "call_id", "output"),
-}
-_OFF: dict[str, dict[str, tuple]] = {
-    "message": {},
-    "reasoning": {},
-    "function_call": {"caller": (), "async": (False,)},
-    "function_call_output": {"caller": ()},
-    "custom_tool_call": {"caller": ()},
-    "custom_tool_call_output": {"caller": ()},
-}
-_WITHOUT_EFFECT: dict[str, tuple] = {
-    "message": ("id", "status", "phase"),
-    "reasoning": ("id", "status", "encrypted_content"),
-    "function_call": ("id", "status"),
-    "function_call_output": ("id", "status", "name", "namespace"),
-    "custom_tool_call": ("id", "status"),
-    "custom_tool_call_output": ("id", "status", "name", "namespace"),
-}
+KINDS = (
+    "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+)  # fmt: skip
+"""Types of items. Keys that are not read are passed over: most say how an item came to be (id, status, phase)."""
 
 
 def read_input(given: Any, rid: str, ignored: Ignored | None = None) -> tuple[list[Message], list[dict]]:
@@ -64,7 +43,6 @@ def read_input(given: Any, rid: str, ignored: Ignored | None = None) -> tuple[li
             ignored.add_field(where, f"the model is not shown a {item['type']}")
             continue
         kind = _kind(item, where)
-        refuse_unserved(item, _SERVED[kind], _OFF[kind], _WITHOUT_EFFECT[kind], where=f"{where}.")
         listed.append({"id": f"{_PREFIXES[kind]}_{rid}_in{number}", **_READ[kind](messages, item, where)})
         if isinstance(item.get("id"), str):
             listed[-1]["id"] = item["id"]
@@ -99,7 +77,7 @@ def _kind(item: Any, where: str) -> str:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference" if "id" in item else None
-    if isinstance(kind, str) and kind in _SERVED:
+    if isinstance(kind, str) and kind in KINDS:
         return kind
     if kind == "item_reference":
         raise RequestRefused(
@@ -109,7 +87,7 @@ def _kind(item: Any, where: str) -> str:
             param=where,
         )
     raise RequestRefused(
-        f"{where} is of type {shown(kind)}, which is not supported; this server takes {', '.join(_SERVED)}",
+        f"{where} is of type {shown(kind)}, which is not supported; this server takes {', '.join(KINDS)}",
         code="unsupported_item",
         param=where,
     )

@@ -264,7 +264,6 @@ def test_the_system_may_speak_later_and_an_empty_prompt_is_none() -> None:
         ("Hi", "messages[0]"),
         ({"role": "tool", "content": "x"}, "messages[0].role"),
         ({"content": "x"}, "messages[0].role"),
-        ({"role": "user", "content": "x", "name": "me"}, "messages[0].name"),
         ({"role": "user"}, "messages[0].content"),
         (user({"type": "image", "source": {}}), "messages[0].content[0]"),
         (user({"type": "document", "source": {}}), "messages[0].content[0]"),
@@ -272,7 +271,6 @@ def test_the_system_may_speak_later_and_an_empty_prompt_is_none() -> None:
         (user({"type": "thinking", "thinking": "x", "signature": ""}), "messages[0].content[0]"),
         (user("x"), "messages[0].content[0]"),  # type: ignore[arg-type]
         (user({"type": "text"}), "messages[0].content[0].text"),
-        (user(text("x") | {"colour": "red"}), "messages[0].content[0].colour"),
         (user(result("1", [{"type": "image", "source": {}}])), "messages[0].content[0].content[0]"),
         (user(result("1", 5)), "messages[0].content[0].content"),
         (user(result("1", "x", is_error="yes")), "messages[0].content[0].is_error"),
@@ -415,3 +413,19 @@ LABEL = "x-anthropic-billing-header: cc_version=2.1.197.%s; cc_entrypoint=cli; c
 def test_labels_for_the_provider_do_not_begin_the_prompt(system: Any, read: str) -> None:
     assert parse(system=system).call.conversation.messages == [{"role": "system", "content": read}, *HI]
     assert parse(system=LABEL % (1, 2)).call.conversation.messages == HI
+
+
+def test_messages_and_blocks_with_more_keys_than_the_standard() -> None:
+    more = {"id": "m", "timestamp": 1, "cache_control": None, "provider_specific_fields": {"a": 1}, "index": 0}
+    call = {"type": "tool_use", "id": "c", "name": "ls", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a"}]}
+    blocks = [[{"type": "text", "text": "Hi"}], [{"type": "thinking", "thinking": "t"}, call], [result]]
+    roles = ["user", "assistant", "user"]
+    body = {"model": "m", "max_tokens": 9}
+    plain = [{"role": role, "content": content} for role, content in zip(roles, blocks, strict=True)]
+    echoed = [
+        {"role": role, "type": "message", "usage": {}, **more, "content": [more | block for block in content]}
+        for role, content in zip(roles, blocks, strict=True)
+    ]
+    expected = parse_messages({**body, "messages": plain}).call.conversation
+    assert parse_messages({**body, "messages": echoed}).call.conversation == expected

@@ -108,7 +108,6 @@ def test_items_are_listed_as_they_were_understood() -> None:
         (says("user", [{"type": "input_image", "image_url": "data:"}]), "input[1].content[0]", "input_image"),
         (says("user", [{"type": "input_file", "file_id": "f"}]), "input[1].content[0]", "input_file"),
         (says("user", [{"type": "input_audio"}]), "input[1].content[0]", "input_audio"),
-        (says("user", "a", tool_calls=[]), "input[1].tool_calls", "unknown field"),
         (CALL | {"arguments": {}}, "input[1].arguments", "a string"),
         (CALL | {"call_id": None}, "input[1].call_id", "a string"),
         ({"type": "function_call_output", "output": "x"}, "input[1].call_id", "a string"),
@@ -155,3 +154,23 @@ def test_calls_of_custom_tools_and_of_namespaces() -> None:
 def test_an_input_of_items_that_are_passed_over_is_none() -> None:
     with pytest.raises(RequestRefused, match="no item that the model can read"):
         read_input([{"type": "web_search_call", "id": "ws_1"}], "r")
+
+
+def test_items_with_more_keys_than_the_standard() -> None:
+    more = {
+        "id": "i",
+        "status": "completed",
+        "phase": "x",
+        "timestamp": 1,
+        "provider_specific_fields": None,
+        "caller": {},
+    }
+    part = {"type": "input_text", "text": "Hi", "annotations": [], "logprobs": [], "cache_control": None}
+    items = [
+        {"type": "message", "role": "user", "content": [part]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+        {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}", "async": True},
+        {"type": "function_call_output", "call_id": "c", "output": "a"},
+    ]
+    plain, _ = read_input(items, "r")
+    assert read_input([item | more for item in items], "r")[0] == plain
