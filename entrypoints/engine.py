@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from ..runtime.checkpoint.model_files import resolve_model_folder
+from ..runtime.clients import SOLE_CLIENT
 from ..runtime.text.tokenizer import Tokenizer
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
@@ -104,21 +105,23 @@ class Engine:
 
     def release(self, rid: str) -> bool:
         """Give up the leases (``retain_ttl``) of finished request ``rid``. False if it has none, or none any more."""
-        return self._threads.run(self._manager.control.release(read_rid(rid, "rid")))
+        return self._threads.run(self._manager.control.release(SOLE_CLIENT, read_rid(rid, "rid")))
 
     async def async_release(self, rid: str) -> bool:
         """`release` for asyncio."""
-        return await self._threads.there(self._manager.control.release(read_rid(rid, "rid")))
+        return await self._threads.there(self._manager.control.release(SOLE_CLIENT, read_rid(rid, "rid")))
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def jobs(self, cache_salt: str = "", extra_key: str = "") -> list[dict]:
         """The jobs of a namespace, as GET /jobs; the one that was here last comes last."""
-        return self._threads.run(self._manager.control.jobs(namespace_of(cache_salt, extra_key)))
+        return self._threads.run(self._manager.control.jobs(SOLE_CLIENT, namespace_of(cache_salt, extra_key)))
 
     def end_job(self, job_id: str, cache_salt: str = "", extra_key: str = "") -> dict | None:
         """Abort a job's open requests and give up what is kept for it, as DELETE /jobs/ID. None if it is not known."""
-        return self._threads.run(self._manager.control.end_job(namespace_of(cache_salt, extra_key), job_id))
+        return self._threads.run(
+            self._manager.control.end_job(SOLE_CLIENT, namespace_of(cache_salt, extra_key), job_id)
+        )
 
     # -- item tries ------------------------------------------------------------------------------------------------
 
@@ -163,7 +166,7 @@ class Engine:
 
     def get_cache_leases(self, after: int = -1, limit: int = 100) -> dict:
         """A page of the live leases, as GET /cache/leases."""
-        return self._threads.run(self._manager.control.leases(after, limit))
+        return self._threads.run(self._manager.control.leases(SOLE_CLIENT, after, limit))
 
     def get_cache_statistics(self) -> dict:
         """What the prefix cache found, and what it let go, as GET /cache/statistics."""
@@ -210,12 +213,12 @@ class Engine:
         return parse_generate({name: _plain(value) for name, value in (given | fields).items()})
 
     async def _answer(self, batch: PromptBatch) -> dict | list[dict]:
-        with await self._manager.open(batch.prompts, stream=False) as answer:
+        with await self._manager.open(SOLE_CLIENT, batch.prompts, stream=False) as answer:
             return whole_response(await answer.outputs(), batch)
 
     async def _stream(self, batch: PromptBatch) -> AsyncGenerator[dict, None]:
         incremental = self.args.server.incremental_streaming_output
-        with await self._manager.open(batch.prompts, stream=True) as answer:
+        with await self._manager.open(SOLE_CLIENT, batch.prompts, stream=True) as answer:
             async for output in stream_events(answer, batch, incremental=incremental):
                 yield output
 
@@ -246,7 +249,7 @@ class Engine:
         await self._manager.control.load_item_trie(name, await build_item_trie(items))
 
     async def _abort(self, rid: str | None) -> list[str]:
-        return self._manager.abort(None if rid is None else read_rid(rid, "rid"))
+        return self._manager.abort(SOLE_CLIENT, None if rid is None else read_rid(rid, "rid"))
 
 
 async def _next(outputs: AsyncGenerator[dict, None]) -> Any:

@@ -27,6 +27,7 @@ import uvloop
 
 from ..runtime.checkpoint.generation_config import load_sampling_defaults
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
+from ..runtime.clients import SOLE_CLIENT
 from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
@@ -40,7 +41,7 @@ from ..scheduler.request_spec import RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from .chat.setup import ChatSetup, ChatSetupError
 from .http.health_routes import Readiness
-from .http.keys import Keys, read_keys
+from .http.keys import Keys, exposure_warning, read_keys
 from .http.server import build_app
 from .http.wire.connection import Connection, ConnectionLimits, protocol_class
 from .server_args import parse_command_line, with_seed
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     # Prompts are tokenised one at a time here, and the model needs the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logging("server", args.server.log_level)
+    if warning := exposure_warning(args.server.host, keys):
+        logger.warning("%s", warning)
     if args.server.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
     for note in args.notes:
@@ -220,7 +223,7 @@ class _Server:
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         prompt = Prompt(spec=RequestSpec(rid="server-warm-up", sampling=sampling, retain_ttl=0.0), input_ids=[0])
         try:
-            with await self._manager.open([prompt], stream=False) as answer:
+            with await self._manager.open(SOLE_CLIENT, [prompt], stream=False) as answer:
                 await answer.outputs()
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None

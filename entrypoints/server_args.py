@@ -109,7 +109,8 @@ def parse_command_line(argv: list[str]) -> ServerArgs:
     if unknown:
         raise UsageError(_about_unknown(unknown[0], parser))
     for name in (*SECRETS, *(f"{secret}_file" for secret in SECRETS)):
-        if not given.get(name, "given nothing").strip():  # as "$KEY" is where KEY is not set
+        values = given.get(name, "given nothing")
+        if not all(value.strip() for value in ([values] if isinstance(values, str) else values)):  # as "$KEY" may be
             raise UsageError(f"{flag_name(name)} is empty; a server without a key is one without the flag")
     if (file := given.pop("config", None)) is None:
         return dataclasses.replace(compose(given), notes=notes)
@@ -195,7 +196,7 @@ def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         return options | {"action": action}
     if kind == tuple[str, ...]:
-        return options | {"action": "append", "metavar": "NAME=FILE"}
+        return options | {"action": "append", "metavar": "KEY" if field.name in SECRETS else "NAME=FILE"}
     if choices := _choices(field, kind):
         return options | {"choices": choices, "metavar": "{" + ",".join(choices) + "}"}
     kind = _if_given(kind)

@@ -29,9 +29,18 @@ class ServerConfig:
     port: int = flag(30000, "port to listen on; 0 takes a free one and logs it")
     served_model_name: str = flag("", "the model's name in the API; default: --model-path")
     serve_any_model_name: bool = flag(False, "take requests for any model name, also where --served-model-name is set")
-    api_key: str = flag("", "clients must send it as 'Authorization: Bearer KEY'; better in a file or BATON_API_KEY")
-    api_key_file: str = flag("", "file with that key; without either, BATON_API_KEY of the environment; else no check")
-    admin_api_key: str = flag("", "asked for instead where a call changes the server for everybody")
+    api_key: tuple[str, ...] = flag(
+        (),
+        "key that a client must send as 'Authorization: Bearer KEY'; may be given several times, for several clients. "
+        "Better in a file or BATON_API_KEY",
+    )
+    api_key_file: str = flag(
+        "",
+        "file with that key, or with a line 'name: key' for each client; without either, BATON_API_KEY of the "
+        "environment; else no check",
+    )
+    isolate_clients: bool = flag(False, "clients share no KV cache: each has a namespace of its own")
+    admin_api_key: str = flag("", "asked for instead where a call shows or changes what belongs to everybody")
     admin_api_key_file: str = flag("", "file with that key; without either, BATON_ADMIN_API_KEY of the environment")
     allowed_hosts: str = flag(
         "", "names this server goes by, with commas between, or *; addresses, localhost and --host always count"

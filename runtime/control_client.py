@@ -15,6 +15,7 @@ import msgspec
 from ..scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ..scheduler.outcome import RequestRefused
 from .channels import Sender
+from .clients import Client, split_name
 from .constraints.item_tries import check_name, pack_trie
 from .messages import (
     ControlReply,
@@ -81,32 +82,71 @@ class ControlClient:
         self.paused = False
         """Has the worker been told to launch no steps?"""
 
-    async def release(self, rid: str, timeout_s: float = 10.0) -> bool:
-        """Give up the leases of the finished request ``rid``. False if it has none (any more)."""
-        reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=rid), "release", timeout_s)
+    # -- what clients name -----------------------------------------------------------------------------------------
+
+    async def release(self, client: Client, rid: str, timeout_s: float = 10.0) -> bool:
+        """Give up the leases of the client's finished request ``rid``. False if it has none (any more)."""
+        name = client.qualified(rid)
+        reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=name), "release", timeout_s)
         return _payload(reply)
 
-    async def jobs(self, namespace: str, job_id: str | None = None, timeout_s: float = 10.0) -> list[dict]:
-        """What is known of the jobs of a namespace, or of one: then none or one. See scheduler/jobs/report.py."""
+    async def job(self, client: Client, namespace: str, job_id: str, timeout_s: float = 10.0) -> dict | None:
+        """What is known of one of the client's jobs. See scheduler/jobs/report.py."""
+        scope, name = client.kv_namespace(namespace), client.qualified(job_id)
         reply = await self._ask(
-            lambda call_id: DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id), "jobs", timeout_s
+            lambda call_id: DescribeJobs(call_id=call_id, namespace=scope, job_id=name), "jobs", timeout_s
+        )
+        return next((_stripped_job(client, job) for job in _payload(reply)), None)
+
+    async def jobs(self, client: Client, namespace: str, timeout_s: float = 10.0) -> list[dict]:
+        """What is known of the client's jobs in a namespace; the one that was here last comes last."""
+        scope, prefix = client.kv_namespace(namespace), client.prefix
+        reply = await self._ask(
+            lambda call_id: DescribeJobs(call_id=call_id, namespace=scope, prefix=prefix), "jobs", timeout_s
+        )
+        return [_stripped_job(client, job) for job in _payload(reply)]
+
+    async def jobs_of_all_clients(self, timeout_s: float = 10.0) -> list[dict]:
+        """What is known of all jobs, each with the ``client`` it belongs to. The server must tell clients apart."""
+        reply = await self._ask(lambda call_id: DescribeJobs(call_id=call_id, namespace=None), "jobs", timeout_s)
+        jobs = []
+        for job in _payload(reply):
+            owner = Client(split_name(job["job_id"])[0])
+            jobs.append({"client": owner.name, **_stripped_job(owner, job)})
+        return jobs
+
+    async def end_job(self, client: Client, namespace: str, job_id: str, timeout_s: float = 10.0) -> dict | None:
+        """End one of the client's jobs: abort its open requests, give up what is kept for it. Returns the rids
+        ``aborted`` and the ``released_tokens``; None if the job is not known."""
+        scope, name = client.kv_namespace(namespace), client.qualified(job_id)
+        reply = await self._ask(
+            lambda call_id: EndJob(call_id=call_id, namespace=scope, job_id=name), "the end of a job", timeout_s
+        )
+        ended = _payload(reply)
+        return None if ended is None else {**ended, "aborted": [client.stripped(rid) for rid in ended["aborted"]]}
+
+    async def leases(self, client: Client, after: int = -1, limit: int = 100, timeout_s: float = 10.0) -> dict:
+        """A page of the client's live leases; see scheduler/continuation/report.py."""
+        page = await self._leases(client.name or None, after, limit, timeout_s)
+        return page | {"leases": [_stripped_lease(client, lease) for lease in page["leases"]]}
+
+    async def leases_of_all_clients(self, after: int = -1, limit: int = 100, timeout_s: float = 10.0) -> dict:
+        """A page of all live leases, each with the ``client`` it belongs to. The server must tell clients apart."""
+        page = await self._leases(None, after, limit, timeout_s)
+        leases = [
+            {"client": lease["user"], **_stripped_lease(Client(lease["user"]), lease)} for lease in page["leases"]
+        ]
+        return page | {"leases": leases}
+
+    async def _leases(self, client: str | None, after: int, limit: int, timeout_s: float) -> dict:
+        reply = await self._ask(
+            lambda call_id: DescribeLeases(call_id=call_id, after=after, limit=limit, client=client),
+            "leases",
+            timeout_s,
         )
         return _payload(reply)
 
-    async def leases(self, after: int = -1, limit: int = 100, timeout_s: float = 10.0) -> dict:
-        """A page of the live leases; see scheduler/continuation/report.py."""
-        reply = await self._ask(
-            lambda call_id: DescribeLeases(call_id=call_id, after=after, limit=limit), "leases", timeout_s
-        )
-        return _payload(reply)
-
-    async def end_job(self, namespace: str, job_id: str, timeout_s: float = 10.0) -> dict | None:
-        """End a job: abort its open requests, give up what is kept for it. Returns the rids ``aborted`` and the
-        ``released_tokens``; None if the job is not known."""
-        reply = await self._ask(
-            lambda call_id: EndJob(call_id=call_id, namespace=namespace, job_id=job_id), "the end of a job", timeout_s
-        )
-        return _payload(reply)
+    # -- what the server has ---------------------------------------------------------------------------------------
 
     async def flush_cache(self, timeout_s: float = 30.0) -> None:
         """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
@@ -220,6 +260,21 @@ class ControlClient:
             ) from None
         finally:
             self._waiting.pop(call_id, None)
+
+
+def _stripped_job(client: Client, job: dict) -> dict:
+    """A job as its client named it, its requests, and its pins."""
+    return {
+        **job,
+        "job_id": client.stripped(job["job_id"]),
+        "open_requests": [client.stripped(rid) for rid in job["open_requests"]],
+        "pins": [{**pin, "rid": client.stripped(pin["rid"])} for pin in job["pins"]],
+    }
+
+
+def _stripped_lease(client: Client, lease: dict) -> dict:
+    names = {name: None if lease[name] is None else client.stripped(lease[name]) for name in ("rid", "job_id")}
+    return lease | names
 
 
 def _payload(reply: ControlReply) -> Any:

@@ -313,11 +313,11 @@ class EventLoop:
                 self._control.reply(message.call_id, self._scheduler.continuations.release(message.rid))
             case StepCalls():
                 self._scheduler.pins.called(message.rid, message.index, message.calls, now)
-            case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id):
-                self._control.reply(call_id, self._scheduler.pins.describe(namespace, job_id, now))
-            case DescribeLeases(call_id=call_id, after=after, limit=limit):
+            case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id, prefix=prefix):
+                self._control.reply(call_id, self._scheduler.pins.describe(namespace, job_id, now, prefix))
+            case DescribeLeases(call_id=call_id, after=after, limit=limit, client=client):
                 leases, names = self._scheduler.leases, self._scheduler.continuations.leased()
-                self._control.reply(call_id, describe_leases(leases, names, now, after, limit))
+                self._control.reply(call_id, describe_leases(leases, names, now, after, limit, client))
             case EndJob():
                 self.end_job(message, now)
             case WatchRequests() | WalkTree():

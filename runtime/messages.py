@@ -49,19 +49,23 @@ class EndJob(Message, frozen=True):
 
 
 class DescribeJobs(Message, frozen=True):
-    """What is known of the jobs of a namespace, or of one; answered by a ControlReply with a list. See jobs.py."""
+    """What is known of the jobs of a namespace (None: of all) whose ids begin with ``prefix``, or of one; answered by a
+    ControlReply with a list. See scheduler/jobs/report.py."""
 
     call_id: int
-    namespace: str
+    namespace: str | None
+    prefix: str = ""
     job_id: str | None = None
 
 
 class DescribeLeases(Message, frozen=True):
-    """What is leased, a page of it; answered by a ControlReply. See scheduler/continuation/report.py."""
+    """What is leased, a page of it; answered by a ControlReply. client: only what counts in its budget; None for all.
+    See scheduler/continuation/report.py."""
 
     call_id: int
     after: int
     limit: int
+    client: str | None = None
 
 
 class WatchRequests(Message, frozen=True):

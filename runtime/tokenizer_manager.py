@@ -10,6 +10,7 @@ Lives on one asyncio loop, in the HTTP process or in the Engine's loop thread. K
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from ..scheduler.request_spec import RequestSpec
 from ..scheduler.token_buffer import pack_ids, unpack_ids
 from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
+from .clients import Client
 from .control_client import Availability, ControlClient
 from .dashboard.watch_client import WatchClient
 from .jobs.step_reader import ReadCalls, StepReader
@@ -49,9 +51,11 @@ _IDS_OF_A_WORD = 200
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A rid the worker knows. answer: None once its caller has gone. first: its sample 0's position in the answer."""
+    """A rid the worker knows. answer: None once its caller has gone. prompt: with qualified names. first: its sample
+    0's position in the answer."""
 
     answer: Answer | None
+    client: Client
     prompt: Prompt
     first: int
     unfinished: int
@@ -89,6 +93,7 @@ class TokenizerManager:
         self._step_reader = StepReader(self._sender, read_calls)
         self._recorder = recorder
         self._open: dict[str, _OpenRequest] = {}
+        """By qualified rid, as everything that comes from the worker."""
         self._heard_at = self._output_at = time.monotonic()
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -123,8 +128,8 @@ class TokenizerManager:
         """Wait until the worker has said that it can serve."""
         await self._availability.wait_ready()
 
-    async def open(self, prompts: list[Prompt], *, stream: bool) -> Answer:
-        """Start a call. All its prompts are checked before the first is sent. Raises RequestRefused.
+    async def open(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Answer:
+        """Start a call of a client. All its prompts are checked before the first is sent. Raises RequestRefused.
 
         A continuation never overtakes a parent whose call was opened before it, however long the parent's text is.
         """
@@ -132,17 +137,26 @@ class TokenizerManager:
         limits = self._availability.check()
         async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
             specs = await _checked_specs(prompts, tokenized, limits, stream, self.tokenizer)
-            return self._register(prompts, specs, started)
+            return self._register(client, prompts, specs, started)
 
-    def abort(self, rid: str | None) -> list[str]:
-        """End the request ``rid``, every prompt of the call ``rid``, or everything (None). Returns the open rids.
+    def abort(self, client: Client, rid: str | None) -> list[str]:
+        """End the client's request ``rid``, every prompt of its call ``rid``, or all its requests (None). Returns the
+        open rids.
 
         Their callers get what was generated, with finish reason ``abort``.
         """
         if rid is None:
-            found = list(self._open)
+            found = [name for name in self._open if client.owns(name)]
         else:
-            found = [name for name, request in self._open.items() if rid in (name, request.prompt.group)]
+            asked = client.qualified(rid)
+            found = [name for name, request in self._open.items() if asked in (name, request.prompt.group)]
+        for name in found:
+            self._send_abort(name)
+        return [client.stripped(name) for name in found]
+
+    def abort_all(self) -> list[str]:
+        """End the requests of every client. Returns their rids, qualified."""
+        found = list(self._open)
         for name in found:
             self._send_abort(name)
         return found
@@ -193,30 +207,32 @@ class TokenizerManager:
 
     # -- towards the worker ----------------------------------------------------------------------------------------
 
-    def _register(self, prompts: list[Prompt], specs: list[RequestSpec], started: float) -> Answer:
+    def _register(self, client: Client, prompts: list[Prompt], specs: list[RequestSpec], started: float) -> Answer:
         # No await in here: between the checks and the registration nothing else may run.
         self._availability.check()
+        specs = list(map(client.qualified_spec, specs))
         rids = set()
-        for prompt in prompts:
-            if prompt.rid in self._open:
+        for prompt, spec in zip(prompts, specs, strict=True):
+            if spec.rid in self._open:
                 raise RequestRefused(
                     f"a request with rid {prompt.rid!r} is still open; use another rid or wait for its end",
                     status=409,
                     code="duplicate_rid",
                     param="rid",
                 )
-            if prompt.rid in rids:
+            if spec.rid in rids:
                 raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
-            rids.add(prompt.rid)
+            rids.add(spec.rid)
         if self._recorder is not None:
             specs = list(map(self._recorder.asking, specs))
         frames = list(map(self._sender.packed, specs))  # all of them first: what cannot be packed leaves nothing open
-        answer = Answer(prompts, started, self._abandon, self.tokenizer.token_text)
+        qualified = [_qualified(client, prompt) for prompt in prompts]
+        answer = Answer(prompts, started, lambda gone: self._abandon(gone, qualified), self.tokenizer.token_text)
         first = 0
-        for prompt, spec, frame in zip(prompts, specs, frames, strict=True):
+        for prompt, spec, frame in zip(qualified, specs, frames, strict=True):
             n = prompt.sampling.n
             meter = RequestMeter(self.metrics, prompt, started=started, streams=spec.stream)
-            self._open[prompt.rid] = _OpenRequest(answer, prompt, first, unfinished=n, meter=meter)
+            self._open[spec.rid] = _OpenRequest(answer, client, prompt, first, unfinished=n, meter=meter)
             first += n
             self.metrics.num_requests.inc()
             if prompt.continuation is None:
@@ -227,10 +243,11 @@ class TokenizerManager:
         self._emptied.clear()
         return answer
 
-    def _abandon(self, answer: Answer) -> None:
-        """The answer's reader has gone: abort its unfinished requests, which stay registered until they end."""
+    def _abandon(self, answer: Answer, prompts: list[Prompt]) -> None:
+        """The answer's reader has gone: abort its unfinished requests, which stay registered until they end. prompts:
+        the answer's, with qualified names."""
         given_up = False
-        for prompt in answer.prompts:
+        for prompt in prompts:
             request = self._open.get(prompt.rid)
             if request is not None and request.answer is answer:
                 request.answer = None
@@ -309,7 +326,8 @@ class TokenizerManager:
         if request.answer is not None:
             # The worker knows only ids; tell the caller the field they came from.
             param = request.prompt.source if error.param == "input_ids" else error.param
-            request.answer.fail(RequestRefused(error.message, status=error.status, code=error.code, param=param))
+            message = request.client.stripped_text(error.message, request.prompt.spec)
+            request.answer.fail(RequestRefused(message, status=error.status, code=error.code, param=param))
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]
@@ -318,6 +336,12 @@ class TokenizerManager:
             self._recorder.forget(rid)
         if not self._open:
             self._emptied.set()
+
+
+def _qualified(client: Client, prompt: Prompt) -> Prompt:
+    """The prompt with qualified names. A probe of the server's own belongs to no call, and its group stays empty."""
+    group = client.qualified(prompt.group) if prompt.group else ""
+    return dataclasses.replace(prompt, spec=client.qualified_spec(prompt.spec), group=group) if client.name else prompt
 
 
 async def _checked_specs(

@@ -15,7 +15,7 @@ from .tools import Choice
 class ChatCall:
     """prompt: its settings; the tokens come with the template. tools: in OpenAI's shape. separate_reasoning: thoughts
     are told from words, where the model marks them. after: the turn that it goes on from, where the API knows which; it
-    is of the same namespace."""
+    is of the same client and namespace."""
 
     prompt: Prompt
     stream: bool

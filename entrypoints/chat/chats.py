@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ...runtime.answer import Answer, Output
+from ...runtime.clients import Client
 from ...runtime.prompt import Prompt
 from ...runtime.text.incremental_decode import IncrementalDecoder
 from ...runtime.text.token_bytes import TokenBytes
@@ -65,17 +66,19 @@ class Chats:
             tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
         )
 
-    async def open(self, call: ChatCall) -> ChatAnswer:
-        """Start a chat. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
+    async def open(self, client: Client, call: ChatCall) -> ChatAnswer:
+        """Start a chat of a client. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
         size = self.check_size(call.conversation)
         rendered, forced, make_parser = await self._rendered(call, size)
-        known = await beside_others(size, lambda: self._known(call, rendered + forced))
+        scope = client.scope(call.prompt.spec.namespace)
+        known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
         prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
-        answer = await self._manager.open([prompt], stream=call.stream)
+        answer = await self._manager.open(client, [prompt], stream=call.stream)
 
         turn = _Asked(
             prompt=prompt,
+            scope=scope,
             num_messages=len(call.conversation.messages) - call.conversation.goes_on,
             text=rendered + forced,
             prompt_chars=len(rendered),
@@ -114,12 +117,12 @@ class Chats:
         is_forced = call.choice.kind in ("any", "named")
         return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
-    def _known(self, call: ChatCall, text: str) -> GoesOn | None:
+    def _known(self, call: ChatCall, text: str, scope: str) -> GoesOn | None:
         """The turn that the call, with this prompt, goes on from."""
         known = None
         if call.after is not None:
             known = self._conversations.after(call.after, call.conversation, text)
-        return known or self._conversations.find(call.conversation, text, call.prompt.spec.namespace)
+        return known or self._conversations.find(call.conversation, text, scope)
 
     async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:
         """The call's prompt with its tokens."""
@@ -172,6 +175,7 @@ class _Asked:
     """What a turn was asked; see `Turn`."""
 
     prompt: Prompt
+    scope: str
     num_messages: int
     text: str
     prompt_chars: int
@@ -237,7 +241,7 @@ class ChatAnswer:
         return Turn(
             rid=asked.prompt.rid,
             index=output.sample,
-            namespace=asked.prompt.spec.namespace,
+            scope=asked.scope,
             job_id=asked.prompt.spec.job_id,
             num_messages=asked.num_messages,
             prompt_chars=asked.prompt_chars,

@@ -41,7 +41,7 @@ _OTHERWISE, _FEW_CHARS = 16, 1000
 """A template's words for an answer are no more than so many times longer, and some: escapes, spaces and marks."""
 
 Key = tuple[str, bytes]
-"""Namespace, and the digest of a prompt."""
+"""Scope, and the digest of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +51,8 @@ class Turn:
 
     rid: str
     index: int
-    namespace: str
+    scope: str
+    """Of its client and namespace (`Client.scope`): only chats of the same go on from it."""
     num_messages: int
     """Of the prompt: the answer is the message behind them."""
     prompt_chars: int
@@ -67,6 +68,10 @@ class Turn:
     @property
     def said(self) -> str:
         return self.text[self.prompt_chars :]
+
+    @property
+    def name(self) -> tuple[str, str, int]:
+        return self.scope, self.rid, self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,8 @@ class Conversations:
         self._says_the_same = says_the_same
         self._keeps = keeps
         self._special_texts = tuple(text for text in special_texts if text)
-        self._turns: OrderedDict[tuple[str, int], tuple[Key, Turn]] = OrderedDict()
-        """By rid and index, the latest last."""
+        self._turns: OrderedDict[tuple[str, str, int], tuple[Key, Turn]] = OrderedDict()
+        """By name, the latest last."""
         self._by_prompt: dict[Key, list[Turn]] = {}
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
@@ -115,20 +120,20 @@ class Conversations:
         if not self._keeps or turn.hides_special:
             return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
-        key = turn.namespace, hashlib.blake2b(prompt, digest_size=16).digest()
+        key = turn.scope, hashlib.blake2b(prompt, digest_size=16).digest()
         with self._lock:
-            self._forget(turn.rid, turn.index)
-            self._turns[turn.rid, turn.index] = key, turn
+            self._forget(turn.name)
+            self._turns[turn.name] = key, turn
             self._by_prompt.setdefault(key, []).append(turn)
             self._lengths[len(prompt)] += 1
             self._chars += len(turn.text)
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
-                self._forget(*next(iter(self._turns)))
+                self._forget(next(iter(self._turns)))
 
-    def find(self, conversation: Conversation, text: str, namespace: str) -> GoesOn | None:
-        """The longest turn that ``text``, the conversation's prompt, goes on from."""
+    def find(self, conversation: Conversation, text: str, scope: str) -> GoesOn | None:
+        """The longest turn of a scope that ``text``, the conversation's prompt, goes on from."""
         templates_asked = 0
-        for turns in self._begun_by(text, namespace):
+        for turns in self._begun_by(text, scope):
             found = self._word_for_word(turns, text)
             if found is None and templates_asked < MAX_TEMPLATES_ASKED:
                 templates_asked += 1
@@ -144,7 +149,7 @@ class Conversations:
             return None
         return self._word_for_word([turn], text) or self._in_other_words([turn], conversation, text)
 
-    def _begun_by(self, text: str, namespace: str) -> list[list[Turn]]:
+    def _begun_by(self, text: str, scope: str) -> list[list[Turn]]:
         """The turns of each prompt that ``text`` begins with; the longest prompt, and the latest turn, first."""
         data = text.encode("utf-8", "surrogatepass")
         with self._lock:
@@ -156,7 +161,7 @@ class Conversations:
                 break
             digest.update(data[start:length])
             start = length
-            keys.append((namespace, digest.digest()))
+            keys.append((scope, digest.digest()))
         with self._lock:
             found = [turns[::-1] for key in reversed(keys) if (turns := self._by_prompt.get(key))]
         return [turns for turns in found if text.startswith(turns[0].text[: turns[0].prompt_chars])]
@@ -187,12 +192,12 @@ class Conversations:
 
     def _used(self, turn: Turn) -> None:
         with self._lock:
-            if (turn.rid, turn.index) in self._turns:
-                self._turns.move_to_end((turn.rid, turn.index))
+            if turn.name in self._turns:
+                self._turns.move_to_end(turn.name)
 
-    def _forget(self, rid: str, index: int) -> None:
+    def _forget(self, name: tuple[str, str, int]) -> None:
         """The lock is held."""
-        if (known := self._turns.pop((rid, index), None)) is None:
+        if (known := self._turns.pop(name, None)) is None:
             return
         key, turn = known
         self._chars -= len(turn.text)

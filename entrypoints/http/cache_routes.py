@@ -10,6 +10,7 @@ from ...scheduler.statistics.report import HitTokens
 from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
 from ..description.operation import COUNT, SUCCESS, Operation
 from ..fields.reading import MAX_INT, refuse_unserved
+from .callers import CLIENT, caller, sees_all
 from .route import GET, GET_OR_POST, POST, Route
 from .wire.bodies import Bodies
 from .wire.query import whole_number
@@ -35,10 +36,11 @@ _LEASE = answered(
         "is_claimed": flag("Somebody waits to take it over."),
     },
     title="Lease",
+    optional=CLIENT,
 )
 _LEASES = Operation(
     summary="List the leases",
-    about="Of all namespaces, so it takes the admin key, where there is one.",
+    about="Of all namespaces, those of the client. The admin is shown the leases of all clients.",
     tag="Cache",
     query={
         "after": whole("The ``next`` of the page before.", -1, default=-1),
@@ -136,7 +138,7 @@ class CacheRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/cache/tiers", self.tiers, GET, operation=_TIERS),
-            Route("/cache/leases", self.leases, GET, "admin", operation=_LEASES),
+            Route("/cache/leases", self.leases, GET, operation=_LEASES),
             Route("/cache/statistics", self.statistics, GET, operation=_STATISTICS),
             Route("/cache/statistics/reset", self.reset_statistics, POST, "admin", operation=_RESET),
             Route("/flush_cache", self.flush_cache, GET_OR_POST, "admin", operation=_FLUSH),
@@ -147,12 +149,14 @@ class CacheRoutes:
         return JSONAnswer(await self._control.tiers())
 
     async def leases(self, request: Request) -> Response:
-        """The live leases, page by page."""
+        """The live leases, page by page: of the client, or, for the admin, of all."""
         given = dict(request.query_params)
         refuse_unserved(given, ("after", "limit"), {}, (), where="")
         after = whole_number(given, "after", -1, -1, MAX_INT)
         limit = whole_number(given, "limit", 100, 1, MAX_LEASES)
-        return JSONAnswer(await self._control.leases(after, limit))
+        if sees_all(request):
+            return JSONAnswer(await self._control.leases_of_all_clients(after, limit))
+        return JSONAnswer(await self._control.leases(caller(request), after, limit))
 
     async def statistics(self) -> Response:
         """What the prefix cache found, and what it let go."""

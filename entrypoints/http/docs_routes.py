@@ -22,6 +22,9 @@ _ABOUT = """Baton serves language models whose work comes in stages.
 A field is either served or refused by name, and null is its default. Whatever is refused has the same shape of error,
 with the field in `param`; `/v1/messages` has Anthropic's.
 
+Names (rids, jobs, responses) are those of the client whose key a request brings. The admin key speaks for another one
+with `?client=NAME`, at every endpoint.
+
 """
 
 _PAGE = """<!doctype html>

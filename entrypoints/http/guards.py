@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...scheduler.outcome import RequestRefused
 from ..server_config import ServerConfig
-from .keys import Keys, presented_key
+from .keys import Caller, Keys, presented_key
 from .route import ANY_MEDIA, PROBE, Route, RouteTable
 from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error
+
+_CLIENT = "client"
+"""The parameter of a query that names the client for which the admin speaks."""
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Guards:
-    """ASGI middleware: refuses what the checks refuse. ``request.state.is_admin`` says whether the caller may do
-    everything, ``request.state.error_body`` which shape the errors of its route have."""
+    """ASGI middleware: refuses what the checks refuse. ``request.state.caller`` says who sent the request,
+    ``request.state.error_body`` which shape the errors of its route have."""
 
     def __init__(self, app: ASGIApp, routes: RouteTable, server: ServerConfig, keys: Keys) -> None:
         self._app = app
@@ -54,7 +57,7 @@ class Guards:
         method, headers = scope["method"], dict(scope["headers"])
         host = _host(scope)
         # A page that knows the key may use the server, whatever its name.
-        if not self._keys.api and host is not None:
+        if not self._keys.guards_serving and host is not None:
             self._hosts.check(host)
         if method not in (*PROBE, "OPTIONS") or (route is not None and route.changes_state(method)):
             check_origin(headers.get(b"origin"), host, self._friend)
@@ -67,8 +70,10 @@ class Guards:
                 status=405,
                 code="method_not_allowed",
             )
-        self._keys.check(access, key)
-        scope["state"]["is_admin"] = self._keys.is_admin(key)
+        caller = self._keys.admit(access, key)
+        if self._keys.tells_clients_apart and access != "open":
+            caller = self._speaking_for(scope, caller)
+        scope["state"]["caller"] = caller
         if route is None and (allowed := self._allowed(scope)):
             raise RequestRefused(
                 f"{scope['path'][:200]} does not take {method[:20]}; use {allowed}",
@@ -82,6 +87,20 @@ class Guards:
         """The methods of a path that changes the server by POST are those that may change it."""
         methods = self._routes.methods_of(scope["path"])
         return "POST" if "POST" in methods and "GET" in methods and scope["method"] == "GET" else ", ".join(methods)
+
+    def _speaking_for(self, scope: Scope, caller: Caller) -> Caller:
+        """The caller, or the client that the query names: ``client=NAME``, which is taken out, as no route knows it.
+        Raises RequestRefused."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        named = [value for name, value in query if name == _CLIENT]
+        if not named:
+            return caller
+        caller = self._keys.on_behalf(caller, named[0])
+        if len(named) > 1:
+            raise RequestRefused("client is given several times; name one client", param=_CLIENT)
+        rest = [(name, value) for name, value in query if name != _CLIENT]
+        scope["query_string"] = urlencode(rest).encode("latin-1")
+        return caller
 
 
 class KnownHosts:

@@ -9,6 +9,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import answered, flag, list_of, nullable, number, string
 from ..description.operation import COUNT, Operation
+from .callers import CLIENT, caller, sees_all
 from .route import DELETE, GET, Route
 from .wire.query import WHOSE_QUERY, whose
 from .wire.transport import JSONAnswer
@@ -38,6 +39,7 @@ _JOB = answered(
         "hit_tokens": COUNT,
     },
     title="Job",
+    optional=CLIENT,
 )
 _ABOUT = "Jobs are those of a namespace: name the cache_salt and extra_key that the job's requests have."
 _LIST = Operation(
@@ -73,19 +75,25 @@ class JobsRoutes:
         ]
 
     async def jobs(self, request: Request) -> Response:
-        """The jobs of a namespace; the one that was here last comes last."""
-        namespace, _ = whose(request)
-        return JSONAnswer({"jobs": await self._control.jobs(namespace)})
+        """The jobs of a namespace; the one that was here last comes last. The admin is shown those of all clients."""
+        namespace, given = whose(request)
+        if not sees_all(request):
+            return JSONAnswer({"jobs": await self._control.jobs(caller(request), namespace)})
+        if given:
+            name = next(iter(given))
+            raise RequestRefused(f"{name} names a namespace of one client; add client=NAME", param=name)
+        return JSONAnswer({"jobs": await self._control.jobs_of_all_clients()})
 
     async def job(self, request: Request, job_id: str) -> Response:
         namespace, _ = whose(request)
-        for job in await self._control.jobs(namespace, job_id):
-            return JSONAnswer(job)
-        raise _unknown(job_id)
+        job = await self._control.job(caller(request), namespace, job_id)
+        if job is None:
+            raise _unknown(job_id)
+        return JSONAnswer(job)
 
     async def end(self, request: Request, job_id: str) -> Response:
         namespace, _ = whose(request)
-        given_up = await self._control.end_job(namespace, job_id)
+        given_up = await self._control.end_job(caller(request), namespace, job_id)
         if given_up is None:
             raise _unknown(job_id)
         return JSONAnswer({"job_id": job_id, **given_up})

@@ -56,7 +56,7 @@ class PauseRoutes:
             )
         one_of(mode, ("abort", "in_place"), "mode")
         await self._manager.control.pause()
-        aborted = self._manager.abort(None) if mode == "abort" else []
+        aborted = self._manager.abort_all() if mode == "abort" else []
         return JSONAnswer({"status": "ok", "message": "paused", "aborted": aborted})
 
     async def resume(self, request: Request) -> Response:

@@ -41,7 +41,7 @@ from .load_routes import LoadRoutes
 from .pause_routes import PauseRoutes
 from .profile_routes import ProfileRoutes
 from .root_routes import RootRoutes
-from .route import RouteTable
+from .route import Route, RouteTable
 from .tokenizer_routes import TokenizerRoutes
 from .unserved_routes import UnservedRoutes
 from .wire.bodies import Bodies, ClientLeft
@@ -50,18 +50,18 @@ from .wire.transport import ErrorBody, answer_error, client_gone, error_body
 logger = logging.getLogger(__name__)
 
 
-def build_app(
+def server_routes(
     manager: TokenizerManager,
     args: ServerArgs,
     readiness: Readiness,
     keys: Keys,
     chat: ChatSetup,
     defaults: Mapping[str, Any],
-) -> FastAPI:
-    """The ASGI application of one server. defaults: sampling parameters for what requests leave out."""
+) -> list[Route]:
+    """Every route of one server. defaults: sampling parameters for what requests leave out."""
     ignored = IgnoredLog(args.server.unknown_fields)
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
-    texts = Texts(manager.tokenizer) if keys.admin else None
+    texts = Texts(manager.tokenizer) if keys.has_admin else None
     subjects = (
         GenerationRoutes(manager, args, bodies, ignored),
         OpenAIRoutes(manager, args, bodies, defaults, ignored),
@@ -83,7 +83,19 @@ def build_app(
         UnservedRoutes(),
     )
     routes = [route for subject in subjects for route in subject.routes()]
-    routes += DocsRoutes(routes).routes()
+    return routes + DocsRoutes(routes).routes()
+
+
+def build_app(
+    manager: TokenizerManager,
+    args: ServerArgs,
+    readiness: Readiness,
+    keys: Keys,
+    chat: ChatSetup,
+    defaults: Mapping[str, Any],
+) -> FastAPI:
+    """The ASGI application of one server. defaults: sampling parameters for what requests leave out."""
+    routes = server_routes(manager, args, readiness, keys, chat, defaults)
     app = FastAPI(title="Baton", version=baton_version(), docs_url=None, redoc_url=None, openapi_url=None)
     for route in routes:
         app.add_api_route(route.path, route.handler, methods=list(route.methods), response_model=None)

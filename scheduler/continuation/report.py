@@ -13,16 +13,18 @@ Name = tuple[str, int]
 
 
 def describe_leases(
-    leases: LeaseTable, names: Mapping[Lease, Name], now: float, after: int, limit: int
+    leases: LeaseTable, names: Mapping[Lease, Name], now: float, after: int, limit: int, client: str | None = None
 ) -> dict[str, Any]:
     """The live leases in the order in which they were granted, at most ``limit`` of them, whose serials come ``after``
-    one. ``next``: to go on after; None where these are the last. names: `Continuations.leased`."""
-    later = [lease for lease in leases.live() if lease.serial > after]
+    one. ``next``: to go on after; None where these are the last. names: `Continuations.leased`. client: describe only
+    what counts in this client's budget."""
+    live = [lease for lease in leases.live() if client is None or lease.client == client]
+    later = [lease for lease in live if lease.serial > after]
     return {
         "leases": [_describe(lease, names.get(lease), now) for lease in later[:limit]],
         "next": later[limit - 1].serial if len(later) > limit else None,
-        "live": len(leases),
-        "leased_tokens": leases.leased_tokens,
+        "live": len(live),
+        "leased_tokens": leases.leased_tokens if client is None else sum(lease.own_tokens for lease in live),
     }
 
 

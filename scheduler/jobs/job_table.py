@@ -32,9 +32,11 @@ class JobTable:
         """The jobs that were here last, the last first."""
         return list(islice(reversed(self._jobs.values()), count))
 
-    def of_namespace(self, namespace: str) -> list[Job]:
-        """The one that was here last comes last."""
-        return [job for job in self._jobs.values() if job.namespace == namespace]
+    def select(self, namespace: str | None, prefix: str) -> list[Job]:
+        """The jobs of a namespace, or of all where it is None, whose ids begin with ``prefix``; the one that was here
+        last comes last."""
+        jobs = (job for job in self._jobs.values() if namespace is None or job.namespace == namespace)
+        return [job for job in jobs if job.id.startswith(prefix)]
 
     def find(self, namespace: str, id: str, now: float) -> Job | None:
         """A job that can be gone on with: it is not over, and was not silent for too long."""

@@ -244,12 +244,14 @@ class Pins:
         """The jobs that were heard of last, the last first."""
         return self._table.latest(count)
 
-    def describe(self, namespace: str, id: str | None, now: float) -> list[dict[str, Any]]:
-        """The jobs of a namespace, or the one of this id if it is known; see jobs/report.py."""
+    def describe(self, namespace: str | None, id: str | None, now: float, prefix: str = "") -> list[dict[str, Any]]:
+        """The jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id in this
+        namespace if it is known; see jobs/report.py."""
         if id is None:
-            jobs = self._table.of_namespace(namespace)
+            jobs = self._table.select(namespace, prefix)
         else:
-            jobs = [job] if (job := self._table.get(namespace, id)) is not None else []
+            job = self._table.get(namespace, id) if namespace is not None else None
+            jobs = [job] if job is not None else []
         return [describe(job, now, self._predicted(job)) for job in jobs]
 
     def _predicted(self, job: Job) -> float | None:

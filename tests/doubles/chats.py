@@ -40,7 +40,7 @@ class Recorder:
         turn = Turn(
             rid=rid,
             index=index,
-            namespace=salt,
+            scope=salt,
             num_messages=len(asked.messages) - asked.goes_on,
             prompt_chars=len(prompt),
             text=prompt + said,

@@ -10,6 +10,7 @@ import pytest
 from manager_rig import Backend, check, prompt
 
 from baton.runtime.answer import TokenLogprob
+from baton.runtime.clients import SOLE_CLIENT
 from baton.runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -31,7 +32,7 @@ LENGTH = FinishReason("length")
 def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(max_new_tokens=7)
-        with await backend.manager.open([prompt(sampling=sampling, namespace="n")], stream=True) as call:
+        with await backend.manager.open(SOLE_CLIENT, [prompt(sampling=sampling, namespace="n")], stream=True) as call:
             (request,) = backend.received()
             assert isinstance(request, RequestSpec)
             assert unpack_ids(request.input_ids).tolist() == [97, 98]
@@ -49,7 +50,7 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
 
 def test_readers_that_fall_behind_find_the_newest_state(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open([prompt(sampling=SamplingParams(n=2))], stream=True) as call:
+        with await backend.manager.open(SOLE_CLIENT, [prompt(sampling=SamplingParams(n=2))], stream=True) as call:
             updates = call.updates()
             await backend.output("r", "a")
             assert (await anext(updates)).text == "a"
@@ -66,7 +67,9 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         ids, value = pack_ids([97]), struct.pack("<f", -0.5)
         chunk = LogprobChunk(ids=ids, values=value)
-        with await backend.manager.open([prompt(return_logprob=True, logprob_start_len=0)], stream=True) as call:
+        with await backend.manager.open(
+            SOLE_CLIENT, [prompt(return_logprob=True, logprob_start_len=0)], stream=True
+        ) as call:
             updates = call.updates()
             first = LogprobChunk(ids=ids, values=struct.pack("<f", float("nan")))
             await backend.output("r", "é", input_logprobs=first, output_logprobs=chunk)
@@ -86,16 +89,16 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
 
 def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open([prompt()], stream=False):
+        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False):
             pass
         assert [type(message) for message in backend.received()] == [RequestSpec, AbortRequest]
         with pytest.raises(RequestRefused) as caught:
-            await backend.manager.open([prompt()], stream=False)
+            await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False)
         assert caught.value.status == 409
         # What the first still says is not taken for the second.
         await backend.output("r", "old", FinishReason("abort"))
         assert backend.manager.num_open == 0
-        with await backend.manager.open([prompt()], stream=False) as call:
+        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False) as call:
             await backend.output("r", "new", LENGTH)
             assert (await call.outputs())[0].text == "new"
 
@@ -106,16 +109,16 @@ def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         calls = [
-            await manager.open([prompt("a")], stream=False),
-            await manager.open([prompt("b_0", group="b"), prompt("b_1", group="b")], stream=False),
-            await manager.open([prompt("c")], stream=False),
+            await manager.open(SOLE_CLIENT, [prompt("a")], stream=False),
+            await manager.open(SOLE_CLIENT, [prompt("b_0", group="b"), prompt("b_1", group="b")], stream=False),
+            await manager.open(SOLE_CLIENT, [prompt("c")], stream=False),
         ]
         backend.received()
-        assert manager.abort("nobody") == []
-        assert manager.abort("a") == ["a"]
-        assert manager.abort("b") == ["b_0", "b_1"]
+        assert manager.abort(SOLE_CLIENT, "nobody") == []
+        assert manager.abort(SOLE_CLIENT, "a") == ["a"]
+        assert manager.abort(SOLE_CLIENT, "b") == ["b_0", "b_1"]
         assert [m.rid for m in backend.received() if isinstance(m, AbortRequest)] == ["a", "b_0", "b_1"]
-        assert manager.abort(None) == ["a", "b_0", "b_1", "c"]
+        assert manager.abort(SOLE_CLIENT, None) == ["a", "b_0", "b_1", "c"]
         assert [m.rid for m in backend.received() if isinstance(m, AbortRequest)] == ["c"], "each is aborted once"
         for rid in ("a", "b_0", "b_1", "c"):
             await backend.output(rid, "part", FinishReason("abort", message="why"))
@@ -129,7 +132,7 @@ def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
 
 def test_an_error_of_one_prompt_fails_its_call_and_aborts_the_rest(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open([prompt("x"), prompt("y")], stream=False) as call:
+        with await backend.manager.open(SOLE_CLIENT, [prompt("x"), prompt("y")], stream=False) as call:
             await backend.send(RequestError(rid="x", status=400, message="too large", code="c", param="text"))
             with pytest.raises(RequestRefused) as caught:
                 await call.outputs()
@@ -144,7 +147,7 @@ def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         for bad in (prompt("y", ""), prompt("x"), prompt("y", "a" * 501), prompt("y", "\ud800")):
             with pytest.raises(RequestRefused):
-                await backend.manager.open([prompt("x"), bad], stream=False)
+                await backend.manager.open(SOLE_CLIENT, [prompt("x"), bad], stream=False)
         assert backend.received() == [] and backend.manager.num_open == 0
 
     check(tokenizer, body)
@@ -155,9 +158,9 @@ def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokeni
 
     async def body(backend: Backend) -> None:
         with pytest.raises(UnicodeEncodeError):
-            await backend.manager.open([prompt("a"), prompt("\ud800")], stream=False)
+            await backend.manager.open(SOLE_CLIENT, [prompt("a"), prompt("\ud800")], stream=False)
         assert backend.manager.num_open == 0 and backend.received() == []
-        with await backend.manager.open([prompt("a")], stream=False):
+        with await backend.manager.open(SOLE_CLIENT, [prompt("a")], stream=False):
             await backend.output("a", "x", LENGTH)
 
     check(tokenizer, body)
@@ -165,7 +168,10 @@ def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokeni
 
 def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        for work in (backend.manager.open([prompt()], stream=False), backend.manager.control.flush_cache()):
+        for work in (
+            backend.manager.open(SOLE_CLIENT, [prompt()], stream=False),
+            backend.manager.control.flush_cache(),
+        ):
             with pytest.raises(RequestRefused) as caught:
                 await work
             assert (caught.value.status, caught.value.code) == (503, "not_ready")
@@ -177,12 +183,17 @@ def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
 def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
-        call = await manager.open([prompt()], stream=True)
+        call = await manager.open(SOLE_CLIENT, [prompt()], stream=True)
         flushing = asyncio.create_task(manager.control.flush_cache())
         await asyncio.sleep(0)
         error = RequestRefused("the worker died", status=503)
         manager.fail_all(error)
-        for work in (call.outputs(), anext(call.updates()), flushing, manager.open([prompt("s")], stream=False)):
+        for work in (
+            call.outputs(),
+            anext(call.updates()),
+            flushing,
+            manager.open(SOLE_CLIENT, [prompt("s")], stream=False),
+        ):
             with pytest.raises(RequestRefused, match="the worker died"):
                 await work
         await manager.wait_empty()
@@ -196,7 +207,7 @@ def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None
 def test_wait_empty(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         await backend.manager.wait_empty()
-        call = await backend.manager.open([prompt()], stream=False)
+        call = await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False)
         waiting = asyncio.create_task(backend.manager.wait_empty())
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -217,10 +228,10 @@ def test_release(tokenizer: Tokenizer) -> None:
             backend.outbox.send(ControlReply(call_id=request.call_id, payload=payload))
 
         for payload, released in ((b"true", True), (b"false", False)):
-            got, _ = await asyncio.gather(backend.manager.control.release("p"), reply(payload))
+            got, _ = await asyncio.gather(backend.manager.control.release(SOLE_CLIENT, "p"), reply(payload))
             assert got is released
         with pytest.raises(RequestRefused, match=r"did not answer release within 0.05 s"):
-            await backend.manager.control.release("p", timeout_s=0.05)
+            await backend.manager.control.release(SOLE_CLIENT, "p", timeout_s=0.05)
 
     check(tokenizer, body)
 
@@ -262,14 +273,14 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
 
 def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open([prompt()], stream=True) as call:
+        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=True) as call:
             await backend.output("r", "x")
             await backend.output("r", "yz", LENGTH, found=FoundTokens(1))
             await call.outputs()
-        with await backend.manager.open([prompt()], stream=False):
+        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False):
             pass
         with pytest.raises(RequestRefused):
-            await backend.manager.open([prompt("e", "")], stream=False)
+            await backend.manager.open(SOLE_CLIENT, [prompt("e", "")], stream=False)
         for total in (5, 7):
             stats = WorkerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1, leased_tokens=3)
             leases = {"leases_granted": total, "leases_handed_off": 3, "leases_expired": 2, "leases_broken": 1}

@@ -18,6 +18,7 @@ from ...openai.chat import BODY, CHAT_NAMES, parse_chat
 from ...openai.chat_response import ChatResponse
 from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
 from ...server_config import ServerArgs
+from ..callers import caller
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
@@ -64,7 +65,7 @@ class ChatRoutes:
             asked = await parsed(request, lambda: parse_chat(fields, rid=rid, defaults=self._defaults, ignored=ignored))
             check_model(asked.model, self._args.required_model_name)
             with CHAT_NAMES.translated():
-                answer = await self._chats.open(asked.call)
+                answer = await self._chats.open(caller(request), asked.call)
         headers = request_id(asked.call.rid) | self._ignored.report(ignored)
         token_bytes = self._manager.tokenizer.token_bytes
         response = ChatResponse(asked, self._args.served_model_name, self._chats.parsers, token_bytes)

@@ -16,7 +16,7 @@ from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
 from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
 from ...server_config import ServerArgs
-from ..keys import admin_key_required
+from ..callers import caller, sees_all
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
@@ -37,7 +37,7 @@ _ABORTED = string("The rid of the request; empty, as SGLang's clients send it, b
 _ABORT_OFF = {"abort_message": ("",)}
 _ABORT = Operation(
     summary="Abort a request, or all",
-    about="Aborting all needs the admin's key, where there is one.",
+    about="`abort_all` ends all of the client's own; with the admin key, those of all clients.",
     tag="Native",
     body=taken({"rid": _ABORTED, "abort_all": flag(default=False)}, title="AbortBody", unsupported=_ABORT_OFF),
     answer=answered({"aborted": list_of(string("rid"))}, title="Aborted"),
@@ -71,7 +71,7 @@ class GenerationRoutes:
             ignored = self._ignored.begin()
             rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
             batch = await parsed(request, lambda: parse_generate(fields, rid=rid, max_prompts=most, ignored=ignored))
-            answer = await self._manager.open(batch.prompts, stream=batch.stream)
+            answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
         headers = request_id(batch.rid) | self._ignored.report(ignored)
         if batch.stream:
             incremental = self._args.server.incremental_streaming_output
@@ -91,9 +91,9 @@ class GenerationRoutes:
             raise RequestRefused("rid takes a string and abort_all true or false", param="rid")
         if bool(rid) == abort_all:
             raise RequestRefused('say what to abort: {"rid": "..."} or {"abort_all": true}', param="rid")
-        if abort_all and not request.state.is_admin:
-            raise admin_key_required()
-        aborted = self._manager.abort(None if abort_all else read_rid(rid, "rid"))
+        if abort_all and sees_all(request):
+            return JSONAnswer({"aborted": self._manager.abort_all()})
+        aborted = self._manager.abort(caller(request), None if abort_all else read_rid(rid, "rid"))
         if rid and not aborted:
             raise RequestRefused(
                 f"no open request has rid {rid!r}; it may have finished", status=404, code="not_found", param="rid"
@@ -104,5 +104,5 @@ class GenerationRoutes:
         """Give up the leases of a finished request. Having none is no error: they may have just expired."""
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("rid",), {}, (), where="")
-        released = await self._manager.control.release(read_rid(fields.get("rid"), "rid"))
+        released = await self._manager.control.release(caller(request), read_rid(fields.get("rid"), "rid"))
         return JSONAnswer({"released": released})

@@ -29,6 +29,7 @@ from ...fields.ignored import Ignored, IgnoredLog
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...server_config import ServerArgs
+from ..callers import caller
 from ..route import POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
@@ -101,7 +102,7 @@ class MessagesRoutes:
             self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
                 asked = await edited(asked, self._chats)
-                answer = await self._chats.open(asked.call)
+                answer = await self._chats.open(caller(request), asked.call)
         headers = _headers(asked.call.rid) | self._ignored.report(ignored)
         model, new_call_id = self._args.served_model_name, self._chats.parsers.new_call_id
         if asked.call.stream:

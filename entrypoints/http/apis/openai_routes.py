@@ -20,6 +20,7 @@ from ...openai.completion_response import CompletionResponse
 from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
 from ...openai.completions import BODY, COMPLETION_NAMES, parse_completion
 from ...server_config import ServerArgs
+from ..callers import caller
 from ..route import GET, POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
@@ -134,7 +135,7 @@ class OpenAIRoutes:
             batch, headers = call.batch, request_id(call.batch.rid) | self._ignored.report(ignored)
             response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():
-                answer = await self._manager.open(batch.prompts, stream=batch.stream)
+                answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
         if batch.stream:
             events = response.chunks(answer.updates())
             return EventStream(answer, events, headers, self._manager.metrics.call_refused)

@@ -20,6 +20,7 @@ from ...openai.responses.fields import BODY, parse_response
 from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
 from ...server_config import ServerArgs
+from ..callers import caller
 from ..route import DELETE, GET, POST, Route
 from ..wire.bodies import Bodies, parsed
 from ..wire.query import WHOSE_QUERY, whose
@@ -118,7 +119,7 @@ class ResponsesRoutes:
                 request, lambda: parse_response(fields, rid=rid, defaults=self._defaults, ignored=ignored)
             )
             check_model(asked.model, self._args.required_model_name)
-            running = await self._responses.open(asked)
+            running = await self._responses.open(caller(request), asked)
         headers = request_id(asked.call.rid) | self._ignored.report(ignored)
         if asked.background:
             return _json(self._responses.in_background(running), headers)
@@ -131,20 +132,20 @@ class ResponsesRoutes:
 
     async def get(self, request: Request, response_id: str) -> Response:
         namespace, _ = whose(request, _INCLUDE, _NO_STREAM)
-        return _json(self._responses.get(namespace, response_id))
+        return _json(self._responses.get(caller(request), namespace, response_id))
 
     async def delete(self, request: Request, response_id: str) -> Response:
         namespace, _ = whose(request)
-        await self._responses.delete(namespace, response_id)
+        await self._responses.delete(caller(request), namespace, response_id)
         return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         namespace, _ = whose(request)
-        return _json(await self._responses.cancel(namespace, response_id))
+        return _json(await self._responses.cancel(caller(request), namespace, response_id))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
         namespace, given = whose(request, (*_INCLUDE, "after", "limit", "order"))
-        items = self._responses.input_items(namespace, response_id)
+        items = self._responses.input_items(caller(request), namespace, response_id)
         if one_of(given.get("order", "desc"), ("asc", "desc"), "order") == "desc":
             items = items[::-1]
         limit = given.get("limit", "20")

@@ -19,6 +19,7 @@ from ...dashboard.texts import Texts
 from ...description.json_schema import answered, enum, flag, list_of, nullable, number, string, whole
 from ...description.operation import COUNT, Operation
 from ...fields.reading import MAX_INT, shown
+from ..callers import caller
 from ..route import GET, Route
 from ..wire.query import WHOSE_QUERY, whole_number, whose
 from ..wire.transport import JSONAnswer
@@ -99,7 +100,7 @@ class TreeRoutes:
             whole_number(given, "after", -1, -1, MAX_INT),
             whole_number(given, "limit", 100, 1, MAX_NODES),
             whole_number(given, "min_tokens", 1, 1, MAX_INT),
-            namespace if {"cache_salt", "extra_key"} & given.keys() else None,
+            caller(request).kv_namespace(namespace) if {"cache_salt", "extra_key"} & given.keys() else None,
             self._with_text(given.get("with_text", "false")),
         )
         if (id := given.get("snapshot")) is None:

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ...http.keys import read_keys
+from ...http.keys import in_environment, read_keys
 from ...server_args import build_parser, compose, own_settings
 from ...server_config import SECRETS
 from .endpoint import RuntimeEndpoint
@@ -63,8 +63,9 @@ class Runtime:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
         self.generate_url = self.url + "/generate"
         keys = read_keys(server, dict(os.environ))
-        api_key = keys.admin or keys.api  # the admin key opens everything
-        secrets = {f"BATON_{name.upper()}": settings.pop(name) for name in SECRETS if settings.get(name)}
+        secrets = {
+            f"BATON_{name.upper()}": in_environment(settings.pop(name)) for name in SECRETS if settings.get(name)
+        }
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", _LAUNCH, *command_line(settings)],
             env=os.environ | secrets,  # a command line can be read by all users of the machine
@@ -78,7 +79,7 @@ class Runtime:
         self._log.start()
         try:
             self._wait_ready(launch_timeout)
-            self.endpoint = RuntimeEndpoint(self.url, api_key)
+            self.endpoint = RuntimeEndpoint(self.url, keys.most_powerful)
         except BaseException:
             self.shutdown()
             raise

@@ -11,6 +11,7 @@ import dataclasses
 
 import msgspec
 
+from ....runtime.clients import Client
 from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
 from ...chat.call import ChatCall
@@ -37,29 +38,30 @@ class Responses:
         self._config = config
         self._store = ResponseStore(config.max_stored_responses)
         self._running: dict[tuple[str, str], RunningResponse] = {}
-        """By namespace and rid."""
+        """By scope and rid."""
         self._background: set[asyncio.Task] = set()
 
     # -- new responses -------------------------------------------------------------------------------------------------
 
-    async def open(self, request: ResponseRequest) -> RunningResponse:
-        """Start a response; read it as a context, or hand it to `in_background`. Raises RequestRefused."""
+    async def open(self, client: Client, request: ResponseRequest) -> RunningResponse:
+        """Start a response of a client; read it as a context, or hand it to `in_background`. Raises RequestRefused."""
         if request.background and not self._config.max_stored_responses:
             raise RequestRefused(
                 "this server stores no responses (--max-stored-responses 0), so none can run in the background",
                 param="background",
             )
         call = request.call
-        namespace = call.prompt.spec.namespace
-        before = None if request.previous is None else self._previous(namespace, request.previous)
+        scope = client.scope(call.prompt.spec.namespace)
+        before = None if request.previous is None else self._previous(scope, request.previous)
         with RESPONSE_NAMES.translated():
             call = self._going_on(request, before)
-            answer = await self._chats.open(call)
+            answer = await self._chats.open(client, call)
         # Its conversation as it is stored: with what came before, and without the instructions.
         kept = dataclasses.replace(
             call.conversation, messages=call.conversation.messages[len(request.messages_before) :]
         )
         running = RunningResponse(
+            scope,
             dataclasses.replace(request, call=dataclasses.replace(call, conversation=kept)),
             before,
             answer,
@@ -68,7 +70,7 @@ class Responses:
             self._manager.tokenizer.token_bytes,
             self._ended,
         )
-        self._running[namespace, call.rid] = running
+        self._running[scope, call.rid] = running
         return running
 
     def in_background(self, running: RunningResponse) -> bytes:
@@ -93,16 +95,16 @@ class Responses:
             after=None if before is None else before.turn,
         )
 
-    def _previous(self, namespace: str, rid: str) -> StoredResponse:
+    def _previous(self, scope: str, rid: str) -> StoredResponse:
         name = f"{STORED_RESPONSE_PREFIX}{rid}"
-        if (running := self._running.get((namespace, rid))) is not None and running.stored:
+        if (running := self._running.get((scope, rid))) is not None and running.stored:
             raise RequestRefused(
                 f"{name} is still in progress; wait for its end",
                 status=409,
                 code="response_in_progress",
                 param="previous_response_id",
             )
-        stored = self._store.get(namespace, rid)
+        stored = self._store.get(scope, rid)
         if stored is None:
             raise _unknown(name, "previous_response_id")
         if stored.turn is None:
@@ -115,7 +117,7 @@ class Responses:
         return stored
 
     def _ended(self, running: RunningResponse, to_store: StoredResponse | None) -> None:
-        key = running.request.call.prompt.spec.namespace, running.request.call.rid
+        key = running.scope, running.request.call.rid
         if self._running.get(key) is running:
             del self._running[key]
         if to_store is not None:
@@ -123,21 +125,21 @@ class Responses:
 
     # -- stored and running ones, by id --------------------------------------------------------------------------------
 
-    def get(self, namespace: str, name: str) -> bytes:
+    def get(self, client: Client, namespace: str, name: str) -> bytes:
         """The response's JSON, as of now. Raises RequestRefused (404), as do the others."""
-        found = self._find(namespace, name)
+        found = self._find(client.scope(namespace), name)
         return found.body
 
-    def input_items(self, namespace: str, name: str) -> list[dict]:
+    def input_items(self, client: Client, namespace: str, name: str) -> list[dict]:
         """Oldest first, with those of all responses that it goes on from."""
-        found = self._find(namespace, name)
+        found = self._find(client.scope(namespace), name)
         return found.items
 
-    async def cancel(self, namespace: str, name: str) -> bytes:
+    async def cancel(self, client: Client, namespace: str, name: str) -> bytes:
         """Abort it; returns its JSON, once it has ended."""
-        found = self._find(namespace, name, unstored=True)
+        found = self._find(client.scope(namespace), name, unstored=True)
         if isinstance(found, RunningResponse):
-            self._manager.abort(found.request.call.rid)
+            self._manager.abort(client, found.request.call.rid)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(found.ended.wait(), _CANCEL_S)
         elif not found.background:
@@ -148,20 +150,20 @@ class Responses:
             )
         return found.body
 
-    async def delete(self, namespace: str, name: str) -> None:
+    async def delete(self, client: Client, namespace: str, name: str) -> None:
         """Forget it, and give up the lease on its KV; if it runs, abort it."""
-        found = self._find(namespace, name)
+        found = self._find(client.scope(namespace), name)
         rid = _rid_of(name)
         if isinstance(found, RunningResponse):
             found.stored = False
-            self._manager.abort(rid)
+            self._manager.abort(client, rid)
             return
-        self._store.take(namespace, rid)
-        await self._manager.control.release(rid)
+        self._store.take(found.scope, rid)
+        await self._manager.control.release(client, rid)
 
-    def _find(self, namespace: str, name: str, *, unstored: bool = False) -> RunningResponse | StoredResponse:
+    def _find(self, scope: str, name: str, *, unstored: bool = False) -> RunningResponse | StoredResponse:
         """unstored: also one that runs and will not be stored."""
-        key = namespace, _rid_of(name)
+        key = scope, _rid_of(name)
         running = self._running.get(key)
         if running is not None and (unstored or running.stored):
             return running

@@ -33,6 +33,7 @@ class RunningResponse:
 
     def __init__(
         self,
+        scope: str,
         request: ResponseRequest,
         before: StoredResponse | None,
         answer: ChatAnswer,
@@ -41,7 +42,8 @@ class RunningResponse:
         token_bytes: TokenBytes,
         on_end: Callable[[RunningResponse, StoredResponse | None], None],
     ) -> None:
-        """before: what it goes on from. on_end: called once, with what is to be stored."""
+        """scope: where it is stored. before: what it goes on from. on_end: called once, with what is to be stored."""
+        self.scope = scope
         self.request = request
         self.stored = request.store
         self.ended = asyncio.Event()
@@ -145,7 +147,7 @@ class RunningResponse:
         own = request.call.conversation.messages
         return StoredResponse(
             rid=request.call.rid,
-            namespace=request.call.prompt.spec.namespace,
+            scope=self.scope,
             status=status,
             background=request.background,
             body=self.body,

@@ -26,7 +26,7 @@ class StoredResponse:
     """
 
     rid: str
-    namespace: str
+    scope: str
     status: str
     background: bool
     body: bytes
@@ -44,7 +44,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """By namespace and rid: nobody reads the responses of another namespace, or replaces one."""
+    """By scope and rid (`Client.scope`): nobody reads the responses of another client or namespace,
+    or replaces one."""
 
     def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
@@ -57,18 +58,18 @@ class ResponseStore:
 
     def put(self, response: StoredResponse) -> None:
         """Store it, in place of one of the same rid; the oldest go. The last one stays, however large it is."""
-        self.take(response.namespace, response.rid)
-        self._stored[response.namespace, response.rid] = response
+        self.take(response.scope, response.rid)
+        self._stored[response.scope, response.rid] = response
         self._bytes += response.size
         while len(self._stored) > self._max_responses or (self._bytes > self._max_bytes and len(self._stored) > 1):
             self.take(*next(iter(self._stored)))
 
-    def get(self, namespace: str, rid: str) -> StoredResponse | None:
-        return self._stored.get((namespace, rid))
+    def get(self, scope: str, rid: str) -> StoredResponse | None:
+        return self._stored.get((scope, rid))
 
-    def take(self, namespace: str, rid: str) -> StoredResponse | None:
+    def take(self, scope: str, rid: str) -> StoredResponse | None:
         """The response, which is forgotten now."""
-        response = self._stored.pop((namespace, rid), None)
+        response = self._stored.pop((scope, rid), None)
         if response is not None:
             self._bytes -= response.size
         return response

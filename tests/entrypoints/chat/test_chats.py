@@ -20,6 +20,7 @@ from baton.entrypoints.chat.setup import ChatSetup
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Reasoning, Text
 from baton.runtime.answer import Output
+from baton.runtime.clients import SOLE_CLIENT, Client
 from baton.runtime.prompt import ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
@@ -43,7 +44,7 @@ class Manager:
         encode = self.tokenizer.encode_continuation if goes_on else lambda text: self.tokenizer.encode(text, False)
         return [encode(text) for text in texts]
 
-    async def open(self, prompts: list[Prompt], *, stream: bool) -> Manager:
+    async def open(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Manager:
         self.prompts += prompts
         return self
 
@@ -73,7 +74,9 @@ class Scene:
         self.manager.says = says
 
         async def ask() -> list[ChatUpdate]:
-            answer: ChatAnswer = await self.chats.open(parse_chat({"messages": list(messages)} | fields).call)
+            answer: ChatAnswer = await self.chats.open(
+                SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields).call
+            )
             return [update async for update in answer.updates()] if stream else await answer.outputs()
 
         return asyncio.run(ask())
@@ -144,7 +147,7 @@ def test_what_goes_on_from_letters_is_not_found_either(scene: Scene) -> None:
         scene.manager.says = [(0, bytes(ids).decode(), ids, length)]
         fields = {"messages": [HI, said(content)], "continue_final_message": True}
         call = dataclasses.replace(parse_chat(fields).call, after=after)
-        answer = await scene.chats.open(call)
+        answer = await scene.chats.open(SOLE_CLIENT, call)
         await answer.outputs()
         return answer.turns[0]
 

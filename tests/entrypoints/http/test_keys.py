@@ -10,42 +10,82 @@ import pytest
 from http_calls import error_of
 from server_under_test import ServerUnderTest
 
-from baton.entrypoints.http.keys import Keys, presented_key, read_keys
+from baton.entrypoints.http.keys import ApiKey, Caller, Keys, exposure_warning, in_environment, presented_key, read_keys
 from baton.entrypoints.server_config import ServerConfig, UsageError
+from baton.runtime.clients import SOLE_CLIENT, Client
 from baton.scheduler.outcome import RequestRefused
 
 SERVING, ADMIN = "serving-s3cret", "admin-s3cret"
 
 
+def keys_of(*api: str, admin: str = "", **options: bool) -> Keys:
+    """Each key belongs to a client that is called as the key begins."""
+    return Keys([ApiKey(key[0], key) for key in api], admin, **options)
+
+
 @pytest.mark.parametrize(
-    ("keys", "access", "given", "status"),
+    ("keys", "access", "given", "who"),
     [
-        (Keys(), "serving", "", None),
-        (Keys(), "admin", "", None),
-        (Keys("k"), "open", "", None),
-        (Keys("k"), "serving", "", 401),
-        (Keys("k"), "serving", "x", 401),
-        (Keys("k"), "serving", "k", None),
-        (Keys("k"), "admin", "", 401),
-        (Keys("k"), "admin", "k", None),
-        (Keys("", "a"), "serving", "", None),
-        (Keys("", "a"), "admin", "", 401),
-        (Keys("", "a"), "admin", "a", None),
-        (Keys("k", "a"), "serving", "", 401),
-        (Keys("k", "a"), "serving", "k", None),
-        (Keys("k", "a"), "serving", "a", None),
-        (Keys("k", "a"), "admin", "k", 403),
-        (Keys("k", "a"), "admin", "x", 401),
-        (Keys("k", "a"), "admin", "a", None),
+        (keys_of(), "admin", "", Caller(SOLE_CLIENT, is_admin=True)),
+        (keys_of(), "serving", "any", Caller(SOLE_CLIENT, is_admin=True)),
+        (keys_of("k"), "open", "", Caller(SOLE_CLIENT)),
+        (keys_of("k"), "serving", "", 401),
+        (keys_of("k"), "serving", "x", 401),
+        (keys_of("k"), "serving", "k", Caller(SOLE_CLIENT, is_admin=True)),
+        (keys_of("k"), "admin", "", 401),
+        (keys_of("k"), "admin", "k", Caller(SOLE_CLIENT, is_admin=True)),
+        (keys_of("k", "k2"), "admin", "k2", Caller(SOLE_CLIENT, is_admin=True)),
+        (keys_of(admin="a"), "serving", "", Caller(Client("anonymous"))),
+        (keys_of(admin="a"), "serving", "x", Caller(Client("anonymous"))),
+        (keys_of(admin="a"), "admin", "", 401),
+        (keys_of(admin="a"), "admin", "a", Caller(Client("admin"), is_admin=True, sees_all=True)),
+        (keys_of("k", admin="a"), "serving", "", 401),
+        (keys_of("k", admin="a"), "serving", "k", Caller(Client("k"))),
+        (keys_of("k", admin="a"), "serving", "a", Caller(Client("admin"), is_admin=True, sees_all=True)),
+        (keys_of("k", admin="a"), "admin", "k", 403),
+        (keys_of("k", admin="a"), "admin", "x", 401),
+        (keys_of("k", "l"), "serving", "l", Caller(Client("l"))),
+        (keys_of("k", "l"), "admin", "l", 403),
+        (keys_of("k", "l"), "serving", "a", 401),
+        (keys_of("key", "Key"), "serving", "Key", Caller(Client("K"))),
+        (keys_of("key", "Key"), "serving", "KEY", 401),
+        (keys_of("k", "l", isolated=True), "serving", "l", Caller(Client("l", isolated=True))),
+        (keys_of("k", "l" * 10_000), "serving", "l" * 10_000, Caller(Client("l"))),
+        (keys_of("k", "l" * 10_000), "serving", "l" * 9_999, 401),
+        (keys_of("k", "schlüssel"), "serving", "schlüssel", Caller(Client("s"))),
     ],
 )
-def test_what_a_key_opens(keys: Keys, access: str, given: str, status: int | None) -> None:
+def test_who_a_key_is_and_what_it_opens(keys: Keys, access: str, given: str, who: Caller | int) -> None:
     try:
-        keys.check(access, given.encode())  # type: ignore[arg-type]
+        assert keys.admit(access, given.encode()) == who  # type: ignore[arg-type]
     except RequestRefused as refused:
-        assert refused.status == status
-    else:
-        assert status is None
+        assert refused.status == who
+
+
+def test_only_the_admin_speaks_for_a_client() -> None:
+    keys = keys_of("k", "l", admin="a")
+    admin, client = keys.admit("serving", b"a"), keys.admit("serving", b"k")
+    assert keys.on_behalf(admin, "k") == Caller(Client("k"), is_admin=True), "and sees only what the client sees"
+    with pytest.raises(RequestRefused) as refused:
+        keys.on_behalf(admin, "nobody")
+    assert (refused.value.status, refused.value.code) == (404, "client_not_found")
+    assert "k, l, admin" in refused.value.message
+    said = set()
+    for name in ("k", "l", "nobody", "admin", ""):
+        with pytest.raises(RequestRefused) as refused:
+            keys.on_behalf(client, name)
+        said.add((refused.value.status, refused.value.message))
+    assert len(said) == 1 and next(iter(said))[0] == 403, "nobody else learns which clients there are"
+
+
+@pytest.mark.parametrize("keys", [("k", "k"), ("k", "l", "k")])
+def test_a_key_belongs_to_one(keys: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="the same API key is given twice"):
+        keys_of(*keys)
+    with pytest.raises(UsageError, match="the same API key is given twice"):
+        keys_of("k", admin="k")
+    with pytest.raises(UsageError, match="--isolate-clients tells clients apart by their keys"):
+        keys_of("k", isolated=True)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +103,99 @@ def test_where_a_request_has_its_key(headers: dict[bytes, bytes], key: bytes) ->
     assert presented_key(headers) == key
 
 
+def found(server: ServerConfig, environment: dict[str, str]) -> list[tuple[str, str]]:
+    return [(key.client, key.key) for key in read_keys(server, environment)._api]
+
+
 def test_a_key_stands_in_a_flag_a_file_or_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("from-file\n")
     environment = {"BATON_API_KEY": "from-environment", "BATON_ADMIN_API_KEY": "admin", "HOME": "/"}
-    assert read_keys(ServerConfig(), environment) == Keys("from-environment", "admin")
+    assert found(ServerConfig(), environment) == [("client-1", "from-environment")]
     assert environment == {"HOME": "/"}, "children would inherit it"
-    environment = {"BATON_API_KEY": "from-environment"}
-    assert read_keys(ServerConfig(api_key_file=str(file), admin_api_key="a"), environment) == Keys("from-file", "a")
+    environment = {"BATON_API_KEY": "from-environment", "BATON_ADMIN_API_KEY": "admin"}
+    assert found(ServerConfig(api_key_file=str(file)), environment) == [("client-1", "from-file")]
     assert environment == {}
-    assert "from" not in repr(Keys("from-flag", "from-flag"))
+    given = ServerConfig(api_key=("one", "two"), api_key_file="", admin_api_key="three")
+    keys = read_keys(given, {"BATON_ADMIN_API_KEY": "not this"})
+    assert keys.client_names == ["client-1", "client-2", "admin"] and keys.most_powerful == "three"
+    assert not any(key in repr(keys) + repr(keys._api) for key in ("'one'", "'two'", "'three'"))
+    assert found(ServerConfig(), {"BATON_API_KEY": " \n"}) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        ("plain\n", [("client-1", "plain")]),
+        ("with:colon", [("client-1", "with:colon")]),
+        ("# of the gateway\nplain\n\n", [("client-1", "plain")]),
+        ("#begins-with-a-hash", [("client-1", "#begins-with-a-hash")]),
+        ("alice: one", [("alice", "one")]),
+        ("alice: one\r\n  bob:\ttwo  \n", [("alice", "one"), ("bob", "two")]),
+        ("alice: old\nalice: new\nbob: x:y", [("alice", "old"), ("alice", "new"), ("bob", "x:y")]),
+        ("a: k\nA: K", [("a", "k"), ("A", "K")]),
+    ],
+)
+def test_a_file_of_keys(tmp_path: Path, content: str, keys: list[tuple[str, str]]) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content.encode())
+    assert found(ServerConfig(api_key_file=str(file)), {}) == keys
+    assert found(ServerConfig(), {"BATON_API_KEY": content}) == keys
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("\n", "must hold a key"),
+        ("# nothing\n", "must hold a key"),
+        ("alice: s3cret\nplain-s3cret", "line 2 is no 'name: key'"),
+        ("alice: s3cret\n\nbob:s3cret2", "line 3 is no 'name: key'"),
+        ("alice: s3cret\nbob: s3cret 2", "line 2 is no 'name: key'"),
+        ("alice: s3cret\na/b: s3cret2", "line 2 is no 'name: key'"),
+        ("alice: s3cret\n.: s3cret2", "line 2 is no 'name: key'"),
+        ("alice: s3cret\nálice: s3cret2", "line 2 is no 'name: key'"),
+        (f"alice: s3cret\n{'a' * 65}: s3cret2", "line 2 is no 'name: key'"),
+        ("admin: s3cret", "line 1 is no 'name: key'"),
+        ("anonymous: s3cret\nbob: s3cret2", "line 1 is no 'name: key'"),
+        ("alice: s3cret\nbob: s3cret", "line 2 has a key that an earlier line has"),
+        ("alice: s3cret\nalice: s3cret", "line 2 has a key that an earlier line has"),
+    ],
+)
+def test_a_file_of_keys_that_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(UsageError) as refused:
+        read_keys(ServerConfig(api_key_file=str(file)), {})
+    assert said in str(refused.value) and str(file) in str(refused.value) and "s3cret" not in str(refused.value)
+
+
+def test_a_runtimes_keys_reach_its_server() -> None:
+    assert in_environment("key") == in_environment(["key"]) == "key"
+    assert found(ServerConfig(), {"BATON_API_KEY": in_environment(("a", "b"))}) == [
+        ("client-1", "a"),
+        ("client-2", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [
+        ("127.0.0.1", keys_of(), False),
+        ("127.8.0.1", keys_of(), False),
+        ("::1", keys_of(), False),
+        ("localhost", keys_of(), False),
+        ("0.0.0.0", keys_of(), True),
+        ("::", keys_of(), True),
+        ("192.168.1.5", keys_of(admin="a"), True),
+        ("gpu-box.lan", keys_of(), True),
+        ("0.0.0.0", keys_of("k"), False),
+    ],
+)
+def test_a_server_that_others_reach_without_a_key_is_warned_of(host: str, keys: Keys, warns: bool) -> None:
+    warning = exposure_warning(host, keys)
+    assert bool(warning) == warns
+    assert not warns or (f"--host {host}" in warning and "--api-key-file" in warning)
+    assert ("abort" in warning) == (warns and not keys.has_admin), "with an admin key, less can be done"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two\nlines", b"\xff"])
@@ -111,7 +234,6 @@ def ask(server: ServerUnderTest, method: str, path: str, key: str, json: dict | 
         ("POST", "/stop_profile", None),
         ("POST", "/item_tries?name=x", None),
         ("DELETE", "/item_tries/x", None),
-        ("POST", "/abort_request", {"abort_all": True}),
     ],
 )
 def test_admin_endpoints_take_the_admin_key(locked: ServerUnderTest, method: str, path: str, body: dict | None) -> None:

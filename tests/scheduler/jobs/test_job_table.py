@@ -29,7 +29,7 @@ def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none(
         end(table, number)
     _, gone = table.open("", "new", 1.0, 5)
     assert [job.id for job in gone] == ["job1", "job3", "job4"]
-    assert [job.id for job in table.of_namespace("")] == ["job0", "job2", "new"]
+    assert [job.id for job in table.select("", "")] == ["job0", "job2", "new"]
 
 
 def test_a_job_that_begins_anew_counts_once() -> None:
@@ -41,7 +41,7 @@ def test_a_job_that_begins_anew_counts_once() -> None:
     over.is_over = True
     _, gone = table.open("", "over", 1.0, 2)
     assert gone == [over]
-    assert [job.id for job in table.of_namespace("")] == ["idle", "over"]
+    assert [job.id for job in table.select("", "")] == ["idle", "over"]
 
 
 def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:

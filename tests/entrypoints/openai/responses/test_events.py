@@ -94,7 +94,7 @@ class Scene:
         parsers = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE)
         response = ResponseObject(request, "served")
         self.running = RunningResponse(
-            request, None, self.said, response, parsers, tokenizer.token_bytes,  # pyright: ignore[reportArgumentType]
+            "", request, None, self.said, response, parsers, tokenizer.token_bytes,  # pyright: ignore[reportArgumentType]
             lambda running, stored: self.stored.append(stored),
         )  # fmt: skip
 

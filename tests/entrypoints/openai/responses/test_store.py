@@ -16,19 +16,17 @@ from baton.entrypoints.openai.responses.store import ResponseStore, StoredRespon
 CALL = {"type": "function_call", "call_id": "1", "name": "l", "arguments": "{}"}
 
 
-def response(rid: str, namespace: str = "", body: bytes = b"{}", **more: Any) -> StoredResponse:
+def response(rid: str, scope: str = "", body: bytes = b"{}", **more: Any) -> StoredResponse:
     nothing: dict[str, Any] = {"items": [], "output": [], "item_bytes": 0, "messages": [], "turn": None}
-    return StoredResponse(
-        rid=rid, namespace=namespace, status="completed", background=False, body=body, **nothing | more
-    )
+    return StoredResponse(rid=rid, scope=scope, status="completed", background=False, body=body, **nothing | more)
 
 
 def turn(text: str, tokens: int) -> Turn:
     ids = np.zeros(tokens, dtype=np.int32)
-    return Turn(rid="t", index=0, namespace="", num_messages=1, prompt_chars=0, text=text, ids=ids)
+    return Turn(rid="t", index=0, scope="", num_messages=1, prompt_chars=0, text=text, ids=ids)
 
 
-def test_nobody_finds_or_replaces_what_is_another_namespaces() -> None:
+def test_nobody_finds_or_replaces_what_is_another_scopes() -> None:
     store = ResponseStore(8)
     mine, theirs = response("r", "mine"), response("r", "theirs")
     store.put(mine)
