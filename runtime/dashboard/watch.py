@@ -146,7 +146,8 @@ class Watch:
         is_first, self._is_new = self._is_new, False
         yield WatchReport(t=self._t, is_first=is_first, load=load_now(scheduler), running=running, waiting=waiting)
         yield WatchReport(t=self._t, leases=leases_now(scheduler, self._now), num_leases=len(scheduler.leases))
-        yield WatchReport(t=self._t, jobs=jobs_now(scheduler, self._now), num_jobs=scheduler.pins.stats().jobs)
+        jobs, num_jobs = jobs_now(scheduler, self._now)
+        yield WatchReport(t=self._t, jobs=jobs, num_jobs=num_jobs)
         recorder.refresh(self._now)
         for _ in range(PARTS_WITH_LIVES):  # others may change meanwhile, without end
             if not (lives := recorder.take(LIVES_IN_PART)):

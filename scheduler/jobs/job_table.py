@@ -28,9 +28,9 @@ class JobTable:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def latest(self, count: int) -> list[Job]:
-        """The jobs that were here last, the last first."""
-        return list(islice(reversed(self._jobs.values()), count))
+    def unended(self) -> list[Job]:
+        """The jobs that are not over, or that still have open requests; the one that was here last comes first."""
+        return [job for job in reversed(self._jobs.values()) if job.open_rids or not job.is_over]
 
     def select(self, namespace: str | None, prefix: str) -> list[Job]:
         """The jobs of a namespace, or of all where it is None, whose ids begin with ``prefix``; the one that was here

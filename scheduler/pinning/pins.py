@@ -240,9 +240,9 @@ class Pins:
         self._table.remove(job)
         return list(job.open_rids), tokens
 
-    def latest(self, count: int) -> list[Job]:
-        """The jobs that were heard of last, the last first."""
-        return self._table.latest(count)
+    def unended_jobs(self) -> list[Job]:
+        """The jobs that are not over, or that still have open requests; the one that was here last comes first."""
+        return self._table.unended()
 
     def describe(self, namespace: str | None, id: str | None, now: float, prefix: str = "") -> list[dict[str, Any]]:
         """The jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id in this

@@ -99,9 +99,10 @@ def _lease(lease: Lease, rid: str | None, now: float) -> LeaseNow:
     )
 
 
-def jobs_now(scheduler: Scheduler, now: float) -> list[JobNow]:
-    """Those that were heard of last, the last first."""
-    return [_job(job, now) for job in scheduler.pins.latest(MOST)]
+def jobs_now(scheduler: Scheduler, now: float) -> tuple[list[JobNow], int]:
+    """The unended jobs that were here last, and how many there are in all."""
+    jobs = scheduler.pins.unended_jobs()
+    return [_job(job, now) for job in jobs[:MOST]], len(jobs)
 
 
 def _job(job: Job, now: float) -> JobNow:

@@ -6,7 +6,7 @@ import { SPAN_S } from "./data/series.js";
 
 const SHORTEST_S = 60;
 
-/** Each: title, note (spoken: the same in full), lines ({name, words, colour, value(series, second), text(value), area}), most(series): top of the scale. */
+/** Each: title, note (spoken: the same in full), lines ({name, words, colour, value(series, second), text(value), area}), top(series): of the scale, which follows the data without it, up to most(series). */
 function definitions() {
   const rate = (value) => (Number.isNaN(value) ? "–" : `${count(value)}/s`);
   const level = (name) => (series, second) => series.at(name, second);
@@ -29,7 +29,7 @@ function definitions() {
       title: "KV cache",
       note: "on the device",
       spoken: "tokens on the device by what they are in use for",
-      top: (series) => series.stats?.total ?? 1,
+      most: (series) => series.stats?.total ?? 1,
       stacked: true,
       lines: [
         { words: "locked", colour: "use-locked", value: level("locked"), text: count },
@@ -118,8 +118,9 @@ class Tile {
       });
     this.extra = element("p", { class: "tile-extra quiet" });
     const title = element("figcaption", {}, element("b", {}, definition.title), " ", element("span", { class: "quiet" }, definition.note));
+    this.scale = element("li", { class: "quiet" });
     const below = this.keys.length
-      ? element("ul", { class: "tile-keys" }, ...this.keys.map(({ item }) => item))
+      ? element("ul", { class: "tile-keys" }, ...this.keys.map(({ item }) => item), this.scale)
       : this.extra;
     this.figure = element("figure", { class: "tile", id: `tile-${definition.id}` }, title, this.now, this.canvas, below);
     container.append(this.figure);
@@ -142,7 +143,7 @@ class Tile {
     const height = this.canvas.clientHeight;
     const pen = sized(this.canvas, width, height);
     const lines = definition.lines.map((line) => ({ line, values: sample(line, series, last, span, width) }));
-    this.#top = definition.top?.(series) ?? this.#calmTop(lines);
+    this.#top = definition.top?.(series) ?? Math.min(this.#calmTop(lines), definition.most?.(series) ?? Infinity);
     const plot = { pen, width, height, theme, top: this.#top };
     pen.fillStyle = theme.colour("grid");
     for (const share of [0, 0.5, 1]) pen.fillRect(0, Math.round((height - 1) * share), width, 1);
@@ -158,7 +159,9 @@ class Tile {
 
   /** The scale of rates grows at once and shrinks only when it is far too large, so that lines do not jump about. */
   #calmTop(lines) {
-    const most = Math.max(1, ...lines.flatMap(({ values }) => values.filter((value) => !Number.isNaN(value))));
+    const drawn = lines.filter(({ line }) => !line.hollow).map(({ values }) => values);
+    const heights = this.definition.stacked ? sums(drawn) : drawn.flat();
+    const most = Math.max(1, ...heights.filter((value) => !Number.isNaN(value)));
     return most > this.#top || most < this.#top / 3 ? nice(most * 1.1) : this.#top;
   }
 
@@ -171,7 +174,9 @@ class Tile {
       setText(value, Number.isNaN(number) ? "–" : line.text(number));
     }
     const scale = definition.scale ?? "";
-    setText(this.extra, definition.extra?.(series) || (scale ? `scale to ${scale}` : `scale to ${count(this.#top)}`));
+    const scaleWords = `scale to ${scale || count(this.#top)}`;
+    setText(this.extra, definition.extra?.(series) || scaleWords);
+    setText(this.scale, scaleWords);
     // Read aloud when somebody gets here: what it is, not each of its numbers as they change.
     const label = `${definition.title}, ${definition.spoken}, over the last ${plural(Math.round(span / 60), "minute")}`;
     if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
@@ -202,6 +207,11 @@ function draw({ pen, width, height, theme, top }, line, values) {
     pen.fill();
     pen.globalAlpha = 1;
   }
+}
+
+/** At each point, of all lines; a gap in one counts as nothing. */
+function sums(lines) {
+  return lines[0].map((_, index) => lines.reduce((sum, values) => sum + (Number.isNaN(values[index]) ? 0 : values[index]), 0));
 }
 
 /** Areas on top of each other; the first lowest. */

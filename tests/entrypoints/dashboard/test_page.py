@@ -28,7 +28,9 @@ def test_all_panels_show_the_state(busy: FakeDashboard, open_page: Open) -> None
     held = shown.text("#held-lists")
     assert "stage-2" in held and "claimed" in held and "agent-1" in held
     assert shown.text("#held-lists h3 >> nth=0").split() == ["Leases", "3"]
-    assert any(row.startswith("agent-2/10, queued, prefill in 3 chunks, decoding, retracted") for row in shown.rows())
+    shown.page.locator(".life-job[aria-label^='job agent-3']").click()  # so that the others are in sight
+    spoken = "agent-2/10, queued, prefill in 3 chunks, decoding, retracted"
+    shown.wait(f"[...document.querySelectorAll('.life')].some((row) => row.ariaLabel.startsWith('{spoken}'))")
 
 
 def test_an_empty_server_says_how_to_begin(open_page: Open) -> None:
@@ -91,6 +93,43 @@ def test_a_handoff_passes_from_parent_to_child(dashboard: FakeDashboard, open_pa
     shown.page.get_by_role("button", name="Handed off to stage-2").click()
     shown.wait_text("#life-detail", "KV handed over")
     assert shown.page.locator(".life[aria-selected=true]").get_attribute("aria-label") == child_row
+
+
+def test_the_requests_of_a_job_fold_into_its_row(dashboard: FakeDashboard, open_page: Open) -> None:
+    shown = open_page(dashboard.url).wait_live()
+    steps = [
+        scenes.life(f"step-{number}", [["decode", 100.0 + number, 101.0 + number, 5]], job_id="agent-1", end="stop")
+        for number in range(3)
+    ]
+    other = scenes.life("other", [["decode", 99.0, 100.0, 5]], job_id="agent-2", end="stop")
+    dashboard.send_update(*steps, other, t=104.0)
+    rows = shown.wait_rows(5)
+    assert rows[0] == "job agent-1, 3 requests, unfolded" and rows[4] == "other, decoding, stopped, of job agent-2"
+    assert shown.text("#lives-summary") == "4 requests"
+    canvas, green = "#lives-scene canvas", shown.colour("bar-decode")
+    assert not shown.has_colour(canvas, green, AXIS, AXIS + ROW), "each step in its own row"
+    shown.page.locator(".life-job").click()
+    assert shown.wait_rows(2) == ["job agent-1, 3 requests, folded", rows[4]]
+    assert shown.has_colour(canvas, green, AXIS, AXIS + ROW), "all steps in one row"
+    assert shown.text("#lives-summary") == "4 requests"
+    shown.page.locator(".life-job").focus()
+    shown.page.keyboard.press("ArrowRight")
+    shown.wait_rows(5)
+    shown.page.keyboard.press("ArrowRight")
+    assert shown.focused().startswith("step-0")
+    shown.page.keyboard.press("ArrowLeft")
+    shown.page.keyboard.press("Enter")
+    shown.wait_rows(2)
+
+
+def test_the_scale_of_the_kv_cache_follows_the_data(dashboard: FakeDashboard, open_page: Open) -> None:
+    shown = open_page(dashboard.url).wait_live()
+    for second in range(1, 5):
+        dashboard.send_update(t=100.0 + second, stats=scenes.stats(free=7992, evictable=200))
+    shown.wait_text("#tile-kv", "scale to 250")
+    assert shown.has_colour("#tile-kv canvas", shown.colour("use-evictable"), 15, 46), "no line at the bottom"
+    dashboard.send_update(t=106.0, stats=scenes.stats(free=100, evictable=8092))
+    shown.wait_text("#tile-kv", "scale to 8,192")
 
 
 def test_rates_are_those_of_the_last_minute(dashboard: FakeDashboard, open_page: Open) -> None:

@@ -149,7 +149,7 @@ def test_keys_in_the_timeline(busy: FakeDashboard, open_page: Open) -> None:
     press("End")
     last = shown.page.locator(".life:focus")
     count = int(last.get_attribute("aria-setsize") or 0)
-    assert last.get_attribute("aria-posinset") == str(count) and count == 16
+    assert last.get_attribute("aria-posinset") == str(count) and count == 20, "16 requests, 4 jobs"
     press("Enter")
     shown.wait("!document.querySelector('#life-detail').hidden")
     assert last.get_attribute("aria-selected") == "true"

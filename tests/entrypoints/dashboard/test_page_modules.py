@@ -130,6 +130,49 @@ def test_children_stand_below_their_parents_and_the_newest_family_on_top(call: C
     assert [rid for rid, _, _ in rows(call, lives, to=3)] == ["b", "a"]
 
 
+def job_rows(call: Call, lives: list[dict[str, Any]], folded: list[str]) -> list[list[Any]]:
+    body = """
+        const [lives, folded] = argument;
+        const kept = new Map(lives.map((life) => [m.lifeKey(life), life]));
+        const folds = new Set(folded.map(m.jobKey));
+        const name = (row) => row.life?.rid ?? `job ${row.job}`;
+        return m.rowsOf(kept, 0, 100, folds).map((row) => [name(row), row.depth, row.header?.job ?? null]);"""
+    return call("lives/lives", body, [lives, folded])
+
+
+def test_requests_of_a_job_stand_together_below_its_row_and_fold(call: Call) -> None:
+    def at(rid: str, begin: float, **fields: Any) -> dict[str, Any]:
+        return scenes.life(rid, [["decode", begin, begin + 1, 1]], **fields)
+
+    lives = [
+        at("a", 1, job_id="x"),
+        at("b", 2, job_id="y"),
+        at("a2", 5, parent="a", job_id="x"),
+        at("c", 6, job_id="alone"),
+        at("a3", 7, job_id="x"),
+        at("d", 8),
+        at("b2", 9, job_id="y"),
+    ]
+    y = [["job y", 0, None], ["b", 1, "y"], ["b2", 1, "y"]]
+    x = [["job x", 0, None], ["a", 1, "x"], ["a2", 2, "x"], ["a3", 1, "x"]]
+    d, c = ["d", 0, None], ["c", 0, None]
+    assert job_rows(call, lives, []) == [*y, d, *x, c], "the job that was at work last comes first, its steps in order"
+    assert job_rows(call, lives, ["x", "alone", "gone"]) == [*y, d, x[0], c], "a single request is no group"
+
+
+def test_labels_of_handoffs_keep_off_the_line_of_now(call: Call) -> None:
+    body = "return m.placeLabel(argument.texts, (words) => words.length, argument.end, argument.now, argument.right);"
+
+    def place(end: int, now: int, right: int) -> dict[str, Any] | None:
+        return call("lives/lives_paint", body, {"texts": ["x" * 50, "x" * 10], "end": end, "now": now, "right": right})
+
+    assert place(100, 200, 300) == {"words": "x" * 50, "from": 100}, "before it"
+    assert place(180, 200, 300) == {"words": "x" * 50, "from": 200}, "beyond it"
+    assert place(160, 200, 250) == {"words": "x" * 10, "from": 160}, "the name alone before it"
+    assert place(190, 200, 230) == {"words": "x" * 10, "from": 200}, "the name alone beyond it"
+    assert place(190, 200, 210) is None
+
+
 def test_used_again_names_and_circles(call: Call) -> None:
     def at(rid: str, index: int, begin: float, parent: str | None = None) -> dict[str, Any]:
         life = scenes.life(rid, [["decode", begin, begin + 1, 1]], index=index)

@@ -32,6 +32,20 @@ def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none(
     assert [job.id for job in table.select("", "")] == ["job0", "job2", "new"]
 
 
+def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
+    table = JobTable(8)
+    crowd(table, 3)
+    for number in (0, 1):
+        job = table.get("", f"job{number}")
+        assert job is not None
+        job.is_over = True
+    end(table, 0)
+    end(table, 2)
+    assert [job.id for job in table.unended()] == ["job2", "job1"]
+    end(table, 1)
+    assert [job.id for job in table.unended()] == ["job2"]
+
+
 def test_a_job_that_begins_anew_counts_once() -> None:
     table = JobTable(2)
     for number, name in enumerate(("over", "idle")):

@@ -78,3 +78,29 @@ export function factsOf(life, now) {
   if (life.job_id !== undefined) facts.push(["Job", visible(shortened(life.job_id, 200))]);
   return facts;
 }
+
+/** {name, state, spoken} of a request's row. Its job is named where no row of the job stands above it. */
+export function wordsOfRow({ life, depth, header }) {
+  const job = life.job_id ?? "";
+  const isNamed = header === null && job !== "" && !job.includes(life.rid) && !life.rid.includes(job);
+  const name = isNamed ? `${visible(shortened(job, 30))} · ${nameOf(life)}` : nameOf(life);
+  const spoken = isNamed ? `${spokenOf(life)}, of job ${visible(shortened(job, 80))}` : spokenOf(life);
+  return { name: `${depth > (header === null ? 0 : 1) ? "↳ " : ""}${shortened(name, 60)}`, state: stateOf(life), spoken };
+}
+
+/** The same of a job's row. */
+export function wordsOfJob({ job, members, isFolded }) {
+  const name = visible(shortened(job, 60));
+  const size = plural(members.length, "request");
+  return { name: `${isFolded ? "▸" : "▾"} ${name}`, state: size, spoken: `job ${name}, ${size}, ${isFolded ? "folded" : "unfolded"}` };
+}
+
+export function factsOfJob({ job, members }) {
+  const sum = (value) => exact(members.reduce((total, { life }) => total + value(life), 0));
+  return [
+    ["Job", visible(shortened(job, 200))],
+    ["Requests", exact(members.length)],
+    ["Prompts", `${sum((life) => life.prompt)} tokens, ${sum((life) => life.cached)} of them cached`],
+    ["Output", `${sum((life) => life.output)} tokens`],
+  ];
+}

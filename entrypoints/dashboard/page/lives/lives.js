@@ -1,17 +1,20 @@
-// Which requests the timeline shows, in which rows: a child right below the request that it continues.
+// Which requests the timeline shows, in which rows: a child right below the request that it continues, and the requests
+// of a job together, below a row of the job's own, which may stand for all of them.
 
 import { firstMoment, lastMoment, lifeKey } from "../data/store.js";
 
 /**
  * lives: Map from key to life; those that something happened to between ``from`` and ``to`` are shown.
- * Returns [{key, life, depth, parent (a row) or null, children}, …], the newest family first, its members in order.
+ * folded: keys of job rows. Returns [{key, life, depth, parent (a row) or null, children, header}, …], the newest family,
+ * or job, first, its members in order. header: the row of its job, if it has one; null otherwise. Job rows have a null
+ * life, and {job, members (rows), isFolded}: their members follow unless they are folded.
  */
-export function rowsOf(lives, from, to) {
+export function rowsOf(lives, from, to, folded = new Set()) {
   const rows = [];
   const byRid = new Map();
   for (const [key, life] of lives) {
     if (life.phases.length === 0 || lastMoment(life) < from || firstMoment(life) > to) continue;
-    const row = { key, life, begin: firstMoment(life), depth: 0, parent: null, children: [] };
+    const row = { key, life, begin: firstMoment(life), depth: 0, parent: null, children: [], header: null };
     rows.push(row);
     // A rid may be used again; the one that began last before its child is meant.
     if (!byRid.has(life.rid)) byRid.set(life.rid, []);
@@ -24,9 +27,41 @@ export function rowsOf(lives, from, to) {
     row.parent?.children.push(row);
   }
   const heads = rows.filter((row) => row.parent === null);
-  const newest = new Map(heads.map((head) => [head, family(head).reduce((latest, { begin }) => Math.max(latest, begin), 0)]));
-  heads.sort((one, other) => newest.get(other) - newest.get(one) || (one.key < other.key ? -1 : 1));
-  return heads.flatMap(family);
+  const blocks = [...blocksOf(heads)];
+  blocks.sort((one, other) => other.newest - one.newest || (one.key < other.key ? -1 : 1));
+  return blocks.flatMap((block) => shownOf(block, folded));
+}
+
+/** Families that are shown together, as they are of one job, or alone: {key, job, members, newest}. */
+function blocksOf(heads) {
+  const blocks = new Map();
+  for (const head of heads) {
+    const job = head.life.job_id;
+    const key = job === undefined ? head.key : jobKey(job);
+    if (!blocks.has(key)) blocks.set(key, { key, job, heads: [] });
+    blocks.get(key).heads.push(head);
+  }
+  for (const block of blocks.values()) {
+    block.heads.sort((one, other) => (isBefore(one, other) ? -1 : 1));
+    block.members = block.heads.flatMap(family);
+    block.newest = block.members.reduce((latest, { begin }) => Math.max(latest, begin), 0);
+  }
+  return blocks.values();
+}
+
+/** A job of a single request needs no row of its own. */
+function shownOf({ key, job, members }, folded) {
+  if (job === undefined || members.length === 1) return members;
+  const header = { key, life: null, job, members, isFolded: folded.has(key), depth: 0, parent: null, children: [members[0]], header: null };
+  for (const row of members) {
+    row.header = header;
+    row.depth += 1;
+  }
+  return header.isFolded ? [header] : [header, ...members];
+}
+
+export function jobKey(job) {
+  return `job ${job}`;
 }
 
 /** An order of all rows. A parent comes before its child in it, so that no names make a circle. */

@@ -40,7 +40,9 @@ export class LivesPainter {
         pen.fillRect(gutter, y.get(row) - ROW / 2, room, ROW);
       }
     }
-    for (const row of seen) this.#bars(place, row.life, y.get(row), deadlines.get(row.life.rid));
+    for (const row of seen) {
+      for (const life of livesIn(row)) this.#bars(place, life, y.get(row), deadlines.get(life.rid));
+    }
     for (const row of rows) {
       if (row.parent !== null && y.has(row.parent)) this.#passage(place, row, y.get(row.parent), y.get(row), scene.height);
     }
@@ -151,7 +153,7 @@ export class LivesPainter {
     pen.stroke();
   }
 
-  #passage({ pen, right, x, gutter }, row, above, below, height) {
+  #passage({ pen, time, right, x, gutter }, row, above, below, height) {
     if (Math.max(above, below) < 0 || Math.min(above, below) > height + ROW) return;
     const found = passage(row);
     const from = Math.max(gutter, x(found.from));
@@ -185,14 +187,19 @@ export class LivesPainter {
     pen.lineTo(to + 4, end - 5);
     pen.closePath();
     pen.fill();
-    if (handoff) this.#handed(pen, visible(shortened(row.life.rid, 60)), from, above, right);
+    if (handoff) this.#handed(pen, visible(shortened(row.life.rid, 60)), from, above, { now: x(time.now), right });
   }
 
-  /** In full where there is room up to the right edge, else the name alone, else nothing: the row's text says it, too. */
-  #handed(pen, child, from, y, right) {
+  /**
+   * In full where there is room, else the name alone, else nothing: the row's text says it, too. It stands before the
+   * line of "now" or beyond it, and never on it.
+   */
+  #handed(pen, child, end, y, { now, right }) {
     const name = fitted(pen, child, 200);
-    const words = [`handed off to ${name}`, name].find((each) => from + 14 + pen.measureText(each).width <= right);
-    if (words === undefined || name === "") return;
+    if (name === "") return;
+    const label = placeLabel([`handed off to ${name}`, name], (words) => pen.measureText(words).width, end, now, right);
+    if (label === null) return;
+    const { words, from } = label;
     pen.fillStyle = this.theme.colour("panel");
     pen.globalAlpha = 0.8;
     pen.fillRect(from + 6, y - 8, pen.measureText(words).width + 6, 16);
@@ -201,6 +208,28 @@ export class LivesPainter {
     // Isolated, so that right-to-left names do not turn the words around them.
     pen.fillText(words.replace(name, `\u2068${name}\u2069`), from + 9, y + 0.5);
   }
+}
+
+/**
+ * Where a label begins that belongs at ``end``: {words, from}, the first of the texts that fits before the line of
+ * "now", else beyond it; null if none does. width(words): in pixels, as ``end``, ``now`` and ``right``, the edge.
+ */
+export function placeLabel(texts, width, end, now, right) {
+  const places = [
+    { from: end, to: now - 4 },
+    { from: Math.max(end, now), to: right },
+  ];
+  for (const words of texts) {
+    const place = places.find(({ from, to }) => from + 14 + width(words) <= to);
+    if (place !== undefined) return { words, from: place.from };
+  }
+  return null;
+}
+
+/** A folded job has all its requests in one row. */
+function livesIn(row) {
+  if (row.life !== null) return [row.life];
+  return row.isFolded ? row.members.map(({ life }) => life) : [];
 }
 
 /** When the request itself ended: before its lease. */

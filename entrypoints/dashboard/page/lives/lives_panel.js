@@ -3,8 +3,8 @@
 import { Scene } from "../drawing/canvas.js";
 import { element, KeyedChildren, setAttribute, setText } from "../drawing/dom.js";
 import { plural, shortened, visible } from "../drawing/format.js";
-import { factsOf, handedTo, nameOf, spokenOf, stateOf } from "./life_words.js";
-import { rowsOf } from "./lives.js";
+import { factsOf, factsOfJob, handedTo, wordsOfJob, wordsOfRow } from "./life_words.js";
+import { jobKey, rowsOf } from "./lives.js";
 import { AXIS, LivesPainter, ROW } from "./lives_paint.js";
 import { reducedMotion } from "../theme.js";
 
@@ -18,6 +18,7 @@ export class LivesPanel {
   #store = null;
   #drawnAt = -1;
   #changed = true;
+  #folded = new Set();
 
   /** parts: {scene, summary, window, detail, empty}, elements. */
   constructor(parts, { frames, theme, tooltip }) {
@@ -45,6 +46,7 @@ export class LivesPanel {
 
   clear() {
     this.#active = this.#selected = null;
+    this.#folded.clear();
     this.#changed = true;
   }
 
@@ -83,7 +85,7 @@ export class LivesPanel {
     if (!this.#changed && time.now === this.#drawnAt) return;
     this.#drawnAt = time.now;
     this.#changed = false;
-    this.#rows = rowsOf(this.#store.lives, time.from, time.to);
+    this.#rows = rowsOf(this.#store.lives, time.from, time.to, this.#folded);
     this.#describe();
     this.scene.setSpace(AXIS + this.#rows.length * ROW + 4);
     const deadlines = new Map();
@@ -97,12 +99,13 @@ export class LivesPanel {
 
   #describe() {
     const { lives } = this.#store;
+    const shown = this.#rows.reduce((sum, row) => sum + (row.life !== null ? 1 : row.isFolded ? row.members.length : 0), 0);
     const words =
       lives.size === 0
         ? ""
-        : this.#rows.length === lives.size
+        : shown === lives.size
           ? plural(lives.size, "request")
-          : `${this.#rows.length} of the last ${plural(lives.size, "request")}`;
+          : `${shown} of the last ${plural(lives.size, "request")}`;
     setText(this.parts.summary, words);
     this.parts.empty.hidden = this.#rows.length > 0;
     const none = lives.size === 0 ? "Requests appear here as they come." : "None in this time. Choose a longer one to see the last ones.";
@@ -134,9 +137,11 @@ export class LivesPanel {
 
   #showOption(option, row) {
     const [name, state] = option.children;
-    setText(name, `${row.depth > 0 ? "↳ " : ""}${shortened(nameOf(row.life), 60)}`);
-    setText(state, stateOf(row.life));
-    setAttribute(option, "aria-label", spokenOf(row.life));
+    const words = row.life === null ? wordsOfJob(row) : wordsOfRow(row);
+    setText(name, words.name);
+    setText(state, words.state);
+    setAttribute(option, "aria-label", words.spoken);
+    option.classList.toggle("life-job", row.life === null);
     setAttribute(option, "aria-selected", row.key === this.#selected);
     setAttribute(option, "aria-setsize", this.#rows.length);
     setAttribute(option, "aria-posinset", row.place + 1);
@@ -152,8 +157,18 @@ export class LivesPanel {
 
   #select(row) {
     if (row === undefined) return;
-    this.#selected = row.key === this.#selected ? null : row.key;
+    if (row.life === null) this.#fold(row, !row.isFolded);
+    else this.#selected = row.key === this.#selected ? null : row.key;
     this.#active = row.key;
+    this.#changed = true;
+    this.frames.ask(this.draw);
+  }
+
+  #fold(header, folds) {
+    if (folds) this.#folded.add(header.key);
+    else this.#folded.delete(header.key);
+    const jobs = new Set([...this.#store.lives.values()].map((life) => jobKey(life.job_id)));
+    for (const key of this.#folded) if (!jobs.has(key)) this.#folded.delete(key);
     this.#changed = true;
     this.frames.ask(this.draw);
   }
@@ -165,12 +180,14 @@ export class LivesPanel {
     const moves = {
       ArrowDown: () => this.#rows[row.place + 1],
       ArrowUp: () => this.#rows[row.place - 1],
-      ArrowLeft: () => row.parent,
+      ArrowLeft: () => row.parent ?? row.header,
       ArrowRight: () => row.children[0],
       Home: () => this.#rows[0],
       End: () => this.#rows.at(-1),
     };
-    if (event.key in moves) this.#moveTo(moves[event.key]());
+    if (row.life === null && event.key === "ArrowLeft") this.#fold(row, true);
+    else if (row.isFolded && event.key === "ArrowRight") this.#fold(row, false);
+    else if (event.key in moves) this.#moveTo(moves[event.key]());
     else if (event.key === "Enter" || event.key === " ") this.#select(row);
     else if (event.key === "Escape" && this.#selected !== null) this.#select(this.#row(this.#selected) ?? row);
     else return;
@@ -196,8 +213,8 @@ export class LivesPanel {
       this.tooltip.hide("life");
       return;
     }
-    const facts = factsOf(row.life, this.#store.clock.now());
-    if (row.life.child !== undefined) facts.push(["Child", handedTo(row.life)]);
+    const facts = row.life === null ? factsOfJob(row) : factsOf(row.life, this.#store.clock.now());
+    if (row.life?.child !== undefined) facts.push(["Child", handedTo(row.life)]);
     const { clientX: left, clientY: y } = event;
     this.tooltip.show("life", facts, null, { left: left + 8, right: left, top: y - 8, bottom: y + 8 });
   }
@@ -230,7 +247,12 @@ export class LivesPanel {
     const button = element("button", { type: "button" }, `${words} `, element("bdi", {}, visible(shortened(rid, 40))));
     button.dataset.rid = rid;
     button.addEventListener("click", () => {
-      const row = this.#rows.find((each) => each.life.rid === rid);
+      const folded = this.#rows.find((each) => each.isFolded && each.members.some(({ life }) => life.rid === rid));
+      if (folded !== undefined) {
+        this.#fold(folded, false);
+        this.#draw();
+      }
+      const row = this.#rows.find((each) => each.life?.rid === rid);
       if (row === undefined || row.key === this.#selected) return;
       this.#select(row);
       this.scene.reveal(row.place * ROW, AXIS + (row.place + 1) * ROW);
