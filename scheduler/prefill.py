@@ -190,7 +190,7 @@ class PrefillScheduler:
             lease = leases.least_valuable(now, spare=claimed) or leases.least_valuable(now)
             if lease is None or not (alone or self._policy.may_break_for(request, lease, now)):
                 return False
-            leases.break_lease(lease)
+            self._memory.break_lease(lease)
         return True
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:

@@ -280,6 +280,7 @@ class Simulation:
             retain_ttl=pin_s,
             job_id=f"chat-{_rid(job, 0)}" if plain else job.name,
             is_last_step=playing.is_last_turn and not plain,
+            unasked=plain,
         )
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))

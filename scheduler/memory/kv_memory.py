@@ -25,6 +25,7 @@ from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
 from ...radix.retire import retire
 from ...radix.tiers.host_tier import HostTier, TierCopy
+from ..jobs.kept_turn import KeptTurn, Worth
 from ..request import Request
 from .pending_copies import PendingCopies
 
@@ -238,8 +239,21 @@ class KVMemory:
         """Free memory for what already runs: evict, then break leases, until ``needed`` tokens are free or nothing is
         left to give way."""
         self._evict_for(needed)
-        while needed > self.allocator.free_tokens + self._leaving_tokens and self.leases.break_one(now):
+        while needed > self.allocator.free_tokens + self._leaving_tokens:
+            lease = self.leases.least_valuable(now)
+            if lease is None:
+                return
+            self.break_lease(lease)
             self._evict_for(needed)
+
+    def break_lease(self, lease: Lease) -> None:
+        """Break a lease to free memory. What a first turn alone had in the cache then goes before all else: a turn that
+        has been returned to is likelier to be asked for again, though it has lost its lease too."""
+        assert lease.kv is not None and lease.kv.node is not None
+        node, kept = lease.kv.node, lease.owner
+        self.leases.break_lease(lease)
+        if isinstance(kept, KeptTurn) and kept.worth is Worth.FIRST_TURN:
+            retire(self.cache, node, (kept.job.shared_tokens or 0) if kept.job is not None else 0)
 
     def _evict_for(self, needed: int) -> None:
         """Evict until ``needed`` tokens are free, or nothing is left to evict."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from kv_echo import expected_output
 from scheduler_harness import PAGES, Harness
@@ -141,3 +142,21 @@ def test_a_retracted_turn_keeps_its_worth() -> None:
     requests = {rid: outcome.request for (rid, _), outcome in scene.outcomes.items() if outcome.request is not None}
     assert sum(request.retractions for request in requests.values()) > 0
     assert requests["b"].worth is Worth.RETURNED and requests["other"].worth is Worth.FIRST_TURN
+
+
+@PAGES
+def test_what_is_left_of_a_first_turn_goes_before_what_was_returned_to(page_size: int) -> None:
+    """Both have lost their leases; the first turn is the younger one."""
+    scene = harness(page_size=page_size, num_tokens=1024, leased_ratio=1.0)
+    said = chat(scene, "a", prompt(1, 180))
+    back = chat(scene, "b", [*said, 7, 8], job="chat-a")
+    other = chat(scene, "one", prompt(2, 190))
+    memory, cache = scene.scheduler._memory, scene.cache
+    memory.reclaim(memory.available_tokens + page_size, scene.now)
+    assert {*leases(scene)} == {"b"}, "its lease had to break, and is the only one that did"
+    left = cache.match_len("", np.array(other, dtype=np.int32))
+    assert 0 < left < len(other)
+    scene.scheduler.continuations.release("b")
+    memory.reclaim(scene.allocator.free_tokens + left // 2, scene.now)
+    assert cache.match_len("", np.array(other, dtype=np.int32)) < left
+    assert cache.match_len("", np.array(back, dtype=np.int32)) >= len(back) - len(back) % page_size - page_size
