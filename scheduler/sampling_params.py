@@ -19,8 +19,11 @@ GREEDY_TEMPERATURE = 1e-6
 MIN_REPETITION_PENALTY = 1e-6
 """Logits are divided by it in float32, where anything under 1.2e-38 loses its digits, or is 0."""
 
-MAX_SEED = 2**63 - 1
-"""Seeds are int64; sample i of n adds i, in uint64."""
+MAX_INT = 2**63 - 1
+"""Whole numbers cross the processes in 64 bits."""
+
+MAX_SEED = MAX_INT
+"""Sample i of n adds i, in uint64."""
 
 MAX_SEQUENCES = 512
 """The largest n and beam_width."""
@@ -110,8 +113,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("temperature", f"use 0 (greedy) to {MAX_TEMPERATURE:g}")
         if not 0.0 < self.top_p <= 1.0:
             self._refuse("top_p", "use a value in (0, 1]")
-        if self.top_k != -1 and self.top_k < 1:
-            self._refuse("top_k", "use -1 (off) or 1 and more")
+        if self.top_k != -1 and not 1 <= self.top_k <= MAX_INT:
+            self._refuse("top_k", "use -1 (off) or 1 and more, in 63 bits")
         if not 0.0 <= self.min_p <= 1.0:
             self._refuse("min_p", "use a value in [0, 1]")
         if not -2.0 <= self.frequency_penalty <= 2.0:
