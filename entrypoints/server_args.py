@@ -108,14 +108,19 @@ def parse_command_line(argv: list[str]) -> ServerArgs:
         given["model_path"] = unknown.pop(0)
     if unknown:
         raise UsageError(_about_unknown(unknown[0], parser))
-    for name in (*SECRETS, *(f"{secret}_file" for secret in SECRETS)):
-        values = given.get(name, "given nothing")
-        if not all(value.strip() for value in ([values] if isinstance(values, str) else values)):  # as "$KEY" may be
-            raise UsageError(f"{flag_name(name)} is empty; a server without a key is one without the flag")
+    _refuse_empty_keys(given)
     if (file := given.pop("config", None)) is None:
         return dataclasses.replace(compose(given), notes=notes)
     from_file, more_notes = _settings_of_file(file)
     return dataclasses.replace(compose(from_file | given), notes=(*more_notes, *notes))
+
+
+def _refuse_empty_keys(given: Mapping[str, Any]) -> None:
+    """Raises UsageError."""
+    for name in (*SECRETS, *(f"{secret}_file" for secret in SECRETS)):
+        values = given.get(name, "given nothing")
+        if not all(value.strip() for value in ([values] if isinstance(values, str) else values)):  # as "$KEY" may be
+            raise UsageError(f"{flag_name(name)} is empty; a server without a key is one without the flag")
 
 
 def own_flags(argv: list[str], own: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -149,6 +154,7 @@ def _settings_of_file(file: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     try:
         settings, notes = own_settings(read_config_file(file))
         _by_part(settings)
+        _refuse_empty_keys(settings)
     except UsageError as error:
         raise UsageError(f"--config {file}: {error}") from None
     return settings, notes
