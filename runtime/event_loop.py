@@ -422,7 +422,12 @@ class EventLoop:
         self.observe(lambda: self._watch.refused(rid, now))
         self._outbox.send(
             RequestError(
-                rid=rid, status=refusal.status, message=refusal.message, code=refusal.code, param=refusal.param
+                rid=rid,
+                status=refusal.status,
+                message=refusal.message,
+                code=refusal.code,
+                param=refusal.param,
+                overflow=refusal.overflow,
             )
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from ..scheduler.jobs.calls import ToolCall
-from ..scheduler.outcome import NO_DRAFTS, DraftCounts, FinishReason, FoundTokens
+from ..scheduler.outcome import NO_DRAFTS, ContextOverflow, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.statistics.report import NOT_COUNTED, CacheStats
 from ..scheduler.stats import JobStats, TierStats
@@ -222,6 +222,7 @@ class RequestError(Message, frozen=True):
     message: str
     code: str = "invalid_request"
     param: str | None = None
+    overflow: ContextOverflow | None = None
 
 
 class ControlReply(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..scheduler.outcome import RequestRefused
+from ..scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
 from ..scheduler.request_spec import ContinuationSpec, RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 
@@ -76,7 +76,7 @@ def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> N
     if not input_ids:
         raise RequestRefused("the prompt is empty; give at least one token", param=prompt.source)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
-    _check_length(len(input_ids), "the prompt has", prompt, limits.context_length)
+    _check_length(len(input_ids), prompt, limits.context_length)
     logprobs = prompt.spec.logprobs
     if logprobs is not None and logprobs.start_len >= len(input_ids):
         raise RequestRefused(
@@ -93,7 +93,7 @@ def check_continuation(prompt: Prompt, suffix_ids: list[int], limits: ModelLimit
     assert prompt.continuation is not None
     _check_ids(prompt.suffix_ids, "continuation_ids", limits.vocab_size)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
-    _check_length(len(suffix_ids) + 1, "the parent's tokens and the suffix are at least", prompt, limits.context_length)
+    _check_length(len(suffix_ids) + 1, prompt, limits.context_length, at_least=True)
     _check_vocabulary(prompt, limits.vocab_size)
 
 
@@ -102,31 +102,17 @@ def _check_ids(ids: list[int] | None, name: str, vocab: int) -> None:
         raise RequestRefused(f"{name} holds {bad}; token ids go from 0 to {vocab - 1}", param=name)
 
 
-def _check_length(length: int, who: str, prompt: Prompt, context: int) -> None:
-    """``who`` begins the sentence that ends with "`length` tokens"."""
+def _check_length(length: int, prompt: Prompt, context: int, *, at_least: bool = False) -> None:
+    """length: of the prompt, in tokens; at_least: it may be longer."""
     sampling = prompt.sampling
     wanted = sampling.max_new_tokens
     if length + (wanted != 0) > context:
-        output = ", the output included" if wanted != 0 else ""
-        raise RequestRefused(
-            f"{who} {length} tokens; the context holds {context}{output}. Shorten it",
-            code="context_length_exceeded",
-            param=prompt.source,
-        )
-    if wanted is not None and length + wanted > context:
-        raise RequestRefused(
-            f"{who} {length} tokens and max_new_tokens is {wanted}, together "
-            f"{length + wanted}; the context holds {context}. Use max_new_tokens <= {context - length}",
-            code="context_length_exceeded",
-            param="max_new_tokens",
-        )
-    if length + sampling.min_new_tokens > context:
-        raise RequestRefused(
-            f"{who} {length} tokens and min_new_tokens is {sampling.min_new_tokens}; the context "
-            f"holds {context}. Use min_new_tokens <= {context - length}",
-            code="context_length_exceeded",
-            param="min_new_tokens",
-        )
+        raise context_exceeded(ContextOverflow(context, length, at_least=at_least), prompt.source)
+    if prompt.spec.clamps_output:
+        wanted = None
+    for name, output in (("max_new_tokens", wanted or 0), ("min_new_tokens", sampling.min_new_tokens)):
+        if length + output > context:
+            raise context_exceeded(ContextOverflow(context, length, output, at_least), name)
 
 
 def _check_vocabulary(prompt: Prompt, vocab: int) -> None:

@@ -327,7 +327,9 @@ class TokenizerManager:
             # The worker knows only ids; tell the caller the field they came from.
             param = request.prompt.source if error.param == "input_ids" else error.param
             message = request.client.stripped_text(error.message, request.prompt.spec)
-            request.answer.fail(RequestRefused(message, status=error.status, code=error.code, param=param))
+            request.answer.fail(
+                RequestRefused(message, status=error.status, code=error.code, param=param, overflow=error.overflow)
+            )
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]

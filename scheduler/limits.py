@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ..memory_pool.allocator import Allocator
 from ..radix.lease_budget import LeaseBudget
 from .config import SchedulerConfig
-from .outcome import RequestRefused
+from .outcome import ContextOverflow, RequestRefused, context_exceeded
 from .request import Request
 from .request_spec import LogprobOptions, RequestSpec
 from .sampling_params import SamplingParams
@@ -23,13 +23,7 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
     if prompt_len == 0:
         raise RequestRefused("the prompt is empty; send at least one token", param="input_ids")
     if prompt_len + (wanted != 0) > context:
-        output = " with at least one new token" if wanted != 0 else ""
-        raise RequestRefused(
-            f"the prompt has {prompt_len} tokens, the context holds {context}{output}; "
-            "shorten it or raise --context-length",
-            code="context_length_exceeded",
-            param="input_ids",
-        )
+        raise context_exceeded(ContextOverflow(context, prompt_len), "input_ids")
     if constraint is not None:
         if wanted is not None and wanted < constraint.min_tokens:
             raise RequestRefused(
@@ -39,13 +33,10 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
             )
         if (longest := constraint.max_tokens) is not None:
             wanted = longest if wanted is None else min(wanted, longest)
+    if wanted is not None and request.spec.clamps_output:
+        wanted = min(wanted, context - prompt_len)
     if wanted is not None and prompt_len + wanted > context:
-        raise RequestRefused(
-            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}) = {prompt_len + wanted} exceeds the context "
-            f"of {context} tokens; ask for at most {context - prompt_len}",
-            code="context_length_exceeded",
-            param="max_new_tokens",
-        )
+        raise context_exceeded(ContextOverflow(context, prompt_len, wanted), "max_new_tokens")
     room = _room(request, prompt_len, allocator)
     most = min(context - prompt_len, room + 1)  # the last token's KV is never computed
     if room < 0 or (wanted is not None and wanted > most):

@@ -70,9 +70,53 @@ class Retained:
     gives up what was used least recently."""
 
 
-class RequestRefused(Exception):
-    """A request that cannot be served as it stands. ``status`` is the HTTP status, ``param`` the field to change."""
+class ContextOverflow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much too long a request is, in tokens, for APIs that have words of their own for it.
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None):
+    prompt: its length; with ``at_least``, a lower bound, where nobody counted further. output: the length that was
+    asked for; 0 where the prompt alone is too long.
+    """
+
+    context: int
+    prompt: int
+    output: int = 0
+    at_least: bool = False
+
+    @property
+    def prompt_words(self) -> str:
+        return f"{'at least ' if self.at_least else ''}{self.prompt} tokens"
+
+
+class RequestRefused(Exception):
+    """A request that cannot be served as it stands. ``status`` is the HTTP status, ``param`` the field to change.
+    overflow: of one that is longer than the context."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        param: str | None = None,
+        overflow: ContextOverflow | None = None,
+    ):
         super().__init__(message)
-        self.message, self.status, self.code, self.param = message, status, code, param
+        self.message, self.status, self.code, self.param, self.overflow = message, status, code, param, overflow
+
+
+def context_exceeded(overflow: ContextOverflow, param: str | None) -> RequestRefused:
+    """The refusal of a request that is longer than the context, in SGLang's words, which its clients look for."""
+    context, prompt, output = overflow.context, overflow.prompt, overflow.output
+    if output:
+        message = (
+            f"Requested token count exceeds the model's maximum context length of {context} tokens: "
+            f"{overflow.prompt_words} from the input and {output} tokens for the output. Use {param} <= "
+            f"{context - prompt}, or shorten the input"
+        )
+    else:
+        output_words = ", with at least one new one" if prompt <= context else ""
+        message = (
+            f"The input ({overflow.prompt_words}) is longer than the model's context length ({context} tokens"
+            f"{output_words}). Shorten it"
+        )
+    return RequestRefused(message, code="context_length_exceeded", param=param, overflow=overflow)

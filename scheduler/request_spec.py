@@ -80,6 +80,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     unasked: its client asked for no lease and named no job; where it has them, they are the server's doing.
     no_reuse_from: once it has ended, nobody asks for more than so many of its tokens again, prompt and output; None if
     that is not known.
+    clamps_output: ``sampling.max_new_tokens`` is a default, and gives way where the context leaves less.
     """
 
     rid: str
@@ -100,6 +101,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     is_last_step: bool = False
     unasked: bool = False
     no_reuse_from: int | None = None
+    clamps_output: bool = False
 
     @property
     def token_ids(self) -> np.ndarray:

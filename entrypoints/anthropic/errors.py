@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...scheduler.outcome import RequestRefused
+from ...scheduler.outcome import ContextOverflow, RequestRefused
 
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
+
+
+def overflow_words(overflow: ContextOverflow) -> str:
+    """Anthropic's words for a request that is longer than the context, from which Claude Code reads the numbers."""
+    if overflow.output:
+        return (
+            f"input length and `max_tokens` exceed context limit: {overflow.prompt} + {overflow.output} > "
+            f"{overflow.context}, decrease input length or `max_tokens` and try again"
+        )
+    most = min(overflow.context, overflow.prompt - 1)  # a prompt that fills the context leaves no room for an answer
+    return f"prompt is too long: {overflow.prompt} tokens > {most} maximum"
 
 
 def error_body(error: RequestRefused) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ..fields.reading import one_of, refuse_unserved, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
 from .context_management import ContextEdits, edited_call, read_context_management
 from .conversation import read_conversation
+from .errors import overflow_words
 from .message_schema import (
     EFFORTS,
     MESSAGE_SAMPLING,
@@ -35,7 +36,9 @@ from .message_schema import (
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-MESSAGE_NAMES = FieldNames(prompt="messages", renamed=_RENAMED, params={"stop": "stop_sequences"})
+MESSAGE_NAMES = FieldNames(
+    prompt="messages", overflow_words=overflow_words, renamed=_RENAMED, params={"stop": "stop_sequences"}
+)
 
 BODY = taken(
     {**PROPERTIES, **foreign_properties("messages")},

@@ -19,7 +19,7 @@ from ...runtime.prompt import Prompt
 from ...runtime.text.incremental_decode import IncrementalDecoder
 from ...runtime.text.token_bytes import TokenBytes
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.outcome import RequestRefused
+from ...scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
 from ...scheduler.request_spec import Predecessor
 from ..reasoning_parsers.output_parser import OutputParser
 from ..tool_parsers.pieces import Piece
@@ -152,12 +152,7 @@ class Chats:
         context = self.context_length
         count, size = len(conversation.messages), size_of(conversation)
         if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
-            raise RequestRefused(
-                f"the chat has {count} messages and some {size // 1000} kB; the context holds {context} tokens. "
-                "Send fewer",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise context_exceeded(ContextOverflow(context, context + 1, at_least=True), "messages")
         return size
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:

@@ -96,19 +96,24 @@ def read_prompts(
     rid: Any,
     returns_prompt: bool = False,
     truncate_to: int | None = None,
+    clamps_output: bool | None = None,
     ignored: Ignored | None = None,
 ) -> PromptBatch:
     """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
     logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
-    prompts' ids are wanted back. truncate_to: see `Prompt`. ignored: gets what has no effect. Raises RequestRefused.
+    prompts' ids are wanted back. truncate_to: see `Prompt`. clamps_output: the limit of the output is a
+    default, see `RequestSpec`; None: where ``sampling`` has none. ignored: gets what has no effect. Raises
+    RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
     per_prompt = PerPrompt(fields, tokens.size, tokens.is_batch)
     continuations = read_continuations(fields, per_prompt)
     samplings = read_sampling_params(sampling, per_prompt, ignored)
+    objects = sampling if isinstance(sampling, list) else [sampling] * tokens.size
+    clamps = [_has_no_limit(given) if clamps_output is None else clamps_output for given in objects]
     namespaces = read_namespaces(per_prompt)
     client = read_client(fields)
     for asked, params in zip(logprobs, samplings, strict=True):
@@ -136,6 +141,7 @@ def read_prompts(
                 job_id=jobs[i][0],
                 is_last_step=jobs[i][1],
                 no_reuse_from=reuse_ends[i],
+                clamps_output=clamps[i],
             ),
             group=group,
             text=None if tokens.texts is None else tokens.texts[i],
@@ -212,6 +218,10 @@ def _id_lists(ids: Any) -> PromptTokens:
             "input_ids takes a list of whole numbers, or a list of such lists for a batch", param="input_ids"
         ) from None
     return PromptTokens(len(id_lists), is_batch, id_lists=id_lists)
+
+
+def _has_no_limit(sampling: Any) -> bool:
+    return not isinstance(sampling, dict) or not {"max_new_tokens", "max_tokens"} & sampling.keys()
 
 
 def _position(value: Any, name: str) -> int:

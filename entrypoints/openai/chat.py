@@ -26,6 +26,7 @@ from .common import (
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
     check_temperature,
+    overflow_words,
     read_request_rid,
     read_truncation,
     template_variables,
@@ -36,7 +37,11 @@ from .prompt_logprobs import read_prompt_logprobs
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-CHAT_NAMES = FieldNames(prompt="messages", renamed=_RENAMED | {"top_logprobs_num": "top_logprobs"})
+CHAT_NAMES = FieldNames(
+    prompt="messages",
+    overflow_words=overflow_words("messages"),
+    renamed=_RENAMED | {"top_logprobs_num": "top_logprobs"},
+)
 
 BODY = taken({**PROPERTIES, **foreign_properties("chat")}, title="ChatBody", required=("messages",))
 
@@ -95,6 +100,7 @@ def parse_chat(
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids,
             truncate_to=read_truncation(fields),
+            clamps_output=not {"max_tokens", "max_completion_tokens"} & fields.keys(),
             ignored=ignored,
         )
     call = ChatCall(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ...scheduler.outcome import RequestRefused
+from ...scheduler.outcome import ContextOverflow, RequestRefused
 from ..fields.reading import read_rid, typed
 
 OPENAI_SAMPLING = (
@@ -22,6 +23,23 @@ VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim"}
 """vLLM's name of a sampling parameter -> SGLang's."""
 
 MAX_TEMPERATURE = 2.0
+
+
+def overflow_words(what: str) -> Callable[[ContextOverflow], str]:
+    """OpenAI's words for a request that is longer than the context: LiteLLM, LangChain and harnesses look for them, and
+    shorten the conversation instead of trying again. what: the prompt's name."""
+
+    def words(overflow: ContextOverflow) -> str:
+        head = f"This model's maximum context length is {overflow.context} tokens. However, "
+        prompt, output = overflow.prompt, overflow.output
+        if output:
+            return (
+                f"{head}you requested {'at least ' if overflow.at_least else ''}{prompt + output} tokens ({prompt} in "
+                f"the {what}, {output} in the completion). Please reduce the length of the {what} or completion."
+            )
+        return f"{head}your {what} resulted in {overflow.prompt_words}. Please reduce the length of the {what}."
+
+    return words
 
 
 def check_temperature(fields: dict[str, Any]) -> None:

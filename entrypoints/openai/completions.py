@@ -23,6 +23,7 @@ from .common import (
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
     check_temperature,
+    overflow_words,
     read_request_rid,
     read_truncation,
     wants_token_ids,
@@ -34,7 +35,9 @@ from .prompt_logprobs import read_prompt_logprobs
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
-COMPLETION_NAMES = FieldNames(prompt="prompt", renamed=_RENAMED | {"top_logprobs_num": "logprobs"})
+COMPLETION_NAMES = FieldNames(
+    prompt="prompt", overflow_words=overflow_words("prompt"), renamed=_RENAMED | {"top_logprobs_num": "logprobs"}
+)
 
 BODY = taken({**PROPERTIES, **foreign_properties("completions")}, title="CompletionBody")
 
@@ -91,6 +94,7 @@ def parse_completion(
             rid=rid if given_rid is None else given_rid,
             returns_prompt=token_ids or (echo and truncate_to is not None),
             truncate_to=truncate_to,
+            clamps_output="max_tokens" not in fields,
             ignored=ignored,
         )
     return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids, of_prompt)

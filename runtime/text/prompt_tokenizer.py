@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...scheduler.outcome import RequestRefused
+from ...scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
 from ..prompt import Prompt, truncated
 from .slices import SLICE_CHARS, CannotBeCut, TooManyTokens, encode_slices
 from .tokenizer import Tokenizer
@@ -214,8 +214,4 @@ def _too_long(what: str, max_tokens: int, param: str) -> RequestRefused:
             code="context_length_exceeded",
             param=param,
         )
-    return RequestRefused(
-        f"the prompt {what}; the context holds {max_tokens} tokens, the output included. Shorten it",
-        code="context_length_exceeded",
-        param=param,
-    )
+    return context_exceeded(ContextOverflow(max_tokens, max_tokens + 1, at_least=True), param)

@@ -185,7 +185,7 @@ def test_errors_become_the_clients_exceptions(server: ServerUnderTest, client: a
     assert (refused.value.type, refused.value.error_code) == ("invalid_request_error", "unknown_field")
     with pytest.raises(anthropic.BadRequestError, match="this server takes text or tool_result"):
         ask(client, user([{"type": "image", "source": {"type": "url", "url": "data:,"}}]))
-    with pytest.raises(anthropic.BadRequestError, match="5019 tokens; the context holds 4096"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 5019 tokens > 4096 maximum"):
         ask(client, user("x" * 5000))
     with pytest.raises(anthropic.BadRequestError, match="web_search"):
         client.messages.count_tokens(

@@ -265,7 +265,7 @@ def test_children_of_a_running_search(server: ServerUnderTest) -> None:
         ({"beam_width": 4, "length_penalty": 99}, 400, "sampling_params.length_penalty", "[-10, 10]"),
         ({"beam_width": 4, "early_stopping": "no"}, 400, "sampling_params.early_stopping", "never"),
         ({"length_penalty": 2}, 400, "sampling_params.length_penalty", "needs a beam_width"),
-        ({"beam_width": 4, "max_new_tokens": 2040}, 400, "max_new_tokens", "the context holds"),
+        ({"beam_width": 4, "max_new_tokens": 2040}, 400, "max_new_tokens", "maximum context length"),
         ({"beam_width": 32, "max_new_tokens": 1000}, 400, None, "can never fit"),
         ({"beam_width": 4, "item_trie": "unknown"}, 404, "sampling_params.item_trie", "unknown"),
     ],

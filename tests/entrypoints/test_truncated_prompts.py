@@ -76,7 +76,7 @@ def test_prompts_longer_than_the_context(client: openai.OpenAI) -> None:
             answer = completion(client, prompt, -1, max_tokens=most_new).model_dump()
             assert answer["usage"]["prompt_tokens"] == left
             assert bytes(answer["choices"][0]["prompt_token_ids"]).decode() == words[-left:]
-        with pytest.raises(openai.BadRequestError, match=r"the context holds 4096") as error:
+        with pytest.raises(openai.BadRequestError, match=r"maximum context length is 4096 tokens") as error:
             completion(client, prompt, CONTEXT, max_tokens=1)
         assert error.value.code == "context_length_exceeded"
 

@@ -41,11 +41,20 @@ def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
 def test_a_prompt_without_output_may_fill_the_context() -> None:
     prompt = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=0))
     check_prompt(prompt, [1] * 100, LIMITS)
-    with pytest.raises(RequestRefused, match=r"has 101 tokens; the context holds 100\. Shorten it"):
+    with pytest.raises(RequestRefused, match=r"101 tokens\) is longer than the model's context length \(100 tokens\)"):
         check_prompt(prompt, [1] * 101, LIMITS)
     one = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=1))
-    with pytest.raises(RequestRefused, match="100, the output included"):
+    with pytest.raises(RequestRefused, match="100 tokens, with at least one new one"):
         check_prompt(one, [1] * 100, LIMITS)
+
+
+def test_a_limit_that_is_a_default_gives_way_to_the_context() -> None:
+    spec = {"rid": "r", "sampling": SamplingParams(max_new_tokens=16)}
+    check_prompt(make_prompt(**spec, input_ids=[1], clamps_output=True), [1] * 99, LIMITS)
+    with pytest.raises(RequestRefused, match="99 tokens from the input and 16 tokens for the output"):
+        check_prompt(make_prompt(**spec, input_ids=[1]), [1] * 99, LIMITS)
+    with pytest.raises(RequestRefused, match="100 tokens"):
+        check_prompt(make_prompt(**spec, input_ids=[1], clamps_output=True), [1] * 100, LIMITS)
 
 
 def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
@@ -59,7 +68,7 @@ def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
     [
         (child(ids=[50]), [50], "continuation_ids", "50; token ids go from 0 to 49"),
         (child(ids=[1], input_ids=[-1]), [1], "input_ids", "-1"),
-        (child(ids=[1] * 99), [1] * 99, "continuation_ids", "at least 100 tokens; the context holds 100"),
+        (child(ids=[1] * 99), [1] * 99, "continuation_ids", "at least 100 tokens) is longer"),
         (child(text="x"), [1] * 99, "continuation_suffix", "at least 100"),
         (child(sampling=SamplingParams(max_new_tokens=100)), [], "max_new_tokens", "max_new_tokens <= 99"),
         (child(sampling=SamplingParams(max_new_tokens=10, stop_token_ids=(60,))), [], "stop_token_ids", "60"),

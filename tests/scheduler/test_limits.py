@@ -23,11 +23,16 @@ TRIE = ItemTrie.build(np.array([[10, 11, -1, -1], [12, 13, 14, 15]], dtype=np.in
 
 
 def request(
-    max_new_tokens: int | None, *, constrained: bool = False, retain_ttl: float | None = None, **sampling
+    max_new_tokens: int | None,
+    *,
+    constrained: bool = False,
+    retain_ttl: float | None = None,
+    clamps_output: bool = False,
+    **sampling,
 ) -> Request:
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
     constraint = ItemConstraint(TRIE, "items") if constrained else None
-    spec = make_spec("r", [1], params, retain_ttl=retain_ttl)
+    spec = make_spec("r", [1], params, retain_ttl=retain_ttl, clamps_output=clamps_output)
     return Request(spec, index=0, seed=0, arrival=0.0, serial=0, constraint=constraint)
 
 
@@ -48,16 +53,22 @@ def test_the_context_holds_prompt_and_output() -> None:
     assert most(60, 40) == 40 and most(60, None) == 40 and most(99, None) == 1
     text, *rest = refused(60, 41)
     assert rest == [400, "context_length_exceeded", "max_new_tokens"]
-    assert "(60 tokens) + max_new_tokens (41) = 101 exceeds" in text and "at most 40" in text
+    assert "60 tokens from the input and 41 tokens for the output. Use max_new_tokens <= 40" in text
     text, *rest = refused(100, None)
-    assert rest == [400, "context_length_exceeded", "input_ids"] and "has 100 tokens, the context holds 100" in text
+    assert rest == [400, "context_length_exceeded", "input_ids"] and "input (100 tokens) is longer" in text
     assert refused(0, 3)[1:] == (400, "invalid_request", "input_ids")
+
+
+def test_a_limit_that_is_a_default_gives_way_to_the_context() -> None:
+    assert most(60, 41, clamps_output=True) == 40 and most(99, 16, clamps_output=True) == 1
+    assert most(60, 16, clamps_output=True) == 16
+    assert refused(100, 16, clamps_output=True)[2] == "context_length_exceeded"
 
 
 def test_a_prompt_without_output_may_fill_context_and_pool() -> None:
     assert most(100, 0) == 0 and most(64, 0, pool=64) == 0
     text, *rest = refused(101, 0)
-    assert rest == [400, "context_length_exceeded", "input_ids"] and "the context holds 100; shorten" in text
+    assert rest == [400, "context_length_exceeded", "input_ids"] and "length (100 tokens)" in text
     assert refused(65, 0, pool=64)[2] == "kv_pool_exceeded"
     assert refused(10, 0, constrained=True)[3] == "max_new_tokens"
 

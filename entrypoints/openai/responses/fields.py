@@ -21,14 +21,23 @@ from ...fields.ignored import Ignored
 from ...fields.prompts import LogprobFields, PromptTokens, read_prompts
 from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
 from ...fields.sampling import NO_DEFAULTS, with_defaults
-from ..common import OPENAI_SAMPLING, OTHER_SAMPLING, check_temperature, read_request_rid, template_variables
+from ..common import (
+    OPENAI_SAMPLING,
+    OTHER_SAMPLING,
+    check_temperature,
+    overflow_words,
+    read_request_rid,
+    template_variables,
+)
 from .items import read_input
 from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES
 from .tools import ResponseTools, read_response_tools
 
 _RENAMED = {"max_new_tokens": "max_output_tokens", "min_new_tokens": "min_tokens"}
 
-RESPONSE_NAMES = FieldNames(prompt="input", renamed=_RENAMED, params={"messages": "input"})
+RESPONSE_NAMES = FieldNames(
+    prompt="input", overflow_words=overflow_words("input"), renamed=_RENAMED, params={"messages": "input"}
+)
 
 _SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING)
 
@@ -95,7 +104,15 @@ def parse_response(
         named = rid if given_rid is None else given_rid
         sampling = with_defaults(_sampling(fields), defaults)
         asked = [_logprobs(fields)]
-        (prompt,) = read_prompts(fields, alone, sampling, asked, rid=named, ignored=ignored).prompts
+        (prompt,) = read_prompts(
+            fields,
+            alone,
+            sampling,
+            asked,
+            rid=named,
+            clamps_output="max_output_tokens" not in fields,
+            ignored=ignored,
+        ).prompts
     messages, items = read_input(fields.get("input"), prompt.rid, ignored)
     conversation = Conversation(
         messages=messages,

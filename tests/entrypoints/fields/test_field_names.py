@@ -7,7 +7,7 @@ import pytest
 from baton.entrypoints.fields.field_names import FieldNames
 from baton.scheduler.outcome import RequestRefused
 
-NAMES = FieldNames(prompt="input", renamed={"max_new_tokens": "max_output_tokens"})
+NAMES = FieldNames(prompt="input", renamed={"max_new_tokens": "max_output_tokens"}, overflow_words=str)
 
 
 @pytest.mark.parametrize(
