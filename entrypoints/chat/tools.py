@@ -46,7 +46,7 @@ def read_tools(
     for number, tool in enumerate(tools or []):
         where = f"tools[{number}]"
         try:
-            found += [_tool(function, where) for function in ([tool] if read is None else read(tool, where))]
+            found += [_tool(function, where, ignored) for function in ([tool] if read is None else read(tool, where))]
         except UnservedTool as refused:
             name = tool.get("name")
             unserved[name if isinstance(name, str) else tool["type"]] = refused
@@ -86,7 +86,7 @@ def specs_of(tools: list[dict]) -> list[ToolSpec]:
     return [ToolSpec(tool["function"]["name"], tool["function"].get("parameters") or {}) for tool in tools]
 
 
-def _tool(tool: Any, where: str) -> dict:
+def _tool(tool: Any, where: str, ignored: Ignored) -> dict:
     if isinstance(tool, dict) and tool.get("type", "function") != "function":
         raise unserved_tool(tool["type"], where, "functions")
     function = tool.get("function") if isinstance(tool, dict) else None
@@ -101,6 +101,8 @@ def _tool(tool: Any, where: str) -> dict:
         )
     if function.get("description") is not None:
         typed(function["description"], str, f"{where}.function.description")
+    if function.get("strict"):
+        ignored.add_field(f"{where}.function.strict", "arguments are not held to their schema")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestRefused(f"{where}.function.parameters takes a JSON schema", param=where)

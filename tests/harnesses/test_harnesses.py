@@ -21,6 +21,8 @@ import pytest
 from server_under_test import ServerUnderTest
 from small_model import write_small_model
 
+from baton.runtime.text.tokenizer import Tokenizer
+
 PROGRAMS = os.environ.get("BATON_HARNESSES", "")
 
 pytestmark = [
@@ -118,6 +120,10 @@ SCRIPT = [
 ]
 """The number in a result is the shell's: a call that was not run has none."""
 
+IN_NAMESPACE = "Close the agent that is not there"
+CLOSE = '<tool_call>\n{"name": "multi_agent_v1__close_agent", "arguments": {"target": "nobody"}}\n</tool_call>'
+SCRIPT += [[IN_NAMESPACE, CLOSE], ["nobody", "There is none."]]
+
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -126,8 +132,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
-    model = write_small_model(tmp_path_factory.mktemp("model"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = [
         *("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--max-total-tokens", "262144"),
         *("--served-model-name", "small", "--serve-any-model-name", "--record-requests", str(log)),
@@ -185,3 +195,15 @@ def test_a_session_with_a_tool(harness: Harness, server: ServerUnderTest, log: P
     for earlier, later in itertools.pairwise(requests):
         assert later["input_tokens"] > earlier["input_tokens"]
         assert later["cached_tokens"] > SHARE_CACHED * earlier["input_tokens"], (earlier, later)
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_codex_takes_a_call_with_a_namespace(server: ServerUnderTest, model: Path, log: Path, tmp_path: Path) -> None:
+    codex = next(harness for harness in HARNESSES if harness.name == "Codex")
+    printed = run(codex, codex.begin, IN_NAMESPACE, tmp_path, codex.write_config(tmp_path, server.url))
+    assert "There is none." in printed
+    server.wait_until(lambda: server.running() == 0, "the end of all requests")
+    prompt = Tokenizer.load(model).decode(recorded(log)[-1]["input_ids"], skip_special_tokens=False)
+    _, _, result = prompt.rpartition("<tool_response>")
+    print(result)
+    assert CLOSE.splitlines()[1] in prompt and "unsupported call" not in result and "nobody" in result

@@ -274,6 +274,14 @@ def test_tools_of_other_kinds_are_passed_over_where_there_are_functions() -> Non
     assert call.tools == [LS] and ignored.reasons == {"tools[0]": "this server cannot run web_search"}
 
 
+def test_a_strict_function_is_told_that_it_is_not() -> None:
+    for strict, told in ((True, ["tools[0].function.strict"]), (False, []), (None, [])):
+        ignored = Ignored()
+        tool = {"type": "function", "function": {"name": "ls", "strict": strict}}
+        parse_chat({"messages": HI, "tools": [tool]}, ignored=ignored)
+        assert list(ignored.reasons) == told
+
+
 def test_of_several_tools_the_model_takes_one() -> None:
     pwd = {"type": "function", "function": {"name": "pwd"}}
     assert parse(tools=[LS, pwd], tool_choice="required").call.choice == Choice("any")
