@@ -23,7 +23,7 @@ test test-units test-processes test-equality test-slow test-real test-harnesses:
 test-gateways test-clients: export OMP_NUM_THREADS = 1
 
 .PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real test-harnesses check mutants
-.PHONY: test-gateways test-clients real-model serve dashboard-pictures bench test-gpu bench-gpu clean
+.PHONY: test-avx2 test-gateways test-clients real-model serve dashboard-pictures bench test-gpu bench-gpu clean
 
 demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
@@ -51,6 +51,10 @@ test-processes: $(STAMP)
 # Attention as models of any size have it; the small ones of these tests would be given torch's.
 test-equality: $(STAMP)
 	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
+
+# The same tests as on a lesser processor. The variable lowers torch, oneDNN, MKL and Numba too: attention/processor.py.
+test-avx2: export BATON_CPU_FEATURES = avx2
+test-avx2: test         ## `make test` as on a processor with AVX2 and nothing newer
 
 test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \

@@ -26,8 +26,10 @@ class ModelArgs:
         "auto: FlashInfer on a GPU, Numba's kernels on a CPU; where they do not work, and with torch_native, torch's "
         "own. On a CPU it also says who computes norms, rotations and gates",
     )
-    linear_backend: Literal["auto", "torch", "transposed", "onednn", "numba"] = flag(
-        "auto", "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded"
+    linear_backend: Literal["auto", "torch", "transposed", "onednn", "numba", "widened"] = flag(
+        "auto",
+        "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded, or widened (as "
+        "float32) where the processor has no arithmetic for the dtype",
     )
     disable_cuda_graph: bool = flag(False, "launch every kernel by itself, on a CPU too; starts faster, decodes slower")
     cuda_graph_max_bs: int = flag(

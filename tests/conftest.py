@@ -1,5 +1,6 @@
 """What tests of fast paths share: GPU tests skip without a GPU, Triton kernels run in Triton's interpreter there, and a
-table of how far fast paths are from their slow twins is printed last where a test recorded one."""
+table of how far fast paths are from their slow twins is printed last where a test recorded one. BATON_CPU_FEATURES
+lowers the processor before a test uses it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from baton.attention import processor  # lowers torch, oneDNN, MKL and Numba, which it does not import
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,11 @@ Parity = Callable[..., None]
 # Triton reads this once, when something first imports it. Looked at without torch, which most tests need not import.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_report_header() -> str | None:
+    lowered = os.environ.get(processor.VARIABLE)
+    return f"processor: lowered to {lowered}" if lowered else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, llvm_version_info
+from llvmlite.binding import llvm_version_info
 from numba.core import cgutils, config
+
+from .. import processor
 
 LANES = 16
 """Numbers of the widest vector."""
@@ -21,14 +23,15 @@ LINE = 64
 
 
 def has(feature: str) -> bool:
-    """Does the processor that Numba compiles for have it? That is this one, unless NUMBA_CPU_NAME says otherwise."""
-    name, features = (getattr(config, each, None) for each in ("CPU_NAME", "CPU_FEATURES"))
-    if name is None and features is None:
-        return bool(get_host_cpu_features().get(feature))
-    return f"+{feature}" in (features or "").split(",")
+    """Does the processor that Numba compiles for have it? That is this one, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES
+    say otherwise. feature: as `processor.features` names it."""
+    name, listed = (getattr(config, each, None) for each in ("CPU_NAME", "CPU_FEATURES"))
+    if name is None and listed is None:
+        return feature in processor.features()
+    return f"+{feature.replace('_', '')}" in (listed or "").split(",")  # as LLVM names it
 
 
-HAS_PAIRS = has("avx512bf16")
+HAS_PAIRS = has("avx512_bf16")
 """Does the processor multiply pairs of bfloat16?"""
 
 LLVM_HAS_BFLOAT = llvm_version_info[0] >= 16

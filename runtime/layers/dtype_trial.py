@@ -1,7 +1,7 @@
 """Finds out, on a CPU, whether bfloat16 is worth it: whether the products of a model take less time than in float32.
 
 Processors with arithmetic of their own for it (avx512_bf16, AMX) are up to twice as fast, as a step reads half the
-memory; on others every number is widened first, and steps take several times as long. Weights of the model's largest
+memory. On others nothing is tried: every number is widened first. Weights of the model's largest
 shape are multiplied in either type, each in its fastest form, by one row and by as many as a prompt has; on one thread.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ...attention import processor
 from ..model_config import ModelConfig
 from .linear import Linear
 from .product_trials import SMALL_MODEL_BYTES, Timer, time_forms, usable_forms
@@ -34,6 +35,9 @@ FLOAT, BRAIN = torch.float32, torch.bfloat16
 def cpu_dtype(config: ModelConfig, timer: Timer | None = None) -> torch.dtype:
     """The dtype for a checkpoint on this processor: its own if that is bfloat16 and worth it, else float32."""
     if config.dtype != "bfloat16" or _product_bytes(config) < SMALL_MODEL_BYTES:
+        return FLOAT
+    if not processor.multiplies(BRAIN):
+        logger.info("dtype float32: this processor has no arithmetic for the checkpoint's bfloat16")
         return FLOAT
     began, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other where others hold cores: what is measured then is that

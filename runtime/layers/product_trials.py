@@ -15,6 +15,7 @@ from itertools import groupby
 import torch
 from tqdm import tqdm
 
+from ...attention import processor
 from .linear import Linear
 from .products import (
     FORMS,
@@ -26,6 +27,7 @@ from .products import (
     TORCH,
     TRANSPOSED,
     TRANSPOSED_ROWS,
+    WIDENED,
     BlockKernel,
     Product,
     ProductChoice,
@@ -67,7 +69,8 @@ Timer = Callable[[Callable[[], object]], float]
 def choose_products(
     layers: Sequence[Linear], form: str, kept: Collection[Linear] = (), kernel: BlockKernel | None = None
 ) -> None:
-    """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU.
+    """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU. Weights of a
+    dtype for which the processor has no arithmetic are not tried: they are multiplied as float32.
 
     kept: layers whose weight others read too, so that it cannot be repacked. Where NUMBA is asked for and has no kernel
     for a shape, that is ONEDNN's. Raises UnusableFormError.
@@ -80,6 +83,10 @@ def choose_products(
         if without := [shape for shape, choice in choices.items() if choice.form(1) != form]:
             shapes = ", ".join(f"{out}×{into}" for out, into in without)
             logger.warning("--linear-backend %s: there is no kernel for %s, which oneDNN multiplies", form, shapes)
+    elif is_widened(_weight(layers[0])):
+        kind = str(_weight(layers[0]).dtype).removeprefix("torch.")
+        logger.info("matrix products: this processor has no arithmetic for %s, so weights are widened to float32", kind)
+        choices = {_shape(layer): ProductChoice.of(WIDENED) for layer in layers}
     else:
         size = sum(_weight(layer).nbytes for layer in layers)
         tries = _weight(layers[0]).device.type == "cpu" and size >= SMALL_MODEL_BYTES
@@ -87,6 +94,11 @@ def choose_products(
     for layer in layers:
         choice = choices.get(_shape(layer), PLAIN)
         layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
+
+
+def is_widened(weight: torch.Tensor) -> bool:
+    """Does "auto" multiply such weights as float32?"""
+    return weight.device.type == "cpu" and not processor.multiplies(weight.dtype)
 
 
 def _forced(layer: Linear, form: str, kernel: BlockKernel | None) -> ProductChoice:
@@ -131,7 +143,7 @@ def usable_forms(
     """F.linear, those of the tried forms (None: all that can be) that give the right numbers for weights of this dtype,
     and what is wrong with the others."""
     if tried is None:
-        tried = [form for form in FORMS if form != NUMBA or kernel is not None]
+        tried = [form for form in FORMS if form != WIDENED and (form != NUMBA or kernel is not None)]
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(128, 64, generator=generator).to(like.dtype)
     source = Source(weight, torch.randn(128, generator=generator).to(like.dtype), kernel)

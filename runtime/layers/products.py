@@ -4,6 +4,7 @@
     transposed   mm(W, xᵀ), copied back to rows: MKL streams the weight for batches of 8 to 48 rows
     onednn       the weight repacked into the blocks that oneDNN's kernels read
     numba        the same blocks, read by a kernel of our own (numba_ops/blocks.py)
+    widened      bfloat16 and float16 in float32, for processors without arithmetic of their own for them
 
 Which is fastest depends on the processor, the shape, the dtype and the rows; `product_trials` finds out. All give the
 numbers of F.linear up to rounding.
@@ -19,6 +20,8 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from ...attention import processor
 
 ROW_COUNTS = (1, 8, 32, 512)
 """What serving sees: one sequence, a few, a full batch, a prompt."""
@@ -49,7 +52,11 @@ class BlockKernel(Protocol):
 
 
 def reorder(weight: torch.Tensor) -> torch.Tensor:
-    """[out, in] -> the same in blocks, as oneDNN packs it."""
+    """[out, in] -> the same in blocks, as oneDNN packs it. Raises processor.CannotPackError where it packs none of this
+    dtype."""
+    if not processor.packs(weight.dtype):
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise processor.CannotPackError(f"oneDNN packs no {kind} on this processor")
     return torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)
 
 
@@ -99,6 +106,32 @@ def onednn_product(source: Source) -> Product:
     return multiply
 
 
+WIDENED_BYTES = 4 << 20
+"""Of the part of a weight that is widened at once: it stays in a cache until it has been multiplied."""
+
+
+def widened_product(source: Source) -> Product:
+    """Sums in float32, and rounds once. The weight stays as narrow as it is: a part at a time becomes float32, so that
+    it is read from memory in half the time. torch's own loop for a single row widens as it reads."""
+    weight, bias = source.weight, source.bias
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"{weight.dtype} is not widened")
+    outs, into = weight.shape
+    step = max(1, WIDENED_BYTES // (4 * into))
+    wide_bias = None if bias is None else bias.float()
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            return F.linear(x, weight, bias)
+        wide_x, out = x.float(), torch.empty(len(x), outs)
+        for begin in range(0, outs, step):
+            part = slice(begin, begin + step)
+            torch.mm(wide_x, weight[part].float().t(), out=out[:, part])
+        return (out if wide_bias is None else out.add_(wide_bias)).to(x.dtype)
+
+    return multiply
+
+
 def numba_product(source: Source) -> Product:
     """Does not keep the weight. Raises ValueError where there is no kernel for it."""
     if source.kernel is None:
@@ -107,12 +140,13 @@ def numba_product(source: Source) -> Product:
     return source.kernel.prepare(source.blocks, (out, into), source.bias)
 
 
-TORCH, TRANSPOSED, ONEDNN, NUMBA = "torch", "transposed", "onednn", "numba"
+TORCH, TRANSPOSED, ONEDNN, NUMBA, WIDENED = "torch", "transposed", "onednn", "numba", "widened"
 FORMS: dict[str, Callable[[Source], Product]] = {
     TORCH: torch_product,
     TRANSPOSED: transposed_product,
     ONEDNN: onednn_product,
     NUMBA: numba_product,
+    WIDENED: widened_product,
 }
 PACKED = (ONEDNN, NUMBA)
 """Forms that read a weight's blocks, and not the weight."""

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
@@ -117,7 +118,8 @@ def _on_a_cpu(
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
     ops = select_ops(device, dtype, OpShape.of(config), team)
-    products = _products(dtype, team) if args.linear_backend in ("auto", NUMBA) else None
+    is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
+    products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None
     recorder = None
     if args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
         from ...attention.numba_paged.recording import TeamRecorder

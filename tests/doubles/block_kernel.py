@@ -7,14 +7,17 @@ from functools import cache
 import pytest
 import torch
 
+from baton.attention import processor
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.products import BlockKernel
 
 
 @cache
 def kernel(dtype: torch.dtype) -> BlockKernel:
-    """Skips the test without Numba."""
+    """Skips the test without Numba, and where oneDNN packs nothing of this dtype."""
     pytest.importorskip("numba")
+    if not processor.packs(dtype):
+        pytest.skip(f"oneDNN packs no {dtype} on this processor")
     from baton.runtime.layers.numba_ops.blocks import BlockProducts
 
     return BlockProducts(Team(), dtype)

@@ -30,7 +30,7 @@ UNROLLED = 4
 SUMMED = 256
 """Inputs, or pairs, that are summed before the sum is added to the others: the error grows with the longest sum."""
 
-HAS_512_BITS = has("avx512f")
+HAS_512_BITS = has("avx512_f")
 
 
 def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[Cell, Any]], None]) -> dict[Cell, Any]:

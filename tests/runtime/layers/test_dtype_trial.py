@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from lowered_processor import lower_to_avx2
 
+from baton.attention import processor
 from baton.runtime.layers import dtype_trial
 from baton.runtime.layers.dtype_trial import ROWS, cpu_dtype, is_worth_it
 from baton.runtime.layers.product_trials import SMALL_MODEL_BYTES
@@ -51,6 +53,7 @@ def test_the_faster_type_is_taken_and_one_line_says_so(
         return {"torch": 9.0, "onednn": brain_s if layers[0].weight.dtype == BRAIN else 1.0}
 
     monkeypatch.setattr(dtype_trial, "time_forms", time_forms)
+    monkeypatch.setattr(processor, "multiplies", lambda dtype: True)
     before = torch.get_num_threads()
     with caplog.at_level(logging.INFO, logger="baton.runtime.layers.dtype_trial"):
         assert cpu_dtype(config()) == found
@@ -64,6 +67,17 @@ def test_other_types_and_small_models_are_not_tried(changes: dict[str, Any], mon
     monkeypatch.setattr(dtype_trial, "time_forms", None)
     assert cpu_dtype(config(**changes)) == FLOAT
     assert SMALL_MODEL_BYTES < 2 * 8 * 512 * (2 * 12 * 64 + 3 * 1408), "or nothing is tried in any test"
+
+
+def test_without_arithmetic_for_it_nothing_is_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trial itself took longest there."""
+    lower_to_avx2(monkeypatch)
+    monkeypatch.setattr(dtype_trial, "time_forms", None)
+    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.dtype_trial"):
+        assert cpu_dtype(config()) == FLOAT
+    assert caplog.messages == ["dtype float32: this processor has no arithmetic for the checkpoint's bfloat16"]
 
 
 def test_a_trial_in_earnest_ends() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from block_kernel import kernel
+from lowered_processor import lower_to_avx2
 
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
@@ -21,10 +22,12 @@ from baton.runtime.layers.products import (
     ROW_COUNTS,
     TORCH,
     TRANSPOSED,
+    WIDENED,
     ProductChoice,
 )
 
 CPU = torch.device("cpu")
+TRIED = [form for form in FORMS if form != WIDENED]
 
 
 def linear(out: int, into: int) -> Linear:
@@ -96,7 +99,7 @@ class TestTrials:
 
         return clock
 
-    @pytest.mark.parametrize("winner", FORMS)
+    @pytest.mark.parametrize("winner", TRIED)
     def test_the_fastest_is_found_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
         layers = [linear(64, 32), linear(128, 32), linear(64, 32)]
         with caplog.at_level(logging.INFO):
@@ -139,7 +142,7 @@ class TestTrials:
 
 
 class TestChoose:
-    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("form", TRIED)
     def test_a_form_asked_for_is_used_everywhere(self, form: str) -> None:
         layer, kept, x = linear(64, 32), linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
@@ -188,6 +191,35 @@ class TestChoose:
             layer.weight.normal_(std=0.02, generator=torch.Generator().manual_seed(0))
             choose_products([layer], NUMBA, kernel=one)
             assert layer.form(1) == form
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_a_dtype_without_arithmetic_is_widened_and_one_line_says_so(
+        self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nothing is tried: what is slow there took most of a start."""
+        lower_to_avx2(monkeypatch)
+        monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 1000)
+        monkeypatch.setattr(product_trials, "time_forms", None)
+        layer = Linear(32, {"proj": 64}, bias=True, dtype=dtype, device=CPU)
+        assert layer.weight is not None and layer.bias is not None
+        layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+        layer.bias.zero_()
+        x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+        with caplog.at_level(logging.INFO):
+            choose_products([layer], "auto")
+        (line,) = caplog.messages
+        assert f"no arithmetic for {str(dtype).removeprefix('torch.')}, so weights are widened to float32" in line
+        assert layer.weight is not None and {layer.form(rows) for rows in (1, 8, 600)} == {WIDENED}
+        expected = (x.float() @ layer.weight.float().t()).to(dtype)
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=torch.finfo(dtype).eps)
+
+    def test_forms_by_name_say_what_the_processor_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lower_to_avx2(monkeypatch)
+        layer = Linear(32, {"proj": 64}, bias=False, dtype=torch.bfloat16, device=CPU)
+        with pytest.raises(UnusableFormError, match=r"--linear-backend onednn: .*packs no bfloat16 .*; use auto"):
+            choose_products([layer], ONEDNN)
+        with pytest.raises(UnusableFormError, match=r"--linear-backend widened: .*float32 is not widened.*; use auto"):
+            choose_products([linear(64, 32)], WIDENED)
 
     def test_without_numba_it_is_refused(self) -> None:
         with pytest.raises(UnusableFormError, match=r"--linear-backend numba: .*kernels are not in use.*; use auto"):

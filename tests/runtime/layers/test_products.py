@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from block_kernel import kernel
+from lowered_processor import lower_to_avx2
 
+from baton.attention import processor
+from baton.runtime.layers import products
 from baton.runtime.layers.products import (
     FORMS,
     NUMBA,
@@ -15,6 +18,7 @@ from baton.runtime.layers.products import (
     ROW_COUNTS,
     TORCH,
     TRANSPOSED,
+    WIDENED,
     Product,
     ProductChoice,
     Source,
@@ -22,7 +26,8 @@ from baton.runtime.layers.products import (
 
 MIXED = ProductChoice((TORCH, TRANSPOSED, TORCH, TRANSPOSED))
 PACKED_MIX = ProductChoice((NUMBA, ONEDNN, NUMBA, ONEDNN))
-CHOICES = [*map(ProductChoice.of, FORMS), MIXED, PACKED_MIX]
+CHOICES = [*(ProductChoice.of(form) for form in FORMS if form != WIDENED), MIXED, PACKED_MIX]
+"""WIDENED is for narrow numbers alone."""
 
 
 def prepare(choice: ProductChoice, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -44,6 +49,8 @@ def test_every_form_equals_f_linear(choice: ProductChoice, rows: int, with_bias:
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("rows", [1, 16])
 def test_half_precision_keeps_its_dtype(choice: ProductChoice, rows: int) -> None:
+    if not choice.keeps_weight and not processor.packs(torch.bfloat16):
+        pytest.skip("oneDNN packs no bfloat16 on this processor")
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, 8).bfloat16(), torch.randn(64, 8).bfloat16()
     found = prepare(choice, weight, None)(x)
@@ -85,3 +92,36 @@ def test_packed_forms_share_one_copy_of_the_weight(monkeypatch: pytest.MonkeyPat
 def test_without_kernels_the_form_says_so() -> None:
     with pytest.raises(ValueError, match="Numba's kernels are not in use"):
         ProductChoice.of(NUMBA).prepare(Source(torch.ones(64, 8), None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7, 48, 130])
+def test_widened_weights_are_rounded_once(
+    dtype: torch.dtype, with_bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 96).to(dtype), torch.randn(70, 96).to(dtype)
+    bias = torch.randn(70).to(dtype) if with_bias else None
+    monkeypatch.setattr(products, "WIDENED_BYTES", 4 * 96 * 32)  # two parts of 32 outputs, and one of 6
+    found = prepare(ProductChoice.of(WIDENED), weight, bias)(x)
+    assert found.dtype == dtype and found.is_contiguous()
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    # Half a unit in the last place is what rounding costs; sums in float32 before it hardly anything.
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=0.51 * ulp if rows > 1 else 1.1 * ulp)
+
+
+def test_float32_is_not_widened() -> None:
+    with pytest.raises(ValueError, match="float32 is not widened"):
+        ProductChoice.of(WIDENED).prepare(Source(torch.ones(64, 8), None))
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_a_processor_that_packs_no_bfloat16_says_so(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN itself would look at the real processor."""
+    lower_to_avx2(monkeypatch)
+    source = Source(torch.ones(64, 8), None, kernel(torch.float32))
+    assert ProductChoice.of(form).prepare(source)(torch.ones(1, 8)).shape == (1, 64)
+    with pytest.raises(processor.CannotPackError, match="oneDNN packs no bfloat16 on this processor"):
+        ProductChoice.of(form).prepare(Source(torch.ones(64, 8).bfloat16(), None, source.kernel))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lowered_processor import lower_to_avx2
 
 from baton.attention.backend import AttentionSpec
 from baton.attention.flashinfer import library
@@ -37,9 +39,9 @@ CONFIG: Any = SimpleNamespace(  # what layer ops look at
 )
 
 
-def choose(device: torch.device = CUDA, specs=(SPEC,), **flags) -> DeviceBackends:
+def choose(device: torch.device = CUDA, specs=(SPEC,), dtype=torch.bfloat16, **flags) -> DeviceBackends:
     args = ModelArgs(model_path="m", **flags)
-    return choose_backends(args, CONFIG, specs, page_size=1, dtype=torch.bfloat16, device=device)
+    return choose_backends(args, CONFIG, specs, page_size=1, dtype=dtype, device=device)
 
 
 @pytest.fixture
@@ -101,26 +103,40 @@ def test_products_of_packed_weights_have_a_kernel(caplog, monkeypatch):
     pytest.importorskip("numba")
     from baton.runtime.layers.numba_ops import blocks
 
-    assert isinstance(choose(CPU).products, blocks.BlockProducts)
-    assert choose(CPU, [SMALL]).products is None, "small models gain nothing"
-    assert choose(CPU, attention_backend="torch_native").products is None
-    assert choose(CPU, linear_backend="torch").products is None
-    by_name = choose(CPU, [SMALL], attention_backend="torch_native", linear_backend="numba")
+    in_float32 = partial(choose, dtype=torch.float32)  # which is packed on every processor
+    assert isinstance(in_float32(CPU).products, blocks.BlockProducts)
+    assert in_float32(CPU, [SMALL]).products is None, "small models gain nothing"
+    assert in_float32(CPU, attention_backend="torch_native").products is None
+    assert in_float32(CPU, linear_backend="torch").products is None
+    by_name = in_float32(CPU, [SMALL], attention_backend="torch_native", linear_backend="numba")
     assert isinstance(by_name.products, blocks.BlockProducts)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     with pytest.raises(ModelLoadError, match="--linear-backend numba: there is no kernel for float16; or use auto"):
         args = ModelArgs(linear_backend="numba")
         choose_backends(args, CONFIG, [SPEC], page_size=1, dtype=torch.float16, device=CPU)
     monkeypatch.setattr(blocks, "width_of_blocks", lambda *_: 1 / 0)
-    assert choose(CPU).products is None
+    assert in_float32(CPU).products is None
     assert "matrix products are oneDNN's own: ZeroDivisionError" in caplog.text
     caplog.clear()
     with pytest.raises(ModelLoadError, match=r"--linear-backend numba: ZeroDivisionError: .*; or use auto"):
-        choose(CPU, [SMALL], linear_backend="numba")
+        in_float32(CPU, [SMALL], linear_backend="numba")
     monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.blocks", None)
     with pytest.raises(ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install -e '\.\[cpu\]'"):
-        choose(CPU, [SMALL], linear_backend="numba")
+        in_float32(CPU, [SMALL], linear_backend="numba")
     assert not caplog.records, "an error says it all"
+
+
+def test_weights_that_are_widened_need_no_kernel(caplog, monkeypatch):
+    pytest.importorskip("numba")
+    from baton.runtime.layers.numba_ops import blocks
+
+    lower_to_avx2(monkeypatch)
+    monkeypatch.setattr(blocks, "width_of_blocks", blocks.width_of_blocks.__wrapped__)  # nothing found out before
+    backends = choose(CPU)
+    assert backends.products is None and backends.attention(pool(SPEC), [SPEC]).name == "numba"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    with pytest.raises(ModelLoadError, match="--linear-backend numba: CannotPackError: oneDNN packs no bfloat16"):
+        choose(CPU, linear_backend="numba")
 
 
 def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_graphs import count_replays
+from lowered_processor import packs_bfloat16
 from model_driver import ModelDriver
 from step_comparison import CONFIG, compare
 
@@ -66,7 +67,7 @@ def both(folder: Path, page_size: int, **changes: Any) -> tuple[ModelRunner, Mod
     return plain, recorded
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=packs_bfloat16)])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_random_steps(folder: Path, page_size: int, dtype: str) -> None:
     """Decodes and extends, short and long, in one step or apart."""

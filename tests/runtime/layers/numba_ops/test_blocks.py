@@ -7,15 +7,17 @@ import torch
 from block_kernel import kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered_processor import lower_to_avx2, packs_bfloat16
 
 pytest.importorskip("numba")
 
+from baton.attention import processor
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops import blocks
 from baton.runtime.layers.numba_ops.blocks import BlockProducts, UnknownBlocksError
 from baton.runtime.layers.products import Product, Source, numba_product
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if processor.packs(dtype)]
 
 
 def scene(rows: int, into: int, out: int, dtype: torch.dtype, *, has_bias: bool = False, seed: int = 0):
@@ -103,10 +105,24 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
 def test_what_does_not_fill_blocks_is_refused() -> None:
     with pytest.raises(UnknownBlocksError, match="80 × 64 numbers do not fill blocks of"):
         scene(1, 64, 80, torch.float32)
-    with pytest.raises(UnknownBlocksError, match="64 × 33 numbers"):
-        scene(1, 33, 64, torch.bfloat16)
     with pytest.raises(UnknownBlocksError, match="float16"):
         BlockProducts(Team(), torch.float16)
+
+
+@packs_bfloat16
+def test_half_a_pair_is_refused() -> None:
+    with pytest.raises(UnknownBlocksError, match="64 × 33 numbers"):
+        scene(1, 33, 64, torch.bfloat16)
+
+
+def test_where_no_bfloat16_is_packed_there_is_no_kernel_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_to_avx2(monkeypatch)
+    blocks.width_of_blocks.cache_clear()
+    try:
+        with pytest.raises(processor.CannotPackError, match="packs no bfloat16"):
+            BlockProducts(Team(), torch.bfloat16)
+    finally:
+        blocks.width_of_blocks.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,152 @@
+"""The arithmetic that the processor has, by features: asked here, and nowhere else by the name of a product.
+
+For tests, and for users who want to know how another machine would behave, BATON_CPU_FEATURES lowers it to a level:
+
+    avx2      256-bit vectors; neither pairs nor conversions of bfloat16, and oneDNN packs none
+    avx512    512-bit vectors, without arithmetic for bfloat16 or float16
+
+It also sets the variables by which torch, oneDNN, MKL and Numba are lowered, where they are not set yet. These are read
+once, at a library's first use: so this is done when the module is imported, which imports none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+VARIABLE = "BATON_CPU_FEATURES"
+
+
+class CannotPackError(RuntimeError):
+    """oneDNN has no kernels for weights of this dtype on this processor."""
+
+
+class UnknownLevelError(ValueError):
+    """BATON_CPU_FEATURES names no level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """lacks: beginnings of the names of features that a processor of this level does not have."""
+
+    lacks: tuple[str, ...]
+    environment: dict[str, str]
+    """Lowers libraries to the same."""
+
+
+LEVELS = {
+    "avx2": Level(
+        lacks=("avx512", "avx10", "avx_", "amx"),
+        environment={
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "NUMBA_CPU_NAME": "x86-64-v3",
+            "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c",
+        },
+    ),
+    "avx512": Level(
+        lacks=("avx512_bf16", "avx512_fp16", "avx10", "avx_", "amx"),
+        environment={
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+            "NUMBA_CPU_NAME": "x86-64-v4",
+            "NUMBA_CPU_FEATURES": "+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
+        },
+    ),
+}
+"""Names are those of x86: other processors are not lowered. (Numba's levels are LLVM's for x86-64, not products.)"""
+
+_PACKS_BFLOAT16 = ({"avx512_bw", "avx512_vl", "avx512_dq"}, {"avx_ne_convert"})
+_PACKS_FLOAT16 = ({"avx512_fp16"}, {"avx_ne_convert"})
+_MULTIPLIES_BFLOAT16 = ({"avx512_bf16"}, {"amx_bf16"}, {"avx_ne_convert"})
+_MULTIPLIES_FLOAT16 = ({"avx512_fp16"}, {"amx_fp16"}, {"avx_ne_convert"})
+"""Any of these sets of features is enough. With avx_ne_convert kernels widen as they load, which costs next to
+nothing."""
+
+
+def is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+
+
+def level() -> Level | None:
+    """To which the processor is lowered; None if it is not. Raises UnknownLevelError."""
+    name = os.environ.get(VARIABLE, "")
+    if not name or not is_x86():
+        return None
+    if name not in LEVELS:
+        raise UnknownLevelError(f"{VARIABLE}={name} is unknown; it takes {' or '.join(LEVELS)}, or is not set")
+    return LEVELS[name]
+
+
+@cache
+def features() -> frozenset[str]:
+    """What the processor has, as torch's `cpu.get_capabilities` names it ("avx2", "avx512_bf16", "neon", …), less what
+    it is lowered by. The same in all threads for as long as the process lives."""
+    lowered = level()
+    lacks = lowered.lacks if lowered is not None else ()
+    return frozenset(name for name in _of_the_processor() if not name.startswith(lacks))
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Has oneDNN kernels for packed weights of this dtype? Where features tell nothing, torch's own answer."""
+    kind = str(dtype).removeprefix("torch.")
+    if kind not in ("bfloat16", "float16"):
+        return True
+    if is_x86() and not _has_any(_PACKS_BFLOAT16 if kind == "bfloat16" else _PACKS_FLOAT16):
+        return False
+    import torch
+
+    name = "_is_mkldnn_bf16_supported" if kind == "bfloat16" else "_is_mkldnn_fp16_supported"
+    try:  # a library may be lowered by itself, or not be there
+        return bool(getattr(torch.ops.mkldnn, name)())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Are matrix products of this dtype worth computing as they are? If not, they take several times as long as in
+    float32. True where features tell nothing."""
+    kind = str(dtype).removeprefix("torch.")
+    if kind not in ("bfloat16", "float16") or not is_x86():
+        return True
+    return _has_any(_MULTIPLIES_BFLOAT16 if kind == "bfloat16" else _MULTIPLIES_FLOAT16)
+
+
+def _has_any(sets: Iterable[set[str]]) -> bool:
+    found = features()
+    return any(needed <= found for needed in sets)
+
+
+def _of_the_processor() -> set[str]:
+    import torch
+
+    read = getattr(torch.cpu, "get_capabilities", None)
+    if read is not None:
+        return {name for name, value in read().items() if value is True}
+    found = set()
+    if torch.cpu._is_avx2_supported():
+        found |= {"avx2", "fma3", "f16c"}
+    if torch.cpu._is_avx512_supported() and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        found |= {"avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"}  # torch's kernels need all of these
+    if getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)():
+        found.add("avx512_bf16")
+    return found
+
+
+def lower_libraries(environment: MutableMapping[str, str]) -> None:
+    """Set the variables of the level that is asked for. Raises UnknownLevelError."""
+    lowered = level()
+    for name, value in lowered.environment.items() if lowered is not None else ():
+        environment.setdefault(name, value)
+
+
+lower_libraries(os.environ)

@@ -1,0 +1,147 @@
+"""What the processor has, and what it says when it is lowered."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from lowered_processor import AVX2, lower_to_avx2
+
+from baton.attention import processor
+
+FULL = AVX2 | {"avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_tile"}
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(processor.VARIABLE, raising=False)
+    processor.features.cache_clear()
+    yield
+    monkeypatch.undo()
+    processor.features.cache_clear()
+
+
+def has(monkeypatch: pytest.MonkeyPatch, machine: str, features: Any) -> None:
+    """A processor with these features, in a process in which nothing has been asked yet."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True) | {"architecture": machine}
+    )
+    processor.features.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("level", "left"),
+    [("", FULL), ("avx512", FULL - {"avx512_bf16", "avx_vnni", "amx_bf16", "amx_tile"}), ("avx2", AVX2)],
+)
+def test_a_level_takes_features_away(monkeypatch: pytest.MonkeyPatch, level: str, left: frozenset[str]) -> None:
+    monkeypatch.setenv(processor.VARIABLE, level)
+    has(monkeypatch, "x86_64", FULL)
+    assert processor.features() == left
+    has(monkeypatch, "x86_64", {"avx"})
+    assert processor.features() == {"avx"}, "and adds none"
+
+
+def test_an_unknown_level_is_an_error_that_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(processor.VARIABLE, "haswell")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    with pytest.raises(processor.UnknownLevelError, match=r"BATON_CPU_FEATURES=haswell .* avx2 or avx512"):
+        processor.lower_libraries({})
+
+
+def test_libraries_are_lowered_too_but_for_those_that_are_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    environment: dict[str, str] = {"NUMBA_CPU_NAME": "x86-64-v2"}
+    processor.lower_libraries(environment)
+    assert environment == {"NUMBA_CPU_NAME": "x86-64-v2"}
+    monkeypatch.setenv(processor.VARIABLE, "avx2")
+    processor.lower_libraries(environment)
+    assert environment["NUMBA_CPU_NAME"] == "x86-64-v2" and environment["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+@pytest.mark.parametrize(
+    ("features", "packed", "multiplied"),
+    [
+        (AVX2, {torch.float32}, {torch.float32}),
+        (AVX2 | {"avx512_f"}, {torch.float32}, {torch.float32}),
+        (FULL - {"avx512_bf16", "amx_bf16"}, {torch.float32, torch.bfloat16}, {torch.float32}),
+        (FULL, {torch.float32, torch.bfloat16}, {torch.float32, torch.bfloat16}),
+        (FULL | {"avx512_fp16"}, set(KINDS), set(KINDS)),
+        (AVX2 | {"avx_ne_convert"}, set(KINDS), set(KINDS)),
+    ],
+)
+def test_what_is_packed_and_multiplied(
+    monkeypatch: pytest.MonkeyPatch, features: frozenset[str], packed: set[Any], multiplied: set[Any]
+) -> None:
+    has(monkeypatch, "x86_64", features)
+    for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: True)
+    assert {kind for kind in KINDS if processor.packs(kind)} == packed
+    assert {kind for kind in KINDS if processor.multiplies(kind)} == multiplied
+    for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: False)
+    assert [kind for kind in KINDS if processor.packs(kind)] == [torch.float32], "oneDNN is lowered by itself"
+
+
+def test_another_architecture_is_asked_nothing_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(processor.VARIABLE, "avx2")
+    has(monkeypatch, "aarch64", {"neon", "bf16", "sve"})
+    environment: dict[str, str] = {}
+    processor.lower_libraries(environment)
+    assert not environment and processor.features() == {"neon", "bf16", "sve"}
+    assert all(map(processor.multiplies, KINDS)), "a trial finds out"
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    assert processor.packs(torch.bfloat16)
+
+    def fails() -> bool:
+        raise RuntimeError("built without oneDNN")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", fails)
+    assert not processor.packs(torch.bfloat16)
+
+
+def test_a_torch_that_lists_no_features_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    for name in ("_is_avx2_supported", "_is_avx512_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert processor.multiplies(torch.bfloat16) and "avx2" in processor.features()
+
+
+def test_a_lowered_processor_packs_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_to_avx2(monkeypatch)
+    assert not processor.packs(torch.bfloat16) and not processor.multiplies(torch.bfloat16)
+    assert processor.packs(torch.float32)
+
+
+@pytest.mark.skipif(not processor.is_x86(), reason="levels are of x86")
+def test_a_process_is_lowered_as_a_whole() -> None:
+    """In one of its own: libraries read their variables once."""
+    script = """
+import json, torch, torch.nn.functional as F
+from baton.attention import processor
+F.linear(torch.ones(2, 64), torch.ones(64, 64))
+found = {"torch": torch.backends.cpu.get_cpu_capability(), "packs": processor.packs(torch.bfloat16)}
+found["oneDNN"] = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+try:
+    from baton.attention.numba_paged import vectors
+    found["pairs"] = vectors.HAS_PAIRS
+except ImportError:
+    pass
+print(json.dumps(found))
+"""
+    lowered = os.environ | {processor.VARIABLE: "avx2"}
+    done = subprocess.run([sys.executable, "-c", script], env=lowered, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("torch") == "AVX2" and not any(found.values()), found
