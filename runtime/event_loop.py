@@ -58,6 +58,9 @@ TIERS_POLL_S = 0.005
 """How often, at least, a loop without other work looks whether copies between the tiers have ended. Threads that make
 them wake it."""
 
+IDLE_WORK_S = 1.0
+"""Seconds without a request after which work that waits for such a time begins."""
+
 MAX_FAILED_STEPS = 3
 """After this many failed steps in a row the worker gives up: the device is broken, not a request."""
 
@@ -96,13 +99,15 @@ class EventLoop:
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
         watch_threads: Callable[[float], None] = lambda now: None,
+        idle_work: Callable[[], bool] | None = None,
         tier_io: TierIO | None = None,
         job_records: JobRecords | None = None,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
-        that time, see `runner/cpu_threads.py`. tier_io: who does what the scheduler's tiers order; None where there
-        are none. job_records: who writes down what jobs do, kv_events: who tells others what is cached, if anybody."""
+        that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open; called
+        until it returns False. tier_io: who does what the scheduler's tiers order; None where there are none.
+        job_records: who writes down what jobs do, kv_events: who tells others what is cached, if anybody."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -115,6 +120,8 @@ class EventLoop:
         self._overlap = overlap
         self._clock = clock
         self._watch_threads = watch_threads
+        self._idle_work = idle_work
+        self._idle_since = clock()
         self._tier_io = tier_io
         self._job_records = job_records
         self._kv_events = kv_events
@@ -158,7 +165,16 @@ class EventLoop:
         self._outbox.flush()
         if self._kv_events is not None:
             self.observe(self._kv_events.publish)
+        if self._idle_work is not None:
+            self.work_while_idle(now, has_steps=bool(finished or batch))
         self._profiler.end_turn(batch)
+
+    def work_while_idle(self, now: float, *, has_steps: bool) -> None:
+        """Do a piece of the work that waits for an idle loop, if no request has been open for a while."""
+        if has_steps or self._in_flight or not self._scheduler.is_idle or self._control.paused:
+            self._idle_since = now
+        elif now >= self._idle_since + IDLE_WORK_S and self._idle_work is not None and not self._idle_work():
+            self._idle_work = None
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -283,6 +299,8 @@ class EventLoop:
     def seconds_to_sleep(self) -> float:
         """How long there is nothing to do without a message."""
         due = [self._next_heartbeat]
+        if self._idle_work is not None and not self._control.paused:
+            due.append(self._idle_since + IDLE_WORK_S)
         self.observe(lambda: due.append(self._watch.due))
         self.observe(lambda: due.append(_or_never(self._scheduler.leases.next_deadline())))
         return max(0.0, min(due) - self._clock())

@@ -39,13 +39,19 @@ class Linear:
         """[rows, in_features] -> [rows, sum of parts]"""
         return self._product(x)
 
-    def use(self, choice: ProductChoice, kernel: BlockKernel | None = None) -> None:
-        """Compute in this form from now on. The weights must have been loaded; once, as they may be given up."""
+    def use(self, choice: ProductChoice, kernel: BlockKernel | None = None, *, for_now: bool = False) -> None:
+        """Compute in this form from now on. The weights must have been loaded; once, as they may be given up, unless
+        for_now: then another form may follow."""
         assert self.weight is not None
-        self._choice = choice
-        self._product = choice.prepare(Source(self.weight, self.bias, kernel))
-        if not choice.keeps_weight:
+        if choice != self._choice:
+            self._choice = choice
+            self._product = choice.prepare(Source(self.weight, self.bias, kernel))
+        if not choice.keeps_weight and not for_now:
             self.weight = None
+
+    @property
+    def choice(self) -> ProductChoice:
+        return self._choice
 
     def form(self, rows: int) -> str:
         """The form of the product of so many rows."""

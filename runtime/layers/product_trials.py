@@ -3,14 +3,18 @@
 Every shape is tried with the model's own weights, as many of them one after the other as it takes to read them from
 memory as a real step does. On AMD, oneDNN's packed weights are two to four times as fast as MKL; on Intel less, and not
 for every shape.
+
+Others may hold the processor while a model is loaded. Then only the largest shapes are tried at once, the rest compute
+in the form that won for the largest, and `LateTrials` tries them while the server is idle.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 from tqdm import tqdm
@@ -50,9 +54,9 @@ MAX_FLOPS = 1e10
 ROUNDS = range(2, 10)
 """Every form is timed so often, more often only while TRIAL_S has not passed; the best time counts."""
 TRIAL_S = 0.3
-"""Seconds for all forms at one row count."""
+"""Seconds of products, for all forms at one row count."""
 LIMIT_S = 20.0
-"""No other shape is tried after so many seconds, because others hold the processor."""
+"""No other shape is tried at start after so many seconds, because others hold the processor."""
 WORTH_IT = 0.95
 """A form must take less than this share of the time of F.linear to replace it."""
 NO_LOSS = 1.05
@@ -68,13 +72,14 @@ Timer = Callable[[Callable[[], object]], float]
 
 def choose_products(
     layers: Sequence[Linear], form: str, kept: Collection[Linear] = (), kernel: BlockKernel | None = None
-) -> None:
+) -> LateTrials | None:
     """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU. Weights of a
     dtype for which the processor has no arithmetic are not tried: they are multiplied as float32.
 
     kept: layers whose weight others read too, so that it cannot be repacked. Where NUMBA is asked for and has no kernel
-    for a shape, that is ONEDNN's. Raises UnusableFormError.
+    for a shape, that is ONEDNN's. Returns what is still to be tried, if anything. Raises UnusableFormError.
     """
+    late: LateTrials | None = None
     if form != "auto":
         usable, trouble = usable_forms(_weight(layers[0]), [form], kernel)
         if form not in usable:
@@ -90,10 +95,12 @@ def choose_products(
     else:
         size = sum(_weight(layer).nbytes for layer in layers)
         tries = _weight(layers[0]).device.type == "cpu" and size >= SMALL_MODEL_BYTES
-        choices = try_products(layers, kept, kernel) if tries else {}
+        choices, late = try_products(layers, kept, kernel) if tries else ({}, None)
     for layer in layers:
         choice = choices.get(_shape(layer), PLAIN)
-        layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
+        choice = choice if choice.keeps_weight or layer not in kept else PLAIN
+        layer.use(choice, kernel, for_now=late is not None and late.has(layer))
+    return late
 
 
 def is_widened(weight: torch.Tensor) -> bool:
@@ -111,30 +118,114 @@ def try_products(
     kept: Collection[Linear] = (),
     kernel: BlockKernel | None = None,
     timer: Timer | None = None,
-) -> dict[Shape, ProductChoice]:
-    """The fastest choice for each shape of weight. Logs one line, and one warning if something could not be tried."""
+) -> tuple[dict[Shape, ProductChoice], LateTrials | None]:
+    """The fastest choice for each shape of weight, and the trials that are left for later. A shape of these has the
+    choice of the largest one. Logs one line, and one warning if something could not be tried."""
     usable, trouble = usable_forms(_weight(layers[0]), kernel=kernel)
     began = time.perf_counter()
     choices: dict[Shape, ProductChoice] = {}
-    left_out = 0
+    left_out: list[list[Linear]] = []
     in_order = sorted(layers, key=_shape)
     groups = [list(group) for _, group in groupby(in_order, key=_shape)]
+    groups.sort(key=lambda group: -sum(_weight(layer).nbytes for layer in group))
     for group in tqdm(groups, desc="Trying matrix products", unit="shape", disable=None):
-        if time.perf_counter() - began > LIMIT_S:
-            left_out += 1
-            continue
-        forms = [form for form in usable if form not in PACKED or not any(layer in kept for layer in group)]
-        if NUMBA in forms and not _computes(group[0], kernel):
-            forms.remove(NUMBA)
-        times = {rows: time_forms(group, rows, forms, timer, kernel) for rows in ROW_COUNTS}
-        choices[_shape(group[0])] = best_choice(times)
+        forms = _forms_for(group, usable, kept, kernel)
+        if choices and time.perf_counter() - began > LIMIT_S:
+            guess = next(iter(choices.values()))
+            choices[_shape(group[0])] = guess if set(guess.forms) <= set(forms) else PLAIN
+            left_out.append(group)
+        else:
+            choices[_shape(group[0])] = _finished(_trial(group, forms, timer, kernel))
     described = ", ".join(f"{out}×{into} {choice}" for (out, into), choice in choices.items())
     logger.info("matrix products, tried in %.1f s: %s", time.perf_counter() - began, described)
     if left_out:
-        trouble.append(f"{left_out} of {len(groups)} shapes were not tried, because the processor is busy")
+        trouble.append(
+            f"{len(left_out)} of {len(groups)} shapes are tried when the server is idle, because the processor is busy"
+        )
     if trouble:
         logger.warning("matrix products may be slower than they could be: %s", "; ".join(trouble))
-    return choices
+    return choices, LateTrials(left_out, usable, kept, kernel, timer) if left_out else None
+
+
+class LateTrials:
+    """Trials of the shapes for which there was no time at start, in pieces of one product each.
+
+    A form that wins takes over between two pieces. Forms differ in how they round, so the owner advances only while
+    nothing is being computed: no request sees its numbers change while it runs. (Between two requests they may, as they
+    may from one start to the next.)
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[list[Linear]],
+        usable: Sequence[str],
+        kept: Collection[Linear] = (),
+        kernel: BlockKernel | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        """groups: layers whose weights have one shape. usable, kept, kernel: see `try_products`."""
+        self._layers = [layer for group in groups for layer in group]
+        self.has_switched = False
+        """Does any layer compute in another form than before?"""
+        self._run = self._trials(list(groups), list(usable), kept, kernel, timer)
+
+    def has(self, layer: Linear) -> bool:
+        return any(layer is each for each in self._layers)
+
+    def advance(self) -> bool:
+        """Do the next piece. False if that was the last."""
+        return next(self._run, None) is not None
+
+    def _trials(
+        self,
+        groups: list[list[Linear]],
+        usable: list[str],
+        kept: Collection[Linear],
+        kernel: BlockKernel | None,
+        timer: Timer | None,
+    ) -> Generator[bool, None, None]:
+        found: list[str] = []
+        for group in groups:
+            choice = yield from _trial(group, _forms_for(group, usable, kept, kernel), timer, kernel)
+            (out, into), before = _shape(group[0]), group[0].choice
+            for layer in group:
+                layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
+                yield True
+            self.has_switched |= choice != before
+            found.append(f"{out}×{into} {choice}" + (f", not {before}" if choice != before else ""))
+        logger.info("matrix products, tried while the server was idle: %s", "; ".join(found))
+
+
+def _forms_for(
+    group: Sequence[Linear], usable: Sequence[str], kept: Collection[Linear], kernel: BlockKernel | None
+) -> list[str]:
+    """The usable forms that layers of one shape can have."""
+    forms = [form for form in usable if form not in PACKED or not any(layer in kept for layer in group)]
+    if NUMBA in forms and not _computes(group[0], kernel):
+        forms.remove(NUMBA)
+    return forms
+
+
+def _trial(
+    group: Sequence[Linear], forms: Sequence[str], timer: Timer | None, kernel: BlockKernel | None
+) -> Generator[bool, None, ProductChoice]:
+    """Yields after each product, and returns the best choice for layers of one shape."""
+    times = {}
+    for rows in ROW_COUNTS:
+        times[rows] = yield from _timings(group, rows, forms, timer, kernel)
+    return best_choice(times)
+
+
+T = TypeVar("T")
+
+
+def _finished(run: Generator[bool, None, T]) -> T:
+    """What it returns in the end."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
 
 
 def usable_forms(
@@ -219,6 +310,13 @@ def time_forms(
     kernel: BlockKernel | None = None,
 ) -> dict[str, float]:
     """Seconds by form: all these layers of one shape in turn, with so many rows."""
+    return _finished(_timings(layers, rows, forms, timer, kernel))
+
+
+def _timings(
+    layers: Sequence[Linear], rows: int, forms: Sequence[str], timer: Timer | None, kernel: BlockKernel | None
+) -> Generator[bool, None, dict[str, float]]:
+    """`time_forms`; yields after each product."""
     timer = timer or _seconds
     first = _weight(layers[0])
     out, into = first.shape
@@ -227,16 +325,21 @@ def time_forms(
     count = 1 if rows > max(ROW_COUNTS[:-1]) else min(len(layers), -(-TRIED_BYTES // first.nbytes))
     x = torch.randn(rows, into, generator=torch.Generator().manual_seed(rows)).to(first.dtype)
     sources = [Source(_weight(layer), layer.bias, kernel) for layer in layers[:count]]
-    products = {form: [FORMS[form](source) for source in sources] for form in forms}
+    products: dict[str, list[Product]] = {form: [] for form in forms}
     for form in forms:
+        for source in sources:
+            products[form].append(FORMS[form](source))
+            yield True
         _run(products[form], x)  # the first call makes room, and chooses a kernel
-    times = dict.fromkeys(forms, float("inf"))
-    began = time.perf_counter()
+        yield True
+    times, spent = dict.fromkeys(forms, float("inf")), 0.0
     for done in range(ROUNDS.stop):
-        if done >= ROUNDS.start and time.perf_counter() - began > TRIAL_S:
+        if done >= ROUNDS.start and spent > TRIAL_S:
             break
         for form in forms:  # in turns: the machine may be slow for a while
-            times[form] = min(times[form], timer(lambda form=form: _run(products[form], x)))
+            seconds = timer(lambda form=form: _run(products[form], x))
+            times[form], spent = min(times[form], seconds), spent + seconds
+            yield True
     return times
 
 

@@ -17,7 +17,7 @@ from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
-from ..layers.product_trials import choose_products
+from ..layers.product_trials import LateTrials, choose_products
 from ..layers.products import NUMBA, BlockKernel
 from ..layers.rotary import RotaryEmbedding
 from ..layers.step_inputs import StepInputs
@@ -213,8 +213,9 @@ class Decoder:
         embedding_rows: torch.Tensor | None,
         logits: LogitsProduct | None = None,
         kernel: BlockKernel | None = None,
-    ) -> None:
-        """Choose the form of all matrix products, see `product_trials`. The weights have been loaded.
+    ) -> LateTrials | None:
+        """Choose the form of all matrix products, see `product_trials`. The weights have been loaded. Returns the
+        trials for which there was no time.
 
         embedding_rows: where else the tokens of a tied model can be looked up, if the LM head repacks its weight; None:
         nowhere, so it does not. logits: computes the head's product, so that it needs no form. kernel: computes the
@@ -224,12 +225,12 @@ class Decoder:
         head = self.lm_head.linear
         if logits is not None:
             self.lm_head.product = logits
-            choose_products(linears, form, kernel=kernel)
-            return
+            return choose_products(linears, form, kernel=kernel)
         kept = [head] if self.lm_head.is_tied and embedding_rows is None else []
-        choose_products([*linears, head], form, kept, kernel)
+        late = choose_products([*linears, head], form, kept, kernel)
         if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
             self.embed_tokens.read_from(embedding_rows)
+        return late
 
     def is_recordable(self, tokens: int) -> bool:
         """Are all products of the layers, for a step of so many tokens, calls that attention's team can record?"""

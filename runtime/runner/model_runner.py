@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -129,6 +130,7 @@ class ModelRunner:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
+        self._capture_again = partial(self._capture_anew, args, max_running, backends)
         named = self.config.architecture, self.device, str(self.dtype).removeprefix("torch."), self.attention_name
         logger.info("%s on %s, %s, attention %s; %s", *named, plan.describe())
 
@@ -168,6 +170,28 @@ class ModelRunner:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden_size] of a ForwardOutput -> float32 [n, vocab_size]."""
         return self._model.compute_logits(hidden)
+
+    @property
+    def has_late_trials(self) -> bool:
+        """Are there matrix products that could not be tried at start?"""
+        return self._late_trials is not None
+
+    @torch.inference_mode()
+    def advance_late_trials(self) -> bool:
+        """Do a small piece of them; to be called while no request is open, as results may be rounded otherwise from
+        then on. False once all is done."""
+        late = self._late_trials
+        if late is None:
+            return False
+        try:
+            if late.advance():
+                return True
+        except Exception as error:  # packing may lack memory; layers keep the forms that they have
+            logger.warning("matrix products are not tried any further: %s: %s", type(error).__name__, error)
+        self._late_trials = None
+        if late.has_switched:
+            self._capture_again()
+        return False
 
     def sound_tokens(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, int]:
         """For these rows of a step that has been computed: how many first tokens come before the one whose K or V is
@@ -233,7 +257,7 @@ class ModelRunner:
                 load_weights(model.checkpoint_views(), folder)
             self._weight_bytes = sum(view.nbytes for view in model.checkpoint_views().values())
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
-            model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
+            self._late_trials = model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
         except UnusableFormError as error:
             raise ModelLoadError(str(error)) from error
         except torch.OutOfMemoryError as error:
@@ -306,6 +330,12 @@ class ModelRunner:
             copy_disjoint=backends.ops.copy_kv,
             **self._kv_shape,
         )
+
+    def _capture_anew(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> None:
+        """After products have been given other forms: graphs have the old ones."""
+        self._graphs = None
+        shapes = self._graph_catalog(args, max_running, backends)
+        self._graphs = self._capture(backends, shapes) if shapes is not None else None
 
     def _capture(self, backends: DeviceBackends, shapes: GraphCatalog) -> GraphRunner | None:
         assert backends.recorder is not None

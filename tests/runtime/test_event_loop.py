@@ -12,7 +12,7 @@ from event_loop_rig import Rig, ask
 from kv_echo import expected_output
 
 from baton.runtime import event_loop
-from baton.runtime.event_loop import HEARTBEAT_S, MAX_FAILED_STEPS
+from baton.runtime.event_loop import HEARTBEAT_S, IDLE_WORK_S, MAX_FAILED_STEPS
 from baton.runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -327,3 +327,48 @@ def test_a_turn_has_one_now(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> N
         times.append(seen[0])
     assert times == sorted(set(times)) and len(times) > 8
     assert rig.said("c") == expected_output([4, 4], 5)
+
+
+def test_idle_work_is_done_while_no_request_is_open_and_only_until_it_is_done() -> None:
+    rig, left, done_at = Rig(overlap=True), [3], []
+
+    def work() -> bool:
+        assert rig.scheduler.is_idle
+        done_at.append(rig.now)
+        left[0] -= 1
+        return left[0] > 0
+
+    rig.loop._idle_work = work
+
+    def turn(now: float) -> None:
+        rig.now = now
+        rig.loop.turn()
+
+    rig.inbox.append([ask("a", [1, 2, 3])])
+    for now in range(12):  # the request takes a few of these turns
+        turn(0.1 * now)
+    last = rig.loop._idle_since
+    assert not done_at and 0.3 < last < 1.2
+    assert rig.loop.seconds_to_sleep() <= last + IDLE_WORK_S - rig.now
+    turn(last + IDLE_WORK_S - 0.01)
+    assert not done_at, "a second must have passed"
+    turn(last + IDLE_WORK_S)
+    assert len(done_at) == 1 and rig.loop.seconds_to_sleep() == 0.0, "the next piece follows at once"
+    rig.inbox.append([ask("b", [4, 5, 6])])
+    turn(last + 2 * IDLE_WORK_S)
+    turn(last + 2 * IDLE_WORK_S + 0.5)
+    assert len(done_at) == 1, "a request interrupts it"
+    for later in range(20):
+        turn(last + 9 + 2 * later)
+    assert len(done_at) == 3, "it has ended"
+    assert rig.finishes("a") == rig.finishes("b") == ["length"]
+
+
+def test_idle_work_waits_while_the_worker_is_paused() -> None:
+    rig = Rig(overlap=False)
+    rig.loop._idle_work = lambda: pytest.fail("worked")
+    rig.loop._control.paused = True
+    for now in range(5):
+        rig.now = 10.0 * now
+        rig.loop.turn()
+    assert rig.loop.seconds_to_sleep() > 0

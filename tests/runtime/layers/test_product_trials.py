@@ -12,7 +12,13 @@ from lowered_processor import lower_to_avx2
 
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
-from baton.runtime.layers.product_trials import UnusableFormError, best_choice, choose_products, try_products
+from baton.runtime.layers.product_trials import (
+    LateTrials,
+    UnusableFormError,
+    best_choice,
+    choose_products,
+    try_products,
+)
 from baton.runtime.layers.products import (
     FORMS,
     NUMBA,
@@ -103,7 +109,8 @@ class TestTrials:
     def test_the_fastest_is_found_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
         layers = [linear(64, 32), linear(128, 32), linear(64, 32)]
         with caplog.at_level(logging.INFO):
-            choices = try_products(layers, kernel=kernel(torch.float32), timer=fast(winner))
+            choices, late = try_products(layers, kernel=kernel(torch.float32), timer=fast(winner))
+        assert late is None
         choice = ProductChoice.of(winner)
         if winner == TRANSPOSED:
             choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH))
@@ -112,10 +119,58 @@ class TestTrials:
         assert f"128×32 {choice}" in line and f"64×32 {choice}" in line
 
     def test_a_busy_processor_does_not_hold_the_start_up(self, monkeypatch, caplog) -> None:
+        """The largest shape is tried all the same; the others have its form until the server is idle."""
         monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
-        assert try_products([linear(64, 32), linear(48, 32)], timer=lambda call: pytest.fail("tried")) == {}
+        layers, counted = [linear(48, 32), linear(64, 32), linear(64, 32)], []
+
+        def timer(call: Callable[[], object]) -> float:
+            counted.append(call)
+            return 1.0
+
+        choices, late = try_products(layers, timer=timer)
+        assert late is not None and [late.has(layer) for layer in layers] == [True, False, False]
+        assert choices == {(64, 32): PLAIN, (48, 32): PLAIN}
         (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert "2 of 2 shapes were not tried, because the processor is busy" in warning
+        assert "1 of 2 shapes are tried when the server is idle, because the processor is busy" in warning
+        before = len(counted)
+        assert late.advance() and len(counted) <= before + 1, "one product at a time"
+
+    @pytest.mark.parametrize("winner", [TORCH, TRANSPOSED, ONEDNN, NUMBA])
+    @pytest.mark.parametrize("guess", [TORCH, ONEDNN, NUMBA])
+    def test_a_late_trial_gives_the_form_that_wins(
+        self, fast: Callable, guess: str, winner: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        layers, x, made = [linear(64, 32), linear(64, 32)], torch.randn(3, 32), kernel(torch.float32)
+        expected = [layer(x) for layer in layers]
+        for layer in layers:
+            layer.use(ProductChoice.of(guess), made, for_now=True)
+            assert layer.weight is not None, "it may have to be repacked"
+        late = LateTrials([layers], [TORCH, TRANSPOSED, ONEDNN, NUMBA], kernel=made, timer=fast(winner))
+        with caplog.at_level(logging.INFO):
+            while late.advance():
+                pass
+        choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH)) if winner == TRANSPOSED else None
+        choice = choice or ProductChoice.of(winner)
+        assert {layer.choice for layer in layers} == {choice} and late.has_switched is (winner != guess)
+        assert all((layer.weight is None) is not choice.keeps_weight for layer in layers)
+        for layer, of_layer in zip(layers, expected):
+            torch.testing.assert_close(layer(x), of_layer, atol=1e-5, rtol=1e-5)
+        assert f"tried while the server was idle: 64×32 {choice}" in caplog.text
+        assert not late.advance(), "and nothing is left"
+
+    def test_a_late_trial_repacks_no_weight_that_others_read(self, fast: Callable) -> None:
+        layer = linear(64, 32)
+        late = LateTrials([[layer]], [TORCH, ONEDNN], kept=[layer], timer=fast(ONEDNN))
+        while late.advance():
+            pass
+        assert layer.choice == PLAIN and layer.weight is not None
+
+    def test_untried_shapes_have_the_form_of_the_largest(self, fast: Callable, monkeypatch) -> None:
+        monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
+        layers = [linear(48, 32), linear(64, 32), linear(80, 32)]
+        choices, late = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
+        packed = ProductChoice.of(ONEDNN)
+        assert late is not None and choices == {(80, 32): packed, (64, 32): packed, (48, 32): PLAIN}
 
     def test_a_slow_form_is_timed_less_often(self, monkeypatch) -> None:
         calls: list[int] = []
@@ -125,7 +180,7 @@ class TestTrials:
 
     def test_a_weight_that_others_read_is_not_repacked(self, fast: Callable) -> None:
         layers = [linear(64, 32), linear(48, 32)]
-        choices = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
+        choices, _ = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
         assert choices == {(48, 32): ProductChoice.of(ONEDNN), (64, 32): PLAIN}
 
     def test_a_form_that_fails_or_lies_is_left_out_with_a_word(self, monkeypatch, caplog) -> None:
@@ -134,7 +189,7 @@ class TestTrials:
 
         monkeypatch.setitem(FORMS, ONEDNN, fail)
         monkeypatch.setitem(FORMS, TRANSPOSED, lambda source: lambda x: x @ source.weight.t())  # no bias
-        choices = try_products([linear(64, 32)], timer=lambda call: 1.0)
+        choices, _ = try_products([linear(64, 32)], timer=lambda call: 1.0)
         assert choices == {(64, 32): PLAIN}
         (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert "onednn failed (RuntimeError: not built with oneDNN)" in warning
@@ -170,7 +225,7 @@ class TestChoose:
 
         layer, x = linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
-        assert NUMBA not in try_products([layer], kernel=Wrong(), timer=lambda call: 1.0)[64, 32].forms
+        assert NUMBA not in try_products([layer], kernel=Wrong(), timer=lambda call: 1.0)[0][64, 32].forms
         choose_products([layer], NUMBA, kernel=Wrong())
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
 
@@ -241,7 +296,7 @@ class TestChoose:
 
     def test_large_ones_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 1000)
-        monkeypatch.setattr(product_trials, "try_products", lambda *args: {(64, 32): ProductChoice.of(ONEDNN)})
+        monkeypatch.setattr(product_trials, "try_products", lambda *args: ({(64, 32): ProductChoice.of(ONEDNN)}, None))
         layer, x = linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
         choose_products([layer], "auto")

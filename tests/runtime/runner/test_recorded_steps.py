@@ -20,6 +20,8 @@ pytest.importorskip("numba")
 from baton.attention.numba_paged.recording import Program
 from baton.attention.torch_native import TorchNativeBackend
 from baton.runtime.config import ModelArgs
+from baton.runtime.layers import product_trials
+from baton.runtime.layers.products import NUMBA, ONEDNN, PLAIN, ProductChoice
 from baton.runtime.runner import model_runner
 from baton.runtime.runner.model_runner import ModelRunner
 
@@ -73,6 +75,48 @@ def test_random_steps(folder: Path, page_size: int, dtype: str) -> None:
     """Decodes and extends, short and long, in one step or apart."""
     replays = compare(*both(folder, page_size, dtype=dtype), page_size, atol=0.0)
     assert len(replays) > 10 and max(shape.tokens for shape in replays) <= model_runner.MAX_RECORDED
+
+
+@pytest.mark.parametrize(
+    ("late", "is_recorded"),
+    [(ProductChoice.of(NUMBA), True), (ProductChoice((NUMBA, ONEDNN, NUMBA, ONEDNN)), True), (PLAIN, False)],
+    ids=str,
+)
+def test_products_that_are_tried_late_take_their_place_in_recorded_steps(
+    folder: Path, late: ProductChoice, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the largest shape are left for later, and computed in its form, Numba's, until then."""
+    monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
+    monkeypatch.setattr(product_trials, "_seconds", lambda call: (call(), 1.0)[1])
+    monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(NUMBA))
+    runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
+    assert runner.has_late_trials and not plain.has_late_trials and not plain.advance_late_trials()
+    before = runner._graphs
+    assert before is not None
+    compare(plain, runner, 1, steps=8, atol=2e-4)
+    monkeypatch.setattr(product_trials, "best_choice", lambda times: late)
+    while runner.advance_late_trials():
+        assert runner._graphs is before, "old graphs have the forms that the layers have together"
+    assert not runner.has_late_trials and runner.has_graphs is is_recorded
+    assert (runner._graphs is before) is (late == ProductChoice.of(NUMBA)), "captured again if a form has changed"
+    if is_recorded:  # or there is nothing to replay
+        compare(plain, runner, 1, steps=8, atol=2e-4)
+
+
+def test_a_late_trial_that_fails_leaves_the_layers_as_they_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
+    monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(NUMBA))
+    runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
+    monkeypatch.setattr(product_trials, "best_choice", lambda times: 1 // 0)
+    while runner.advance_late_trials():
+        pass
+    assert "matrix products are not tried any further: ZeroDivisionError" in caplog.text
+    assert not runner.advance_late_trials() and runner.has_graphs
+    compare(plain, runner, 1, steps=8, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
