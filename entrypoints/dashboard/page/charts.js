@@ -118,7 +118,7 @@ class Tile {
       });
     this.extra = element("p", { class: "tile-extra quiet" });
     const title = element("figcaption", {}, element("b", {}, definition.title), " ", element("span", { class: "quiet" }, definition.note));
-    this.scale = element("li", { class: "quiet" });
+    this.scale = element("li");
     const below = this.keys.length
       ? element("ul", { class: "tile-keys" }, ...this.keys.map(({ item }) => item), this.scale)
       : this.extra;
