@@ -10,9 +10,9 @@ from scheduler_harness import Harness
 from baton.scheduler.continuation.report import describe_leases
 
 
-def leases_of(harness: Harness, after: int = -1, limit: int = 100) -> dict[str, Any]:
+def leases_of(harness: Harness, after: int = -1, limit: int = 100, client: str | None = None) -> dict[str, Any]:
     scheduler = harness.scheduler
-    return describe_leases(scheduler.leases, scheduler.continuations.leased(), harness.now, after, limit)
+    return describe_leases(scheduler.leases, scheduler.continuations.leased(), harness.now, after, limit, client)
 
 
 def test_a_lease_says_whose_it_is_and_until_when() -> None:
@@ -34,6 +34,20 @@ def test_a_lease_says_whose_it_is_and_until_when() -> None:
     harness.now += 100.0
     harness.step()
     assert leases_of(harness) == {"leases": [], "next": None, "live": 0, "leased_tokens": 0}
+
+
+def test_a_client_is_told_of_its_own_leases() -> None:
+    harness = Harness()
+    for number, client in enumerate(("alice", "bob", "alice", "alice/")):
+        harness.add(f"r{number}", prompt_of(20 + number, number), 4, retain_ttl=50.0, client=client)
+    harness.run()
+    hers = leases_of(harness, limit=1, client="alice")
+    assert [lease["rid"] for lease in hers["leases"]] == ["r0"] and hers["live"] == 2
+    assert hers["leased_tokens"] == 23 + 25 and leases_of(harness)["leased_tokens"] == 23 + 24 + 25 + 26
+    rest = leases_of(harness, after=hers["next"], client="alice")
+    assert [lease["rid"] for lease in rest["leases"]] == ["r2"] and rest["next"] is None
+    nothing = {"leases": [], "next": None, "live": 0, "leased_tokens": 0}
+    assert leases_of(harness, client="carol") == leases_of(harness, client="") == nothing
 
 
 def test_one_that_a_child_waits_for_does_not_expire() -> None:

@@ -46,6 +46,15 @@ def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
     assert [job.id for job in table.unended()] == ["job2"]
 
 
+def test_jobs_are_selected_by_namespace_and_the_beginning_of_their_ids() -> None:
+    table = JobTable(8)
+    for number, (namespace, name) in enumerate((("", "a/1"), ("", "b/1"), ("salt", "a/2"), ("", "ab/1"))):
+        table.open(namespace, name, 0.0, number)
+    assert [job.id for job in table.select("", "a/")] == ["a/1"]
+    assert [job.id for job in table.select("salt", "a/")] == ["a/2"] and table.select("salt", "b/") == []
+    assert [job.id for job in table.select(None, "")] == ["a/1", "b/1", "a/2", "ab/1"]
+
+
 def test_a_job_that_begins_anew_counts_once() -> None:
     table = JobTable(2)
     for number, name in enumerate(("over", "idle")):
