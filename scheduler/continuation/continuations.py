@@ -32,7 +32,6 @@ from .refusals import (
     search_with_stop_strings,
     undecided_search,
     unknown_index,
-    unknown_parent,
 )
 
 
@@ -260,9 +259,10 @@ class Continuations:
 
 
 def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, namespace: str) -> Request | None:
-    """The parent if it has not ended. Raises RequestRefused if it is someone else's, or there is no such sample."""
+    """The parent if it has not ended. One of another namespace counts as none. Raises RequestRefused for an index that
+    it does not have."""
     if siblings[0].namespace != namespace:
-        raise unknown_parent(continuation.parent_rid)
+        return None
     if continuation.index >= siblings[0].sampling.n:
         raise unknown_index(continuation)
     if siblings[0].is_search:

@@ -143,7 +143,8 @@ class ParentRecords:
         _orphan_leases(record, leases)
 
     def find(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
-        """The sample that ``spec`` continues; None if it has been forgotten but the spec brings its own prompt.
+        """The sample that ``spec`` continues; None if it is forgotten or unknown, and the spec brings its own
+        prompt.
 
         Raises RequestRefused: 404, 409 or 410.
         """
@@ -155,6 +156,8 @@ class ParentRecords:
                 return None
             raise forgotten_parent(rid)
         if record is None or record.namespace != namespace:
+            if spec.fallback_ids is not None:
+                return None
             raise unknown_parent(rid)
         if record.failure is not None:
             raise failed_parent(rid, record.failure)

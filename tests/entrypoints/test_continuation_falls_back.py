@@ -157,6 +157,5 @@ def test_forgotten_parents() -> None:
         assert (got["path"], got["inherited_tokens"]) == ("fallback", 0)
         assert child["meta_info"]["prompt_tokens"] == len(whole)
         assert_same(child, replay(engine, whole, GREEDY))
-        with pytest.raises(RequestRefused) as caught:
-            engine.generate("whole prompt", GREEDY, continuation_of="never heard of")
-        assert caught.value.status == 404, "a fallback prompt is for forgotten parents only"
+        child = engine.generate("whole prompt", GREEDY, continuation_of="never heard of")
+        assert child["meta_info"]["continuation"]["path"] == "fallback"

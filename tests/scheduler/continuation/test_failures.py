@@ -26,6 +26,25 @@ def test_unknown_parent_and_foreign_namespace_get_the_same_404() -> None:
     harness.run()
 
 
+@PAGES
+def test_a_whole_prompt_stands_in_for_a_parent_that_is_unknown(page_size: int) -> None:
+    harness = Harness(page_size=page_size)
+    harness.add("parent", prompt_of(20), 3, namespace="mine")
+    whole = prompt_of(30, 7)
+    for state in ("running", "ended"):
+        for parent, namespace in (("parent", "theirs"), ("nobody", "mine")):
+            child = f"of {parent}, {state}"
+            harness.continue_from(parent, child, [1], 2, namespace=namespace, fallback=whole)
+        harness.run()
+    for rid in ("of parent, running", "of nobody, running", "of parent, ended", "of nobody, ended"):
+        got = inheritance(harness, rid)
+        assert (got.path, got.inherited_tokens) == ("fallback", 0), rid
+        assert harness.outcomes[rid, 0].tokens == expected_output(whole, 2)
+    harness.continue_from("parent", "its own", [1], 2, namespace="mine", fallback=whole)
+    harness.run()
+    assert inheritance(harness, "its own").path != "fallback"
+
+
 def test_aborted_parent_is_409_also_for_children_that_wait() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(20), 30)
