@@ -99,7 +99,7 @@ def words(rng: random.Random, number: int) -> str:
 
 def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> dict[str, int]:
     """The usage; the answer is added to the messages."""
-    asked = {"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": True, **fields}
+    asked = {"messages": messages, "max_tokens": 40, "temperature": 0, **fields}
     answer = server.client.post("/v1/chat/completions", json=asked)
     if answer.status_code != 200:
         raise SystemExit(answer.text)

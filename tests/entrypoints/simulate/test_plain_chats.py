@@ -11,6 +11,7 @@ from baton.entrypoints.simulate.arms.arm import Sender
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn
+from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, PINNING, POLICIES
 
 COST = Linear(fixed_s=0.01, prompt_token_s=4e-4, decode_row_s=1e-3, context_token_s=1e-6)
@@ -48,6 +49,16 @@ def kept(done: Simulation, first: int = 1) -> float:
 def scene() -> list[Job]:
     """Between two turns of each conversation one and a half times the pool comes in one-shots."""
     return [conversation("a", 0.0), conversation("b", 0.5), *one_shots(1200, 2.0, 95.0)]
+
+
+def test_plain_chats_are_sent_as_a_server_sends_them() -> None:
+    """They are leased, last turns too, are a job named after their first turn, and have asked for none of it."""
+    done = played([conversation("a", 0.0, turns=1), conversation("b", 0.0, turns=2, away_s=1.0)], "plain", "fcfs")
+    kept = [lease.owner for lease in done.scheduler.leases.live()]
+    assert all(isinstance(owner, KeptTurn) for owner in kept)
+    assert {(owner.job.id, owner.worth) for owner in kept if isinstance(owner, KeptTurn) and owner.job} == {
+        ("chat-a.0", Worth.FIRST_TURN), ("chat-b.0", Worth.RETURNED)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
