@@ -139,10 +139,10 @@ class Scheduler:
         own_ids: int32 [n], the request's own tokens where they differ from the spec's (see request_spec.py).
         constraint: the object that the spec names.
         """
-        if spec.rid in self._live:
-            raise duplicate_rid(spec.rid)
         requests: list[Request] = []
         try:
+            if spec.rid in self._live:
+                raise duplicate_rid(spec.rid)
             check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
             requests = self._factory.make(spec, now, own_ids, constraint)
             handover = self.continuations.find_prompt(requests, self._live, self.pins.steps_of(spec, now))
@@ -155,9 +155,10 @@ class Scheduler:
         except RequestRefused:
             raise
         except Exception as error:
-            self._recover(error, self._live.of(spec.rid), now)
+            # Its name may be another's that is live: only what was made here ends.
+            self._recover(error, [request for request in self._live.of(spec.rid) if request in requests], now)
             self._recovery.forget_refused(requests)
-            self._events = [event for event in self._events if event.request.rid != spec.rid]
+            self._events = [event for event in self._events if event.request not in requests]
             raise request_failed(error) from error
         return list(requests)
 

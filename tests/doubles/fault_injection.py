@@ -29,6 +29,7 @@ GUARDS = {
     *(
         f"Scheduler.{name}"
         for name in (
+            "add",
             "next_batch",
             "process_result",
             "fail_step",
