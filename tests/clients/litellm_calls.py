@@ -6,8 +6,9 @@ python litellm_calls.py URL KEY
 import json
 import sys
 from functools import partial
+from importlib import import_module
 
-import litellm
+litellm = import_module("litellm")  # not a package of the environment that type checkers see
 
 litellm.suppress_debug_info = True
 litellm.telemetry = False
