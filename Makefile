@@ -74,7 +74,7 @@ test-gateways: $(STAMP)  ## slow: gateways and indexers of others in front of se
 	$(BIN)/python -m pytest -m gateways $(call marked,gateways)
 
 test-clients: $(STAMP)  ## slow: clients, evaluations and test kits of others; their packages go into build/envs
-	$(BIN)/python tests/doubles/foreign_envs.py litellm lm-eval
+	$(BIN)/python tests/doubles/foreign_envs.py litellm lm-eval sglang
 	$(BIN)/python -m pytest -m clients $(call marked,clients)
 
 check: $(STAMP)         ## ruff, pyright, import-linter

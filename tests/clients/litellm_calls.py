@@ -7,8 +7,9 @@ import json
 import sys
 from functools import partial
 from importlib import import_module
+from typing import Any
 
-litellm = import_module("litellm")  # not a package of the environment that type checkers see
+litellm: Any = import_module("litellm")  # not a package of the environment that type checkers see
 
 litellm.suppress_debug_info = True
 litellm.telemetry = False
