@@ -322,3 +322,22 @@ def test_an_idle_server_sleeps(model: Path, tmp_path: Path) -> None:
         time.sleep(3)
         per_second = {role: (count - before[role]) / 3 for role, count in wakeups().items()}
         assert all(rate < 60 for rate in per_second.values()), per_second
+
+
+def test_what_is_ignored_is_said_in_a_header(server: ServerUnderTest) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    for path, body in (
+        ("/generate", {"text": "a", "model": "unknown", "sampling_params": {"max_new_tokens": 1}}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+        ("/v1/messages", {"model": "echo", **chat}),
+    ):
+        for stream in (False, True):
+            body = body | {"stream": stream}
+            plain = server.client.post(path, json=body)
+            assert plain.status_code == 200 and "x-baton-warning" not in plain.headers, path
+            warned = server.client.post(path, json=body | {"keep_alive": "5m"})
+            assert warned.headers["x-baton-warning"] == "no effect: keep_alive: the model stays loaded", path
+            assert error_of(server.client.post("/v1/completions", json={"prompt": "a", "colour": 1}), 400)
+    assert server.log.count("a request's keep_alive has no effect") == 1
