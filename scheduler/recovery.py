@@ -172,6 +172,12 @@ class Recovery:
         prefilling = self._prefill.prefilling
         if prefilling not in live or prefilling in self._decode.running or prefilling.kv is None:
             self._prefill.prefilling = None
+        for request in flying.difference(self._decode.running):
+            # A step that was not formed had its next chunk, or its last; one in flight still computes it.
+            if request.scheduled_len < len(request.token_ids):
+                self._prefill.prefilling = request
+            elif request is not self._prefill.prefilling:
+                self._decode.running.append(request)
         running = {*self._decode.running, *filter(None, [self._prefill.prefilling])}
         loading = self._tiers.keep_only(live)
         queued: list[Request] = []
