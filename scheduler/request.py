@@ -79,9 +79,12 @@ class Inheritance:
                 self.path = "match"
 
     def admitted(self, found: FoundTokens) -> None:
-        """Called with the first step: the first tokens of the prompt need not be computed."""
+        """Called with the first step: the first tokens of the prompt need not be computed. A match that found none of
+        them is no match: the prompt is computed as a whole."""
         self.recomputed_tokens = max(0, self.inherited_tokens - found.total)
-        if self.path == "match" and found.below_device and found.device < self.inherited_tokens:
+        if self.path == "match" and self.inherited_tokens and not found.total:
+            self.path = "fallback"
+        elif self.path == "match" and found.below_device and found.device < self.inherited_tokens:
             self.path = "tier"
 
 

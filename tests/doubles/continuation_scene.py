@@ -23,3 +23,8 @@ def parent_ids(harness: Harness, rid: str, prompt: list[int], index: int = 0) ->
 def evict_everything(harness: Harness) -> None:
     harness.cache.evict(10**9)
     assert harness.cache.evictable_tokens == 0
+
+
+def without_a_lease(page_size: int) -> str:
+    """The path of a short prompt whose lease is gone: the tree keeps no KV of a prompt that fills no page."""
+    return "fallback" if page_size == 64 else "match"

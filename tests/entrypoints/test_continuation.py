@@ -58,7 +58,7 @@ def test_what_nobody_leased_is_gone_after_eviction(engine: Engine) -> None:
     evict_everything(engine)
     child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
     got = child["meta_info"]["continuation"]
-    assert got["path"] == "match" and got["recomputed_tokens"] == got["inherited_tokens"]
+    assert got["path"] == "fallback" and got["recomputed_tokens"] == got["inherited_tokens"]
 
 
 def test_a_chain_of_stages(engine: Engine) -> None:
@@ -148,7 +148,7 @@ def test_several_children_of_one_parent(engine: Engine) -> None:
     assert not engine.release(rid) and not engine.release("nobody")
     evict_everything(engine)
     child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
-    assert child["meta_info"]["continuation"]["path"] == "match"
+    assert child["meta_info"]["continuation"]["path"] == "fallback"
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
 
 

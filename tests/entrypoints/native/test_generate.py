@@ -101,7 +101,7 @@ def test_sampling_params_in_sglang_names() -> None:
         ({"temperature": "1"}, "sampling_params.temperature: expected float, got str", "temperature"),
         (
             {"temperature": -1},
-            "sampling_params.temperature is -1.0; use 0 (greedy) or a positive number",
+            "sampling_params.temperature is -1.0; use 0 (greedy) to 1e+30",
             "temperature",
         ),
         ({"top_k": 2.5}, "sampling_params.top_k: expected int, got float", "top_k"),

@@ -108,7 +108,7 @@ def test_leases_of_others_break_where_nobody_knows_better(shown: bool) -> None:
     harness.run()
     assert failed(harness, "bad")
     assert harness.scheduler.leases.counts.broken == (0 if shown else 1)
-    path_of_leased = "handoff" if shown else "match"
+    path_of_leased = "handoff" if shown else "fallback"
     for rid, prompt, path in (("leased", CLEAN[:60], path_of_leased), ("elsewhere", CLEAN[200:260], "handoff")):
         harness.continue_from(rid, f"after {rid}", [5], 4)
         harness.run()
