@@ -68,7 +68,7 @@ class TokenBuffer:
             self._join()
         length, memory = self._length, self._memory
         if memory.used != length or length >= memory.writable:
-            self._make_room(1)
+            self._move(length, 1)
             memory = self._memory
         memory.data[length] = token_id
         self._length = memory.used = length + 1
@@ -79,24 +79,20 @@ class TokenBuffer:
             return
         if self._tail is not None:
             self._join()
-        if self._has_room(len(ids)):
-            self._put(ids)
-        else:
-            self._tail = ids
-            self._length += len(ids)
+        self._tail = ids
+        self._length += len(ids)
+        if self._has_room(self._length - len(ids), len(ids)):
+            self._join()
 
     def _join(self) -> None:
-        """Bring the tail into the memory."""
-        ids, self._tail = self._tail, None
+        """Bring the tail into the memory. If there is no memory for a copy, nothing has changed."""
+        ids = self._tail
         assert ids is not None
-        self._length -= len(ids)
-        self._make_room(len(ids))
-        self._put(ids)
-
-    def _put(self, ids: np.ndarray) -> None:
-        self._memory.data[self._length : self._length + len(ids)] = ids
-        self._length += len(ids)
-        self._memory.used = self._length
+        start = self._length - len(ids)
+        if not self._has_room(start, len(ids)):
+            self._move(start, len(ids))
+        self._memory.data[start : self._length] = ids
+        self._memory.used, self._tail = self._length, None
 
     def view(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """int32 view of ids[start:stop]; valid until the next append."""
@@ -130,14 +126,14 @@ class TokenBuffer:
         other._length = length
         return other
 
-    def _has_room(self, count: int) -> bool:
+    def _has_room(self, length: int, count: int) -> bool:
+        """May ``count`` ids be written behind the first ``length``?"""
         memory = self._memory
-        return memory.used == self._length and self._length + count <= memory.writable
+        return memory.used == length and length + count <= memory.writable
 
-    def _make_room(self, count: int) -> None:
-        if self._has_room(count):
-            return
-        capacity = self._length + self._length // 4 + 64 + count
+    def _move(self, length: int, count: int) -> None:
+        """Go on in a copy of the first ``length`` ids, with room for ``count`` more and some to spare."""
+        capacity = length + length // 4 + 64 + count
         data = np.empty(capacity, dtype=np.int32)
-        data[: self._length] = self._memory.data[: self._length]
-        self._memory = TokenMemory(data, self._length, writable=capacity)
+        data[:length] = self._memory.data[:length]
+        self._memory = TokenMemory(data, length, writable=capacity)

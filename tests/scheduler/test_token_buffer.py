@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from baton.scheduler import token_buffer
 from baton.scheduler.token_buffer import TokenBuffer, pack_ids, unpack_ids
 
 
@@ -30,6 +32,16 @@ def test_what_a_cut_gives_up_is_used_again() -> None:
     shorter = first.cut(2)
     shorter.extend(np.array([9], dtype=np.int32))
     assert shorter.memory is first.memory and shorter.view().tolist() == [1, 2, 9]
+
+
+def test_a_copy_that_fails_costs_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a prompt would go on without its end, and say what nobody has asked for."""
+    ids = buffer(1, 2, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(token_buffer, "TokenMemory", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            ids.view()
+    assert len(ids) == 3 and ids.view().tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("seed", range(3))
