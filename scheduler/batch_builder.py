@@ -81,7 +81,7 @@ def plan_step(
     prefix_lens = np.array([r.scheduled_len for r in requests], dtype=np.int32)
     input_ids = running.ids if running is not None else NO_IDS
     if num_prompts:
-        prompts = [r.token_ids.view(r.scheduled_len, new) for r, new in zip(requests[:num_prompts], new_lens.tolist())]
+        prompts = [_known_ids(r, new) for r, new in zip(requests[:num_prompts], new_lens.tolist())]
         input_ids = np.concatenate([*prompts, input_ids])
     step = PlannedStep(
         ScheduleBatch(
@@ -109,6 +109,14 @@ def plan_step(
     )
     _fill_rows(step, new_lens)
     return step
+
+
+def _known_ids(request: Request, stop: int) -> np.ndarray:
+    """int32 [n]: what the step computes of a prompt, up to ``stop``."""
+    try:
+        return request.token_ids.view(request.scheduled_len, stop)
+    except Exception as error:
+        raise RequestFault(request) from error
 
 
 def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:

@@ -99,7 +99,7 @@ class PrefillScheduler:
         wanting = decode.wanting() if self._mixes else []
         mixes = self._mixes and 2 * len(wanting) <= self._chunk_size
         step = ExtendStep(self._chunk_size - len(wanting) if mixes else self._chunk_size)
-        if self.prefilling is not None and not self._add_chunk(self.prefilling, step, now):
+        if self.prefilling is not None and not self._go_on(self.prefilling, step, now):
             return None  # no memory for the next chunk: running requests must end or be retracted first
         if waiting:
             computing = [r for other in in_flight for r in other.requests[: other.num_prompts]]
@@ -147,23 +147,23 @@ class PrefillScheduler:
                 break
             if rows + request.num_rows > self._max_running:
                 break
-            if request is not overdue and self._better_later(request, shared):
-                deferred += 1
-                continue
-            # Quarantined pages come back with the step in flight: wait for them, let nothing give way. As for copies.
-            comes_back = self._memory.allocator.quarantined_tokens or self._memory.copies_under_way
-            alone = not (running or step.requests or comes_back)
-            own_reserve = self._reserve.tokens(request)
             try:
-                is_in = self._enter(request, step, 0 if alone else reserve + own_reserve, alone, now)
+                if request is not overdue and self._better_later(request, shared):
+                    deferred += 1
+                    continue
+                # Quarantined pages come back with the step in flight: wait for them, let nothing give way. As for
+                # copies.
+                comes_back = self._memory.allocator.quarantined_tokens or self._memory.copies_under_way
+                alone = not (running or step.requests or comes_back)
+                own_reserve = self._reserve.tokens(request)
+                if not self._enter(request, step, 0 if alone else reserve + own_reserve, alone, now):
+                    break
+                self._policy.admitted(request, now)
+                shared.add(request)
             except Exception as error:
                 raise RequestFault(request) from error
-            if not is_in:
-                break
             admitted.append(request)
             rows += request.num_rows
-            self._policy.admitted(request, now)
-            shared.add(request)
             reserve += own_reserve
         waiting.remove_all(admitted)
 
@@ -196,6 +196,12 @@ class PrefillScheduler:
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:
         """True if this step already computes a prefix that the request could find in the cache next time."""
         return not (self._memory.cache.disabled or request.has_claim) and shared.will_be_cached(request)
+
+    def _go_on(self, prefilling: Request, step: ExtendStep, now: float) -> bool:
+        try:
+            return self._add_chunk(prefilling, step, now)
+        except Exception as error:
+            raise RequestFault(prefilling) from error
 
     def _add_chunk(self, request: Request, step: ExtendStep, now: float) -> bool:
         """Allocate as much of the request's known tokens as the budget allows; False if there is no memory."""

@@ -86,21 +86,15 @@ class Recovery:
         steps: in flight, each with the requests that its result has reached already. closed: gets the serials that a
         step has opened. Returns the events of those that have ended.
         """
-        doomed = {request: refusal for rid in {request.rid for request in at_fault} for request in self._live.of(rid)}
-        events: list[RequestEvent] = []
-        self._find_lost(doomed, refusal)
-        while doomed:
-            events += [self._end(request, why, closed, now) for request, why in doomed.items()]
-            doomed = {}
-            self._find_lost(doomed, refusal)
+        events = self._end_families(at_fault, refusal, closed, now)
         flying = {request for request in self._live if _rewind(request, steps)}
         self._place(flying)
         try:
             self._recount([step for step, _ in steps], now)
-        except InvariantError:
+        except Exception:
             logger.exception("the KV cache cannot be repaired and is reset; all requests that hold KV fail")
-            for request in [request for request in self._live if request.kv is not None]:
-                events.append(self._end(request, refusal, closed, now))
+            holders = [request for request in self._live if request.kv is not None]
+            events += self._end_families(holders, refusal, closed, now)
             self._reset()
         return events
 
@@ -111,6 +105,20 @@ class Recovery:
             _try(lambda request=request: self._continuations.unpark(request))
 
     # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _end_families(
+        self, at_fault: Sequence[Request], refusal: RequestRefused, closed: list[int], now: float
+    ) -> list[RequestEvent]:
+        """End the live ones of these requests, their siblings, and all that cannot go on, with or without them."""
+        rids = dict.fromkeys(request.rid for request in at_fault)
+        doomed = {request: refusal for rid in rids for request in self._live.of(rid)}
+        events: list[RequestEvent] = []
+        self._find_lost(doomed, refusal)
+        while doomed:
+            events += [self._end(request, why, closed, now) for request, why in doomed.items()]
+            doomed = {}
+            self._find_lost(doomed, refusal)
+        return events
 
     def _find_lost(self, doomed: dict[Request, RequestRefused], refusal: RequestRefused) -> None:
         """Add the live requests that cannot go on: half ended, not begun, holding what is not theirs, or waiting for a
@@ -267,9 +275,6 @@ class Recovery:
         self._memory.leases.abandon()
         self._memory.cache.abandon()
         self._memory.copies.clear()
-        for request in self._live:
-            if request.inheritance is not None:
-                request.inheritance.lease = None
 
 
 def _rewind(request: Request, steps: Sequence[tuple[PlannedStep, set[Request]]]) -> bool:

@@ -249,8 +249,10 @@ class Scheduler:
         steps = [(step, set[Request]()) for step in self._in_flight]
         if self._processing is not None:
             steps.insert(0, self._processing)
-        self._events += self._recovery.recover(at_fault, request_failed(shown), steps, self._closed, now)
-        self._counters.failed_requests += len({request.rid for request in at_fault})
+        failure = request_failed(shown)
+        events = self._recovery.recover(at_fault, failure, steps, self._closed, now)
+        self._counters.failed_requests += len({event.request.rid for event in events if event.refusal is failure})
+        self._events += events
 
     def _end(self, event: RequestEvent, now: float, kept_tokens: int | None = None) -> None:
         """End a sequence: give its KV to the tree or a lease, record it, and wake its children.
@@ -336,7 +338,10 @@ class Scheduler:
         """Everything that a step changes of requests is done, or the step does not count: see recovery.py."""
         self.cache_statistics.advance(now)
         self.leases.expire(now)
-        self.pins.settle(now)
+        try:
+            self.pins.settle(now)
+        except Exception:
+            logger.exception("what became of pins could not be counted; requests are not affected")
         self.tiers.end_overdue(now)
         given = (self._waiting, self._decode, [*self._in_flight], self._counters.steps, now)
         step = None if self._decode_is_due() else self._prefill.next_batch(*given)

@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fault_injection import CallFaults, inject
+from kv_echo import expected_output
+from scheduler_harness import PAGES, Harness
 from simulation import SEED, Simulation
+
+from baton.scheduler import recovery
 
 START = int(os.environ.get("BATON_FAULT_SEED", "7"))
 KINDS: list[dict[str, Any]] = [
@@ -64,3 +70,104 @@ def test_every_call_may_fail(kind: int) -> None:
         calls = run(kind, seed, -1)[0].calls
         for at in sorted(rng.sample(range(calls), min(calls, 400))):
             check_one(kind, seed, at)
+
+
+def raise_for(rid: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which raises for the requests of a rid, however often it is asked."""
+
+    def patched(request: Any, *args: Any) -> Any:
+        if request.rid == rid:
+            raise AssertionError(f"{rid} is impossible")
+        return function(request, *args)
+
+    return patched
+
+
+def finish(harness: Harness) -> None:
+    """Some turns do nothing but end a request."""
+    for _ in range(100):
+        harness.step()
+    assert harness.scheduler.is_idle, harness.scheduler.live_requests
+
+
+def test_a_request_that_always_fails_in_admission_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each place where admission looks at one request: nobody is ended with it, and it is not tried for ever."""
+    for owner, name in (
+        ("_prefill", "_better_later"),
+        ("_reserve", "tokens"),
+        ("_memory", "open"),
+        ("_prefill", "_add_chunk"),
+        ("_policy", "admitted"),
+    ):
+        harness = Harness(chunk=32)
+        part: Any = getattr(harness.scheduler, owner)
+        harness.add("running", [1] * 20, 12)
+        harness.step()
+        monkeypatch.setattr(part, name, raise_for("bad", getattr(part, name)))
+        harness.add("before", [2] * 9, 6)
+        harness.add("bad", [3] * 9, 6, n=2)
+        harness.continue_from("bad", "child", [1], 4)
+        harness.add("after", [4] * 9, 6)
+        finish(harness)
+        for rid, prompt, new in (("running", [1] * 20, 12), ("before", [2] * 9, 6), ("after", [4] * 9, 6)):
+            outcome = harness.outcomes[rid, 0]
+            assert outcome.refusal is None and outcome.tokens == expected_output(prompt, new), (name, rid)
+        refusals = {key: outcome.refusal for key, outcome in harness.outcomes.items() if outcome.refusal is not None}
+        codes = {key: refusal.code for key, refusal in refusals.items()}
+        assert codes == {("bad", 0): "request_failed", ("bad", 1): "request_failed", ("child", 0): "parent_failed"}, (
+            name
+        )
+        assert harness.scheduler.stats().failed_requests == 1
+
+
+def test_a_prompt_that_fails_between_two_chunks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(chunk=16)
+    harness.add("other", [1] * 9, 30)
+    harness.add("long", list(range(20)) * 4, 4)
+    harness.step()
+    harness.step()
+    prefill: Any = harness.scheduler._prefill
+    assert prefill.prefilling is not None
+    monkeypatch.setattr(prefill, "_add_chunk", raise_for("long", prefill._add_chunk))
+    finish(harness)
+    failed, other = harness.outcomes["long", 0], harness.outcomes["other", 0]
+    assert failed.refusal is not None and failed.refusal.code == "request_failed" and not failed.tokens
+    assert other.refusal is None and other.tokens == expected_output([1] * 9, 30)
+
+
+@PAGES
+@pytest.mark.parametrize("cause", ["two owners", "the repair fails"])
+def test_whoever_depends_on_a_request_ends_with_it_where_all_is_reset(
+    cause: str, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Siblings that still wait, children, and their children; requests that hold no KV go on."""
+    harness = Harness(rows=2, page_size=page_size, num_tokens=1024)
+    harness.add("a", [1] * 20, 20)
+    harness.add("b", [2] * 20, 20, n=3)
+    harness.continue_from("a", "child", [3], 4)
+    harness.continue_from("child", "grandchild", [3], 4)
+    harness.continue_from("b", "late", [3], 4, index=2)
+    harness.add("waiting", [5] * 20, 6)
+    for _ in range(5):
+        harness.step()
+    holders = [request for request in harness.scheduler.live_requests if request.kv is not None]
+    assert [request.key for request in holders] == [("a", 0), ("b", 0)]
+    a, b = (request.held_kv for request in holders)
+    with monkeypatch.context() as patched:
+        if cause == "two owners":
+            rows, first = harness.pool.rows, slice(a.tree_len, a.tree_len + page_size)
+            rows[a.row, first] = rows[b.row, first]
+        else:
+            patched.setattr(recovery, "slots_of_tree", Mock(side_effect=MemoryError))
+        harness._take(harness.scheduler.contain(RuntimeError("something else"), [], harness.now))
+    finish(harness)
+    codes = {key: outcome.refusal.code for key, outcome in harness.outcomes.items() if outcome.refusal is not None}
+    assert codes == {
+        **dict.fromkeys([("a", 0), ("b", 0), ("b", 1), ("b", 2)], "request_failed"),
+        **dict.fromkeys([("child", 0), ("grandchild", 0), ("late", 0)], "parent_failed"),
+    }
+    assert harness.outcomes["waiting", 0].tokens == expected_output([5] * 20, 6)
+    assert harness.scheduler.stats().failed_requests == 2
+    harness.add("next", [1] * 20, 6)
+    finish(harness)
+    assert harness.outcomes["next", 0].tokens == expected_output([1] * 20, 6)
