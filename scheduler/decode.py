@@ -134,7 +134,10 @@ def next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.ndar
     ids = []
     for request in requests:
         position, known = request.scheduled_len, request.token_ids
-        ids.append(known[position] if position < len(known) else -(rows[request.serial] + 1))
+        try:
+            ids.append(known[position] if position < len(known) else -(rows[request.serial] + 1))
+        except Exception as error:
+            raise RequestFault(request) from error
     return np.array(ids, dtype=np.int32)
 
 
@@ -144,5 +147,8 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 def _input_ids(search: Request) -> np.ndarray:
     """int32 [beams]: the token that the step computes for each beam; its slot is allocated already."""
-    assert search.beams is not None
-    return search.beams.tokens_at(search.num_computed_beam_tokens - 1)
+    try:
+        assert search.beams is not None
+        return search.beams.tokens_at(search.num_computed_beam_tokens - 1)
+    except Exception as error:
+        raise RequestFault(search) from error

@@ -10,6 +10,8 @@ one pass over the weights (after SGLang's mixed chunked prefill).
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from .batch import ForwardMode
@@ -22,6 +24,8 @@ from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
 from .queue.waiting import WaitingQueue
 from .request import Request, RequestStatus
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeReserve:
@@ -141,7 +145,7 @@ class PrefillScheduler:
         deferred = 0
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: list[Request] = []
-        order, overdue = self._policy.order(waiting.requests, now), self._policy.overdue
+        order, overdue = self._order(waiting.requests, now)
         for request in order:
             if deferred >= self._policy.max_deferred or step.budget <= 0:
                 break
@@ -166,6 +170,14 @@ class PrefillScheduler:
             rows += request.num_rows
             reserve += own_reserve
         waiting.remove_all(admitted)
+
+    def _order(self, waiting: list[Request], now: float) -> tuple[list[Request], Request | None]:
+        """As the policy has it, with the request that is overdue."""
+        try:
+            return self._policy.order(waiting, now), self._policy.overdue
+        except Exception:
+            logger.exception("the policy could not rank the requests that wait; they are tried in order of arrival")
+            return waiting, None
 
     def _enter(self, request: Request, step: ExtendStep, reserve: int, alone: bool, now: float) -> bool:
         """Open a request and add its first chunk to the step; False, and nothing changed, if there is no memory yet."""

@@ -120,6 +120,31 @@ def test_a_request_that_always_fails_in_admission_ends_alone(monkeypatch: pytest
         assert harness.scheduler.stats().failed_requests == 1
 
 
+def test_a_policy_that_cannot_rank_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(rows=2, policy="lpm")
+    monkeypatch.setattr(harness.scheduler._policy, "order", Mock(side_effect=AssertionError))
+    for number in range(5):
+        harness.add(f"r{number}", [number] * 20, 6)
+    finish(harness)
+    for number in range(5):
+        assert harness.outcomes[f"r{number}", 0].tokens == expected_output([number] * 20, 6)
+
+
+def test_a_request_that_always_fails_in_decode_steps_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    harness.add("bad", [1] * 20, 12)
+    harness.add("other", [2] * 20, 12)
+    harness.add("search", [3] * 20, 6, beam_width=2)
+    harness.step()
+    tokens: Any = harness.outcomes["bad", 0].request.token_ids  # type: ignore[union-attr]
+    impossible = Mock(__len__=Mock(side_effect=tokens.__len__), __getitem__=Mock(side_effect=AssertionError))
+    monkeypatch.setattr(harness.outcomes["bad", 0].request, "token_ids", impossible)
+    finish(harness)
+    codes = {key: outcome.refusal.code for key, outcome in harness.outcomes.items() if outcome.refusal is not None}
+    assert codes == {("bad", 0): "request_failed"}
+    assert harness.outcomes["other", 0].tokens == expected_output([2] * 20, 12)
+
+
 def test_a_prompt_that_fails_between_two_chunks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(chunk=16)
     harness.add("other", [1] * 9, 30)
