@@ -1,11 +1,14 @@
 """API keys: where they come from, which client each belongs to, and what each opens.
 
 keys set                     | clients                | serving endpoints take | admin endpoints take
-none                         | one, everybody         | anybody                | anybody
+none                         | one                    | any request            | any request
 --api-key of one client      | one                    | its keys               | its keys
---api-key of several clients | each of them           | their keys             | nobody
---admin-api-key              | anonymous, admin       | anybody                | the admin key
---api-key, --admin-api-key   | each of them, admin    | any key                | the admin key
+--api-key of several clients | each of them           | their keys             | none
+--admin-api-key              | one                    | any request            | the admin key
+both, one client             | one                    | any key                | the admin key
+both, several clients        | each of them, admin    | any key                | the admin key
+
+Where there is one client, the admin shares its names: the admin key opens more, but separates nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class Keys:
         self._secret = os.urandom(32)
         self._api, self._admin = tuple(api), admin
         names = dict.fromkeys(key.client for key in self._api)
-        self.tells_clients_apart = bool(admin) or len(names) > 1
+        self.tells_clients_apart = len(names) > 1
         if isolated and not self.tells_clients_apart:
             raise UsageError(
                 "--isolate-clients tells clients apart by their keys, and there is only one client; give several keys, "
@@ -62,21 +65,19 @@ class Keys:
         self._clients: dict[str, Client] = {}
         """By name; empty where no clients are told apart."""
         if self.tells_clients_apart:
-            own = [ADMIN_NAME] if admin else []
-            all_names = [*(names or [ANONYMOUS_NAME]), *own]
+            all_names = [*names, *([ADMIN_NAME] if admin else [])]
             self._clients = {name: Client(name, isolated) for name in all_names}
         self._callers: dict[bytes, Caller] = {}
         """By the digest of their key."""
         for key in self._api:
-            self._add(key.key, self._caller_of(key))
+            client = self._clients.get(key.client, SOLE_CLIENT)
+            self._add(key.key, Caller(client, is_admin=not (self.tells_clients_apart or admin)))
         if admin:
-            self._add(admin, Caller(self._clients[ADMIN_NAME], is_admin=True, sees_all=True))
+            client = self._clients.get(ADMIN_NAME, SOLE_CLIENT)
+            self._add(admin, Caller(client, is_admin=True, sees_all=self.tells_clients_apart))
         anonymous = Client(ANONYMOUS_NAME, isolated) if self.tells_clients_apart else SOLE_CLIENT
         self._unknown = Caller(anonymous, is_admin=not (self._api or admin))
         """Who brings no key that is known, where none is asked for."""
-
-    def _caller_of(self, key: ApiKey) -> Caller:
-        return Caller(self._clients[key.client]) if self.tells_clients_apart else Caller(SOLE_CLIENT, is_admin=True)
 
     def _add(self, key: str, caller: Caller) -> None:
         digest = self._digest(key.encode("utf-8", "surrogateescape"))
@@ -134,9 +135,9 @@ class Keys:
         if not caller.is_admin:
             raise admin_key_required("client=NAME speaks for a client, and your key is a client's")
         if name not in self._clients:
-            known = ", ".join(self._clients)
+            known = f"there are {', '.join(self._clients)}" if self._clients else "this server tells no clients apart"
             raise RequestRefused(
-                f"no client is called {name[:64]!r}; there are {known}",
+                f"no client is called {name[:64]!r}; {known}",
                 status=404,
                 code="client_not_found",
                 param="client",

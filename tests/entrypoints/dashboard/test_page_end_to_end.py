@@ -36,15 +36,15 @@ def test_two_stages_and_a_restart(tmp_path: Path, open_page: Callable[..., PageU
         greedy = {"temperature": 0, "max_new_tokens": 16}
         parent = server.generate(rid="stage-1", text=TASK, retain_ttl=30, sampling_params=greedy)
         assert parent.status_code == 200, parent.text
-        shown.wait_text("#held-lists", "anonymous/stage-1")
+        shown.wait_text("#held-lists", "stage-1")
         shown.wait("document.querySelector('.life')?.ariaLabel.includes('leased now')")
-        assert shown.rows()[0].startswith("anonymous/stage-1, ")
+        assert shown.rows()[0].startswith("stage-1, ")
         child = server.generate(
             rid="stage-2", continuation_of="stage-1", continuation_suffix=SUFFIX, sampling_params=greedy
         )
         assert child.json()["meta_info"]["continuation"]["path"] == "handoff"
-        shown.wait("document.querySelector('.life')?.ariaLabel.endsWith('handed off to anonymous/stage-2')")
-        told = "anonymous/stage-2, continues anonymous/stage-1"
+        shown.wait("document.querySelector('.life')?.ariaLabel.endsWith('handed off to stage-2')")
+        told = "stage-2, continues stage-1"
         shown.wait(f"document.querySelectorAll('.life')[1]?.ariaLabel.startsWith('{told}')")
         # Where an admin key guards it, the tree has text.
         shown.wait_text("#tree-summary", "tokens in")  # more than the one of the answer that made it ready
@@ -61,4 +61,4 @@ def test_two_stages_and_a_restart(tmp_path: Path, open_page: Callable[..., PageU
         shown.wait_text("#announcer", "restarted")
         shown.wait("![...document.querySelectorAll('.life')].some((row) => row.ariaLabel.includes('stage-'))")
         httpx.post(f"{server.url}/generate", json={"rid": "again", "text": TASK}, timeout=30).raise_for_status()
-        shown.wait("document.querySelector('.life')?.ariaLabel.startsWith('anonymous/again, ')")
+        shown.wait("document.querySelector('.life')?.ariaLabel.startsWith('again, ')")

@@ -27,9 +27,6 @@ TOY = Path(__file__).parents[4] / "examples" / "toy_model"
 KEY = "s3cret"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
 
-OF = "anonymous/"
-"""Begins the names of who brings no key."""
-
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
@@ -95,9 +92,9 @@ def test_what_a_page_sees_of_a_request(toy: ServerUnderTest) -> None:
         assert (hello["page_size"], hello["total_tokens"], hello["host_tokens"]) == (1, 4096, 0)
         assert hello["text_allowed"] is hello["radix_cache"] is True and hello["model"] == str(TOY)
         ask(toy, "seen", "hello there", 30)
-        stream.until(lambda: stream.lives.get((OF + "seen", 0), {}).get("end"), "the request has ended")
-        life = stream.lives[OF + "seen", 0]
-        assert (life["end"], life["output"]) == ("length", 30) and phases(stream, OF + "seen")[:2] == [
+        stream.until(lambda: stream.lives.get(("seen", 0), {}).get("end"), "the request has ended")
+        life = stream.lives["seen", 0]
+        assert (life["end"], life["output"]) == ("length", 30) and phases(stream, "seen")[:2] == [
             "queued",
             "prefill",
         ]
@@ -114,11 +111,9 @@ def test_what_a_page_sees_of_a_request(toy: ServerUnderTest) -> None:
 def test_a_handoff_passes_from_parent_to_child(toy: ServerUnderTest) -> None:
     with reading(toy, **ADMIN) as stream:
         ask(toy, "parent", "count with me", 20, retain_ttl=60)
-        stream.until(lambda: "leased" in phases(stream, OF + "parent"), "the parent is leased")
-        stream.until(
-            lambda: any(lease["rid"] == OF + "parent" for lease in stream.update["leases"]), "its lease is listed"
-        )
-        lease = next(lease for lease in stream.update["leases"] if lease["rid"] == OF + "parent")
+        stream.until(lambda: "leased" in phases(stream, "parent"), "the parent is leased")
+        stream.until(lambda: any(lease["rid"] == "parent" for lease in stream.update["leases"]), "its lease is listed")
+        lease = next(lease for lease in stream.update["leases"] if lease["rid"] == "parent")
         assert 0 < lease["expires_in"] <= 60 and not lease["claimed"] and stream.update["num_leases"] >= 1
         before = stream.update["t"]
         stream.until(lambda: stream.tree.get("t", 0) > before, "a tree that holds it")
@@ -126,9 +121,9 @@ def test_a_handoff_passes_from_parent_to_child(toy: ServerUnderTest) -> None:
         fields = {"continuation_of": "parent", "continuation_suffix": " more"}
         sampling = {"max_new_tokens": 5, "ignore_eos": True}
         assert toy.generate(rid="child", sampling_params=sampling, **fields).status_code == 200
-        stream.until(lambda: stream.lives.get((OF + "child", 0), {}).get("end"), "the child has ended")
-        parent, child = stream.lives[OF + "parent", 0], stream.lives[OF + "child", 0]
-        assert (parent["child"], child["parent"], child["path"]) == (OF + "child", OF + "parent", "handoff")
+        stream.until(lambda: stream.lives.get(("child", 0), {}).get("end"), "the child has ended")
+        parent, child = stream.lives["parent", 0], stream.lives["child", 0]
+        assert (parent["child"], child["parent"], child["path"]) == ("child", "parent", "handoff")
         kind, _, ended, tokens = parent["phases"][-1]
         assert kind == "leased" and tokens == child["cached"] > 20
         assert ended == next(begin for kind, begin, _, _ in child["phases"] if kind == "prefill")
@@ -139,9 +134,9 @@ def test_a_page_that_is_opened_while_requests_run(toy: ServerUnderTest) -> None:
         asked = pool.submit(ask, toy, "runs", "a long story", 400)
         toy.wait_until(lambda: toy.running() == 1, "it runs")
         with reading(toy, **ADMIN) as stream:
-            stream.until(lambda: (OF + "runs", 0) in stream.lives, "the request is seen")
-            stream.until(lambda: any(r["rid"] == OF + "runs" for r in stream.update["running"]), "and listed")
-            stream.until(lambda: stream.lives[OF + "runs", 0].get("end") == "length", "and its end")
+            stream.until(lambda: ("runs", 0) in stream.lives, "the request is seen")
+            stream.until(lambda: any(r["rid"] == "runs" for r in stream.update["running"]), "and listed")
+            stream.until(lambda: stream.lives["runs", 0].get("end") == "length", "and its end")
         asked.result()
 
 
@@ -149,15 +144,15 @@ def test_jobs_and_aborts(toy: ServerUnderTest) -> None:
     with reading(toy, **ADMIN) as stream:
         ask(toy, "step", "do it", 5, job_id="job-1")
         stream.until(
-            lambda: any(job["job_id"] == OF + "job-1" for job in stream.update.get("jobs", ())), "the job is listed"
+            lambda: any(job["job_id"] == "job-1" for job in stream.update.get("jobs", ())), "the job is listed"
         )
-        assert stream.lives[OF + "step", 0]["job_id"] == OF + "job-1"
+        assert stream.lives["step", 0]["job_id"] == "job-1"
         threading.Thread(target=ask, args=(toy, "gives-up", "a very long story", 2000), daemon=True).start()
-        stream.until(lambda: (OF + "gives-up", 0) in stream.lives, "it is seen")
-        toy.client.post("/abort_request?client=anonymous", json={"rid": "gives-up"}, headers=ADMIN)
-        stream.until(lambda: stream.lives[OF + "gives-up", 0].get("end") == "abort", "its end")
+        stream.until(lambda: ("gives-up", 0) in stream.lives, "it is seen")
+        toy.client.post("/abort_request", json={"rid": "gives-up"}, headers=ADMIN)
+        stream.until(lambda: stream.lives["gives-up", 0].get("end") == "abort", "its end")
         assert error_of(toy.generate(rid="orphan", continuation_of="nobody"), 404)
-        stream.until(lambda: stream.lives.get((OF + "orphan", 0), {}).get("end") == "error", "what was refused")
+        stream.until(lambda: stream.lives.get(("orphan", 0), {}).get("end") == "error", "what was refused")
 
 
 def test_a_flush_is_seen(toy: ServerUnderTest) -> None:
@@ -186,10 +181,8 @@ def test_many_pages_and_some_that_do_not_read(toy: ServerUnderTest) -> None:
         for number in range(8):
             ask(toy, f"m{number}", f"text number {number}", 10)
         for stream in streams:
-            stream.until(
-                lambda stream=stream: stream.lives.get((OF + "m7", 0), {}).get("end"), "the last request's end"
-            )
-            assert all(stream.lives[f"{OF}m{number}", 0]["end"] == "length" for number in range(8))
+            stream.until(lambda stream=stream: stream.lives.get(("m7", 0), {}).get("end"), "the last request's end")
+            assert all(stream.lives[f"m{number}", 0]["end"] == "length" for number in range(8))
         assert psutil.Process(toy.process.pid).memory_info().rss < memory + 60e6
 
 
