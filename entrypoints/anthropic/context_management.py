@@ -159,12 +159,15 @@ def _names(given: Any, where: str) -> frozenset[str]:
 # -- editing -----------------------------------------------------------------------------------------------------------
 
 
-async def edited_call(call: ChatCall, edits: ContextEdits, chats: Chats) -> tuple[ChatCall, list[dict[str, Any]]]:
-    """The call with its conversation edited, and ``applied_edits`` as the answer has them. Raises RequestRefused."""
+async def edited_call(
+    call: ChatCall, edits: ContextEdits, chats: Chats, *, may_overflow: bool = False
+) -> tuple[ChatCall, list[dict[str, Any]]]:
+    """The call with its conversation edited, and ``applied_edits`` as the answer has them. may_overflow: as in
+    `Chats.render`. Raises RequestRefused."""
     if edits.tool_uses is None and (edits.thinking is None or edits.thinking.keep is None):
         return call, []
     conversation = call.conversation
-    chats.check_size(conversation)
+    chats.check_size(conversation, may_overflow=may_overflow)
     history = History(conversation.messages, conversation.tools)
     trigger = _trigger(edits.tool_uses, chats.context_length)
     if edits.tool_uses is not None and trigger is not None and history.num_bytes <= trigger:

@@ -112,11 +112,12 @@ def parse_messages(
     )
 
 
-async def edited(asked: MessagesRequest, chats: Chats) -> MessagesRequest:
-    """The request with its conversation edited as it asks for. Raises RequestRefused."""
+async def edited(asked: MessagesRequest, chats: Chats, *, may_overflow: bool = False) -> MessagesRequest:
+    """The request with its conversation edited as it asks for. may_overflow: as in `Chats.render`. Raises
+    RequestRefused."""
     if asked.edits is None:
         return asked
-    call, applied = await edited_call(asked.call, asked.edits, chats)
+    call, applied = await edited_call(asked.call, asked.edits, chats, may_overflow=may_overflow)
     return dataclasses.replace(asked, call=call, applied_edits=applied)
 
 

@@ -17,6 +17,7 @@ from ...runtime.answer import Answer, Output
 from ...runtime.clients import Client
 from ...runtime.prompt import Prompt
 from ...runtime.text.incremental_decode import IncrementalDecoder
+from ...runtime.text.prompt_tokenizer import tokens_to_read
 from ...runtime.text.token_bytes import TokenBytes
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
@@ -86,10 +87,14 @@ class Chats:
         )
         return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, self._conversations.record)
 
-    async def render(self, call: ChatCall) -> list[int]:
-        """The tokens of a chat's prompt, for those who only count them. Raises RequestRefused where `open` would."""
-        rendered, forced, _ = await self._rendered(call, self.check_size(call.conversation))
-        (ids,) = await self._manager.tokenize([rendered + forced], add_special_tokens=False, param="messages")
+    async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
+        """The tokens of a chat's prompt, for those who only count them. may_overflow: it may be longer than the context,
+        up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open` would."""
+        size = self.check_size(call.conversation, may_overflow=may_overflow)
+        rendered, forced, _ = await self._rendered(call, size)
+        (ids,) = await self._manager.tokenize(
+            [rendered + forced], add_special_tokens=False, is_truncated=may_overflow, param="messages"
+        )
         return ids
 
     @property
@@ -147,9 +152,10 @@ class Chats:
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
 
-    def check_size(self, conversation: Conversation) -> int:
-        """The `size_of` it. Refuses what can never fit before it is rendered, which takes time that others need."""
-        context = self.context_length
+    def check_size(self, conversation: Conversation, *, may_overflow: bool = False) -> int:
+        """The `size_of` it. Refuses what can never fit before it is rendered, which takes time that others need.
+        may_overflow: as in `render`."""
+        context = tokens_to_read(self.context_length, is_truncated=may_overflow)
         count, size = len(conversation.messages), size_of(conversation)
         if count > context or size > context * self._manager.tokenizer.longest_token * _GENEROUS + _SOME_BYTES:
             raise context_exceeded(ContextOverflow(context, context + 1, at_least=True), "messages")

@@ -179,6 +179,22 @@ def test_tokens_are_counted_as_they_are_asked(client: anthropic.Anthropic) -> No
         assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0) > len("Be kind.Hello")
 
 
+def test_prompts_beyond_the_context_are_counted(client: anthropic.Anthropic) -> None:
+    """Clients count before they decide whether to compact a conversation."""
+    long = [user("x" * 5000)]
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 5019 tokens > 4096 maximum"):
+        ask(client, *long)
+    assert client.messages.count_tokens(model="x", messages=long).input_tokens == 5019
+    edits: Any = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+    assert client.messages.count_tokens(model="x", messages=long, extra_body=edits).input_tokens == 5019
+    very_long = [user("x" * 1_990_000)]  # more than is rendered where it has to fit
+    assert client.messages.count_tokens(model="x", messages=very_long, extra_body=edits).input_tokens == 1_990_019
+    many = [user("Hello")] * 5000
+    assert client.messages.count_tokens(model="x", messages=many).input_tokens > 5000 * len("Hello")
+    with pytest.raises(anthropic.BadRequestError, match="more than 2000000 tokens"):
+        client.messages.count_tokens(model="x", messages=[user("x" * 2_000_001)])
+
+
 def test_errors_become_the_clients_exceptions(server: ServerUnderTest, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="unknown field colour") as refused:
         ask(client, user("Hello"), extra_body={"colour": "red"})
@@ -315,5 +331,10 @@ def test_a_model_that_is_not_served(toy: ServerUnderTest) -> None:
     with anthropic.Anthropic(base_url=toy.url, api_key="any", max_retries=0) as client:
         with pytest.raises(anthropic.NotFoundError, match="is not served here"):
             ask(client, user("Hello"), model="claude-5")
-        with pytest.raises(anthropic.BadRequestError, match="this model does not think"):
-            ask(client, user("Hello"), model="toy", thinking={"type": "enabled", "budget_tokens": 1024})
+        thinking = client.messages.with_raw_response.create(
+            model="toy",
+            messages=[user("Hello")],
+            max_tokens=5,
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        )
+        assert "thinking: the model does not think" in thinking.headers["X-Baton-Warning"]

@@ -122,8 +122,8 @@ class MessagesRoutes:
             asked = await parsed(request, lambda: parse_messages(fields, counts_only=True, ignored=ignored))
             self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
-                asked = await edited(asked, self._chats)
-                ids = await self._chats.render(asked.call)
+                asked = await edited(asked, self._chats, may_overflow=True)
+                ids = await self._chats.render(asked.call, may_overflow=True)
         counted: dict[str, Any] = {"input_tokens": len(ids)}
         if asked.applied_edits is not None:
             cleared = sum(edit["cleared_input_tokens"] for edit in asked.applied_edits)
