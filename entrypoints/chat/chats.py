@@ -88,8 +88,8 @@ class Chats:
         return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, self._conversations.record)
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
-        """The tokens of a chat's prompt, for those who only count them. may_overflow: it may be longer than the context,
-        up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open` would."""
+        """The tokens of a chat's prompt, for those who only count them. may_overflow: it may be longer than the
+        context, up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open` would."""
         size = self.check_size(call.conversation, may_overflow=may_overflow)
         rendered, forced, _ = await self._rendered(call, size)
         (ids,) = await self._manager.tokenize(
