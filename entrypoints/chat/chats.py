@@ -85,7 +85,8 @@ class Chats:
             prompt_chars=len(rendered),
             hides_special=known is not None and known.turn.hides_special,
         )
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, self._conversations.record)
+        record = partial(self._conversations.record, client=client.name)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record)
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them. may_overflow: it may be longer than the

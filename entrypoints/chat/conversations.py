@@ -11,19 +11,21 @@ A template writes an answer its own way: it strips spaces, or puts a tool call's
 gone on from all the same if the two say the same: same reasoning, same words but for spaces around them, same calls.
 A template that drops earlier reasoning says something else: there the shared part ends.
 
-Kept for the last turns only, by number and by size; with one that is forgotten nothing is lost but the tokenising.
+Kept for the last turns only, by number and by size, the client that has most of them losing its oldest first; with one
+that is forgotten nothing is lost but the tokenising.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...scheduler.client_shares import ClientShares
 from .messages import Conversation
 from .rendering import Renderer
 
@@ -100,8 +102,10 @@ class Conversations:
         self._says_the_same = says_the_same
         self._keeps = keeps
         self._special_texts = tuple(text for text in special_texts if text)
-        self._turns: OrderedDict[tuple[str, str, int], tuple[Key, Turn]] = OrderedDict()
-        """By name, the latest last."""
+        self._turns: dict[tuple[str, str, int], tuple[Key, Turn]] = {}
+        """By name."""
+        self._shares: ClientShares[tuple[str, str, int]] = ClientShares()
+        """Names of the turns; their sizes are characters."""
         self._by_prompt: dict[Key, list[Turn]] = {}
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
@@ -116,7 +120,8 @@ class Conversations:
         """The job of a chat that goes on from none and names none; None where turns are not recorded."""
         return f"chat-{rid}" if self._keeps else None
 
-    def record(self, turn: Turn) -> None:
+    def record(self, turn: Turn, client: str = "") -> None:
+        """client: the name of the client whose turn it is."""
         if not self._keeps or turn.hides_special:
             return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
@@ -127,8 +132,9 @@ class Conversations:
             self._by_prompt.setdefault(key, []).append(turn)
             self._lengths[len(prompt)] += 1
             self._chars += len(turn.text)
+            self._shares.put_key(client, turn.name, len(turn.text))
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
-                self._forget(next(iter(self._turns)))
+                self._forget(next(self._shares.in_order_of_forgetting(by_size=len(self._turns) <= MAX_TURNS)))
 
     def find(self, conversation: Conversation, text: str, scope: str) -> GoesOn | None:
         """The longest turn of a scope that ``text``, the conversation's prompt, goes on from."""
@@ -193,13 +199,14 @@ class Conversations:
     def _used(self, turn: Turn) -> None:
         with self._lock:
             if turn.name in self._turns:
-                self._turns.move_to_end(turn.name)
+                self._shares.renew_key(turn.name)
 
     def _forget(self, name: tuple[str, str, int]) -> None:
         """The lock is held."""
         if (known := self._turns.pop(name, None)) is None:
             return
         key, turn = known
+        self._shares.remove_key(name)
         self._chars -= len(turn.text)
         length = len(turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass"))
         self._lengths[length] -= 1

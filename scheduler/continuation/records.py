@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...radix.lease import Lease, LeaseTable
+from ..client_shares import ClientShares
 from ..request import Request
 from ..request_spec import ContinuationSpec
 from ..token_buffer import TokenBuffer, TokenMemory
@@ -100,8 +101,8 @@ class HeldTokens:
 
 
 class ParentRecords:
-    """Finished requests, the oldest forgotten first when there are too many; those with a live lease never are. A turn
-    that goes on in its parent's memory adds only what that had no room for."""
+    """Finished requests. When there are too many, the oldest of the client that holds most are forgotten first; those
+    with a live lease never are. A turn that goes on in its parent's memory adds only what that had no room for."""
 
     FORGOTTEN_PER_RECORD = 16
     """This many names of forgotten requests are remembered for each record that may be kept."""
@@ -109,7 +110,11 @@ class ParentRecords:
     def __init__(self, max_records: int, max_tokens: int) -> None:
         self._max_records = max_records
         self._max_tokens = max_tokens
-        self._records: OrderedDict[str, ParentRecord] = OrderedDict()
+        self._records: dict[str, ParentRecord] = {}
+        self._shares: ClientShares[str] = ClientShares()
+        """Rids of the records; their sizes are the tokens that children inherit."""
+        self._newest = ""
+        """The rid that was recorded last; it is not forgotten for itself."""
         self._forgotten: OrderedDict[str, str] = OrderedDict()
         self.held = HeldTokens()
 
@@ -118,17 +123,17 @@ class ParentRecords:
 
     def add(self, request: Request, samples: dict[int, SampleRecord]) -> None:
         """Record sequences that ended well, by their index among the samples, or the ranked beams, of their request."""
-        record = self._record(request)
+        record = self._record(request, sum(sample.length for sample in samples.values()))
         record.samples |= samples
         self.held.add(samples.values())
-        self._forget_oldest()
+        self._forget_others()
 
     def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
         """Record that a sequence was aborted or failed. Its rid fails with it: nobody can continue a sibling either."""
         record = self._record(request)
         record.failure = reason
         _orphan_leases(record, leases)
-        self._forget_oldest()
+        self._forget_others()
 
     def get(self, rid: str) -> ParentRecord | None:
         return self._records.get(rid)
@@ -136,6 +141,7 @@ class ParentRecords:
     def discard(self, rid: str, leases: LeaseTable) -> None:
         """Drop a record and its leases, because a new request takes over the name."""
         self._forgotten.pop(rid, None)
+        self._shares.remove_key(rid)
         record = self._records.pop(rid, None)
         if record is None:
             return
@@ -181,22 +187,36 @@ class ParentRecords:
             return None
         return record.samples.get(index)
 
-    def _record(self, request: Request) -> ParentRecord:
-        record = self._records.setdefault(request.rid, ParentRecord(request.namespace))
-        self._records.move_to_end(request.rid)
-        return record
+    def _record(self, request: Request, added_tokens: int = 0) -> ParentRecord:
+        """The request's record, the newest now. added_tokens: how many more children may inherit from it."""
+        rid = request.rid
+        known = sum(sample.length for sample in self._records[rid].samples.values()) if rid in self._records else 0
+        self._shares.put_key(request.spec.client, rid, known + added_tokens)
+        self._newest = rid
+        return self._records.setdefault(rid, ParentRecord(request.namespace))
 
-    def _forget_oldest(self) -> None:
-        while len(self._records) > self._max_records or self.held.total > self._max_tokens:
-            newest = next(reversed(self._records))
-            old = next((r for r, x in self._records.items() if r != newest and not x.is_leased), None)
+    def _forget_others(self) -> None:
+        """Forget what is too much, the newest record left out."""
+        while (too_many := len(self._records) > self._max_records) or self.held.total > self._max_tokens:
+            by_size = not too_many
+            old = next(filter(self._is_forgettable, self._shares.in_order_of_forgetting(by_size=by_size)), None)
             if old is None:
                 return
-            record = self._records.pop(old)
-            self.held.remove(record.samples.values())
-            self._forgotten[old] = record.namespace
-            if len(self._forgotten) > self.FORGOTTEN_PER_RECORD * self._max_records:
-                self._forgotten.popitem(last=False)
+            self._forget(old)
+
+    def _is_forgettable(self, rid: str) -> bool:
+        record = self._records.get(rid)
+        return rid != self._newest and (record is None or not record.is_leased)
+
+    def _forget(self, rid: str) -> None:
+        self._shares.remove_key(rid)
+        record = self._records.pop(rid, None)
+        if record is None:  # an exception kept it from being recorded
+            return
+        self.held.remove(record.samples.values())
+        self._forgotten[rid] = record.namespace
+        if len(self._forgotten) > self.FORGOTTEN_PER_RECORD * self._max_records:
+            self._forgotten.popitem(last=False)
 
 
 class ParkedChildren:

@@ -24,6 +24,8 @@ class Job:
     """Of its first request; breaks ties."""
     heard: float
     """When it was last here: an arrival, an end, a call."""
+    client: str = ""
+    """Of its first request."""
     open_rids: dict[str, int] = field(default_factory=dict)
     """Requests that have not ended, with their number of sequences."""
     steps: deque[FinishedStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))

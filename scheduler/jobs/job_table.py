@@ -1,10 +1,11 @@
-"""The jobs that are known, by namespace and id. Bounded: the one that was here longest ago is forgotten first."""
+"""The jobs that are known, by namespace and id. Bounded: of the client that has most of them, the one that was here
+longest ago is forgotten first."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
 
+from ..client_shares import ClientShares
 from .job import FinishedStep, Job
 
 MAX_IDLE_S = 3600.0
@@ -18,8 +19,8 @@ class JobTable:
         self._max_jobs = max_jobs
         self._jobs: OrderedDict[tuple[str, str], Job] = OrderedDict()
         """The one that was here last comes last."""
-        self._idle: OrderedDict[tuple[str, str], Job] = OrderedDict()
-        """Those with no open request, in the same order: a table of jobs that are all at work is not searched."""
+        self._idle: ClientShares[tuple[str, str]] = ClientShares()
+        """Those with no open request: a table of jobs that are all at work is not searched."""
         self._by_rid: dict[str, Job] = {}
         """Of every request that has not ended and of every step that is kept."""
         self._away: OrderedDict[Job, float] = OrderedDict()
@@ -52,28 +53,35 @@ class JobTable:
     def of_rid(self, rid: str) -> Job | None:
         return self._by_rid.get(rid)
 
-    def open(self, namespace: str, id: str, now: float, serial: int) -> tuple[Job, list[Job]]:
-        """The job, a new one if `find` knows none; and those that have to be forgotten, the replaced one too."""
+    def open(self, namespace: str, id: str, now: float, serial: int, client: str = "") -> tuple[Job, list[Job]]:
+        """The job, a new one of the client if `find` knows none; and those that have to be forgotten, the replaced one
+        too."""
         job, gone = self.find(namespace, id, now), []
         if job is None:
             if (old := self._jobs.get((namespace, id))) is not None:
+                self._remove(old)
                 gone.append(old)
-            job = Job(namespace, id, now, serial, now)
-            if (excess := len(self._jobs) - len(gone) + 1 - self._max_jobs) > 0:  # more, where many were at work
-                idle = (each for each in self._idle.values() if each is not old)
-                gone += list(islice(idle, excess))  # of jobs at work the queue bounds how many there are
-            for each in gone:
+            job = Job(namespace, id, now, serial, now, client)
+            new = namespace, id
+            self._idle.put_key(client, new)
+            self._jobs[new] = job
+            while len(self._jobs) > self._max_jobs:
+                idle = next((key for key in self._idle.in_order_of_forgetting() if key != new), None)
+                if idle is None:
+                    break  # of jobs at work the queue bounds how many there are
+                each = self._jobs[idle]
                 self._remove(each)
-            self._jobs[namespace, id] = self._idle[namespace, id] = job
+                gone.append(each)
         self.heard(job, now)
         return job, gone
 
     def heard(self, job: Job, now: float) -> None:
         job.heard = now
         key = job.namespace, job.id
-        for jobs in (self._jobs, self._idle):
-            if key in jobs:
-                jobs.move_to_end(key)
+        if key in self._jobs:
+            self._jobs.move_to_end(key)
+        if key in self._idle:
+            self._idle.renew_key(key)
 
     def name_taken(self, rid: str) -> None:
         """A new request has this rid: a step that had it has no name any more."""
@@ -84,8 +92,8 @@ class JobTable:
     def began(self, job: Job, rid: str, sequences: int) -> None:
         """A request of the job has been taken in."""
         self.name_taken(rid)
+        self._idle.remove_key((job.namespace, job.id))
         job.open_rids[rid] = sequences
-        self._idle.pop((job.namespace, job.id), None)
         self._by_rid[rid] = job
 
     def left(self, job: Job, rid: str) -> None:
@@ -96,7 +104,7 @@ class JobTable:
             if not any(step.rid == rid for step in job.steps):
                 self._by_rid.pop(rid, None)
             if not job.open_rids and self.get(job.namespace, job.id) is job:
-                self._idle[job.namespace, job.id] = job
+                self._idle.put_key(job.client, (job.namespace, job.id))
 
     def set_open(self, job: Job, rid: str, sequences: int) -> None:
         """Say how many sequences of a request are open, whatever was counted."""
@@ -107,7 +115,7 @@ class JobTable:
         if not any(step.rid == rid for step in job.steps):
             self._by_rid.pop(rid, None)
         if not job.open_rids and self.get(job.namespace, job.id) is job:
-            self._idle[job.namespace, job.id] = job
+            self._idle.put_key(job.client, (job.namespace, job.id))
 
     def goes_away(self, job: Job, now: float) -> None:
         """Its last request has ended; another should follow, if it is not over or forgotten."""
@@ -153,8 +161,8 @@ class JobTable:
             self._remove(job)
 
     def _remove(self, job: Job) -> None:
+        self._idle.remove_key((job.namespace, job.id))
         del self._jobs[job.namespace, job.id]
-        self._idle.pop((job.namespace, job.id), None)
         self._away.pop(job, None)
         for rid in [*job.open_rids, *(step.rid for step in job.steps)]:
             self._by_rid.pop(rid, None)

@@ -78,7 +78,7 @@ class Pins:
         if spec.job_id is None:
             self._table.name_taken(spec.rid)
             return
-        job, forgotten = self._table.open(spec.namespace, spec.job_id, now, first.serial)
+        job, forgotten = self._table.open(spec.namespace, spec.job_id, now, first.serial, spec.client)
         for old in forgotten:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:

@@ -35,7 +35,9 @@ class Recorder:
         self.parsers = AnswerParsers("hermes", "qwen3", template)
         self.conversations = Conversations(self.renderer, self.parsers.says_the_same, ["", "<eos>"])
 
-    def answer(self, asked: Conversation, said: str, rid: str = "turn", *, index: int = 0, salt: str = "") -> Turn:
+    def answer(
+        self, asked: Conversation, said: str, rid: str = "turn", *, index: int = 0, salt: str = "", client: str = ""
+    ) -> Turn:
         prompt = self.renderer.render(asked)
         turn = Turn(
             rid=rid,
@@ -46,7 +48,7 @@ class Recorder:
             text=prompt + said,
             ids=np.frombuffer((prompt + said).encode(), dtype=np.uint8).astype(np.int32),
         )
-        self.conversations.record(turn)
+        self.conversations.record(turn, client)
         return turn
 
     def find(self, asked: Conversation, salt: str = "") -> GoesOn | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from functools import partial
 
 import msgspec
 
@@ -68,7 +69,7 @@ class Responses:
             ResponseObject(request, self._model),
             self._chats.parsers,
             self._manager.tokenizer.token_bytes,
-            self._ended,
+            partial(self._ended, client),
         )
         self._running[scope, call.rid] = running
         return running
@@ -116,12 +117,12 @@ class Responses:
             )
         return stored
 
-    def _ended(self, running: RunningResponse, to_store: StoredResponse | None) -> None:
+    def _ended(self, client: Client, running: RunningResponse, to_store: StoredResponse | None) -> None:
         key = running.scope, running.request.call.rid
         if self._running.get(key) is running:
             del self._running[key]
         if to_store is not None:
-            self._store.put(to_store)
+            self._store.put(to_store, client.name)
 
     # -- stored and running ones, by id --------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
-"""The responses that can be read and gone on from by their id: the last ones, by number and by size."""
+"""The responses that can be read and gone on from by their id: the last ones, by number and by size. The client that
+has most of them loses its oldest first."""
 
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from ....scheduler.client_shares import ClientShares
 from ...chat.conversations import Turn
 from ...chat.messages import Message
 
@@ -50,19 +51,31 @@ class ResponseStore:
     def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._stored: dict[tuple[str, str], StoredResponse] = {}
+        self._shares: ClientShares[tuple[str, str]] = ClientShares()
+        """Scopes and rids of the responses; their sizes are bytes."""
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def put(self, response: StoredResponse) -> None:
-        """Store it, in place of one of the same rid; the oldest go. The last one stays, however large it is."""
-        self.take(response.scope, response.rid)
-        self._stored[response.scope, response.rid] = response
+    def put(self, response: StoredResponse, client: str = "") -> None:
+        """Store it, in place of one of the same rid, and forget others for it. The one that was put last stays, however
+        large it is, and takes no client below an equal share of the room. client: the name of the client whose it
+        is."""
+        newest = response.scope, response.rid
+        self.take(*newest)
+        self._stored[newest] = response
+        self._shares.put_key(client, newest, response.size)
         self._bytes += response.size
-        while len(self._stored) > self._max_responses or (self._bytes > self._max_bytes and len(self._stored) > 1):
-            self.take(*next(iter(self._stored)))
+        while len(self._stored) > self._max_responses:
+            self.take(*next(self._shares.in_order_of_forgetting()))
+        while self._bytes > self._max_bytes:
+            least = self._max_bytes // self._shares.num_clients
+            forgettable = self._shares.in_order_of_forgetting(by_size=True, least=least)
+            if (old := next((key for key in forgettable if key != newest), None)) is None:
+                return
+            self.take(*old)
 
     def get(self, scope: str, rid: str) -> StoredResponse | None:
         return self._stored.get((scope, rid))
@@ -71,5 +84,6 @@ class ResponseStore:
         """The response, which is forgotten now."""
         response = self._stored.pop((scope, rid), None)
         if response is not None:
+            self._shares.remove_key((scope, rid))
             self._bytes -= response.size
         return response

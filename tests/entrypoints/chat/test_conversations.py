@@ -260,6 +260,30 @@ def test_long_ones_push_out_others_but_not_themselves(monkeypatch: pytest.Monkey
     assert len(recorder.conversations) == 1 and recorder.find(conversation("d", "b", "e")) is not None
 
 
+def test_a_client_that_floods_the_turns_has_them_forget_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations, "MAX_TURNS", 4)
+    recorder = Recorder()
+    for number in range(2):
+        recorder.answer(conversation(f"ask {number}"), "b", f"turn {number}", salt="alice/", client="alice")
+    for number in range(12):  # under many salts, which make it no other client
+        recorder.answer(conversation("flood"), "b", f"turn {number}", salt=f"bob/{number}", client="bob")
+        assert len(recorder.conversations) <= 4
+    hers = [recorder.find(conversation(f"ask {number}", "b", "c"), "alice/") is not None for number in range(2)]
+    his = [recorder.find(conversation("flood", "b", "c"), f"bob/{number}") is not None for number in range(12)]
+    assert hers == [True, True] and his == [False] * 10 + [True, True]
+
+
+def test_long_turns_of_one_client_push_out_no_short_ones_of_another(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations, "MAX_CHARS", 300)
+    recorder = Recorder()
+    recorder.answer(conversation("a"), "b", "hers", salt="alice/", client="alice")
+    for number in range(8):
+        recorder.answer(conversation(f"{number}"), "b" * 100, f"turn {number}", salt="bob/", client="bob")
+        assert sum(len(turn.text) for _, turn in recorder.conversations._turns.values()) <= 300
+    assert recorder.find(conversation("a", "b", "c"), "alice/") is not None
+    assert recorder.find(conversation("7", "b" * 100, "c"), "bob/") is not None
+
+
 def test_what_is_forgotten_leaves_nothing():
     recorder = Recorder()
     for number in range(20):

@@ -76,3 +76,44 @@ def test_a_forgotten_turn_gives_back_what_no_other_holds() -> None:
     harness.add("c2", prompt_of(10, 9), 2)
     harness.run()
     assert records.held.total < 400
+
+
+def test_a_client_that_floods_the_records_has_them_forget_its_own() -> None:
+    harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=6)
+    records = harness.scheduler.continuations._records
+    for number in range(3):
+        harness.add(f"alice/{number}", prompt_of(10, number), 2, client="alice")
+        harness.run()
+    for number in range(30):
+        harness.add(f"bob/{number}", prompt_of(10, number), 2, client="bob")
+        if number % 3 == 0:
+            harness.abort(f"bob/{number}")  # what failed is on record too
+        harness.run()
+        assert len(records) <= 6
+    assert all(records.get(f"alice/{number}") for number in range(3))
+    assert [number for number in range(30) if records.get(f"bob/{number}")] == [27, 28, 29]
+    for number in range(3, 9):
+        harness.add(f"alice/{number}", prompt_of(10, number), 2, client="alice")
+        harness.run()
+    assert [number for number in range(9) if records.get(f"alice/{number}")] == [6, 7, 8]
+    assert records.get("bob/27"), "hers go for hers, now that each has half"
+
+
+def test_a_client_alone_has_all_the_records() -> None:
+    harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=6)
+    for number in range(6):
+        harness.add(f"{number}", prompt_of(10, number), 2, client="alice")
+        harness.run()
+    assert all(harness.scheduler.continuations._records.get(f"{number}") for number in range(6))
+
+
+def test_long_prompts_of_one_client_push_out_no_short_one_of_another() -> None:
+    harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_tokens=8000)
+    records = harness.scheduler.continuations._records
+    harness.add("alice", prompt_of(50, 0), 2, client="alice")
+    harness.run()
+    for number in range(12):
+        harness.add(f"bob/{number}", prompt_of(2000, number + 1), 2, client="bob")
+        harness.run()
+        assert records.held.total <= 8000
+    assert records.get("alice") and records.get("bob/11") and not records.get("bob/0")

@@ -116,3 +116,19 @@ def test_what_ends_after_its_job_was_forgotten_brings_nothing_back() -> None:
     for name in ("a", "b", "c"):
         table.open("", name, 2.0, 2)
     assert table.get("", "job0") is again, "it is at work"
+
+
+def test_a_client_that_floods_the_table_has_it_forget_its_own_jobs() -> None:
+    table = JobTable(4)
+    for number in range(4):
+        table.open("", f"bob/{number}", float(number), number, "bob")
+    table.open("", "alice/1", 5.0, 5, "alice")  # bob's oldest goes for it
+    for number in range(6, 40):
+        job, gone = table.open("", f"bob/{number}", float(number), number, "bob")
+        table.began(job, f"r{number}", 1)
+        table.left(job, f"r{number}")
+        assert [each.client for each in gone] == ["bob"] and len(table) == 4
+    assert table.get("", "alice/1") is not None
+    table.open("", "alice/2", 41.0, 41, "alice")
+    _, gone = table.open("", "alice/3", 42.0, 42, "alice")
+    assert [each.id for each in gone] == ["alice/1"], "each had half of the table"

@@ -85,3 +85,35 @@ def test_many_small_items_count_as_much_as_they_take(item: dict[str, str]) -> No
     tracemalloc.stop()
     counted = response("r", items=items, messages=messages, item_bytes=len(msgspec.json.encode(items))).size
     assert taken <= counted <= 2 * taken
+
+
+def kept(store: ResponseStore, client: str, *rids: str) -> list[bool]:
+    return [store.get(client, rid) is not None for rid in rids]
+
+
+def test_a_client_that_floods_the_store_has_it_forget_its_own() -> None:
+    store = ResponseStore(4)
+    store.put(response("1", "alice"), "alice")
+    store.put(response("2", "alice"), "alice")
+    for number in range(20):  # each under a salt of its own, which makes them no clients of their own
+        store.put(response(str(number), f"bob/{number}"), "bob")
+        assert len(store) <= 4
+    assert kept(store, "alice", "1", "2") == [True, True]
+    assert [number for number in range(20) if store.get(f"bob/{number}", str(number))] == [18, 19]
+
+
+def test_a_client_alone_has_the_whole_store() -> None:
+    store = ResponseStore(4)
+    for rid in "abcd":
+        store.put(response(rid, "alice"), "alice")
+    assert kept(store, "alice", *"abcd") == [True] * 4
+
+
+def test_one_large_response_takes_no_client_below_its_share() -> None:
+    store = ResponseStore(100, max_bytes=1000)
+    for rid in "abcd":
+        store.put(response(rid, "alice", body=b"x" * 200), "alice")
+    store.put(response("large", "bob", body=b"x" * 5000), "bob")
+    assert kept(store, "bob", "large") == [True] and kept(store, "alice", *"abcd") == [False, False, True, True]
+    store.put(response("larger", "bob", body=b"x" * 6000), "bob")
+    assert kept(store, "bob", "large", "larger") == [False, True] and kept(store, "alice", *"cd") == [True, True]

@@ -1,0 +1,70 @@
+"""Whose entries a full table forgets."""
+
+from __future__ import annotations
+
+import random
+
+from baton.scheduler.client_shares import ClientShares
+
+
+def shares_of(**keys: str) -> ClientShares[str]:
+    shares: ClientShares[str] = ClientShares()
+    for client, names in keys.items():
+        for name in names.split():
+            shares.put_key(client, name)
+    return shares
+
+
+def test_the_client_that_holds_most_loses_its_oldest_first() -> None:
+    shares = shares_of(alice="a1 a2", bob="b1 b2 b3", carol="c1")
+    assert list(shares.in_order_of_forgetting()) == ["b1", "b2", "b3", "a1", "a2", "c1"]
+    shares.renew_key("b1")
+    shares.put_key("bob", "b2")
+    assert list(shares.in_order_of_forgetting())[:3] == ["b3", "b1", "b2"]
+
+
+def test_of_equals_the_one_that_came_first_loses_first() -> None:
+    shares = shares_of(alice="a1", bob="b1", carol="c1")
+    assert next(shares.in_order_of_forgetting()) == "a1"
+    shares.put_key("alice", "a1")
+    assert next(shares.in_order_of_forgetting()) == "b1"
+
+
+def test_clients_are_compared_by_size_where_that_is_asked_for() -> None:
+    shares = shares_of(alice="a1 a2 a3")
+    shares.put_key("bob", "b1", 10)
+    assert next(shares.in_order_of_forgetting()) == "a1" and next(shares.in_order_of_forgetting(by_size=True)) == "b1"
+    assert list(shares.in_order_of_forgetting(by_size=True, least=9)) == ["b1"]
+    assert list(shares.in_order_of_forgetting(least=3)) == []
+    shares.put_key("bob", "b1", 4)
+    assert list(shares.in_order_of_forgetting(by_size=True, least=4)) == []
+
+
+def test_a_key_that_changes_hands_counts_for_its_new_client() -> None:
+    shares = shares_of(alice="x", bob="b1")
+    shares.put_key("bob", "x", 7)
+    assert shares.num_clients == 1 and list(shares.in_order_of_forgetting()) == ["b1", "x"]
+    shares.remove_key("x")
+    shares.remove_key("b1")
+    shares.remove_key("b1")
+    assert not len(shares) and "b1" not in shares and not shares.num_clients
+    assert list(shares.in_order_of_forgetting()) == []
+
+
+def test_a_flood_takes_no_client_below_an_equal_share() -> None:
+    seed = 11
+    print(f"seed {seed}")
+    rng, bound = random.Random(seed), 12
+    shares: ClientShares[str] = ClientShares()
+    weights = {"flood": 20, "alice": 1, "bob": 1}
+    held = dict.fromkeys(weights, 0)
+    for number in range(2000):
+        (client,) = rng.choices(list(weights), list(weights.values()))
+        shares.put_key(client, f"{client} {number}")
+        if len(shares) > bound:
+            shares.remove_key(next(shares.in_order_of_forgetting()))
+        now = {each: sum(key.startswith(each) for key in shares.in_order_of_forgetting()) for each in weights}
+        assert sum(now.values()) <= bound
+        assert all(now[each] >= min(held[each], bound // len(weights)) for each in weights)
+        held = now
+    assert held == dict.fromkeys(weights, bound // len(weights))
