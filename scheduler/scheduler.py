@@ -467,6 +467,7 @@ class Scheduler:
         step = self._in_flight.pop(0)
         batch = step.batch
         self._processing = step, set()
+        self._closed += batch.closed  # it may not have got as far as the step runner; to close twice does no harm
         try:
             self._memory.req_to_token.put_back(batch.row_updates)
             failed = [request for request in step.requests if request.finish is None]

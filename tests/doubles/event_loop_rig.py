@@ -50,11 +50,15 @@ class EchoRunner:
         self.failing_waits: set[int] = set()
         self.launches = self.waits = 0
         self.most_in_flight = 0
+        self.open: set[int] = set()
+        """Serials of the sequences that the real runner would keep something of: samplers, stop strings."""
 
     def launch(self, batch: ScheduleBatch, previous: Launched | None, prepared: Callable[[], None]) -> Launched:
         self.launches += 1
         if self.launches in self.failing_launches:
             raise RuntimeError("the device is on fire")
+        self.open |= {info.serial for info in batch.opened}
+        self.open -= set(batch.closed)
         self.most_in_flight = max(self.most_in_flight, 1 + (previous is not None))
         prepared()
         return Launched(batch, self.model.forward(batch))

@@ -41,8 +41,9 @@ GUARDS = {
         )
     ),
     *("OutputBuilder.build", "OutputBuilder.take_failures", "LiveRequests.__len__"),
+    *("OutputBuilder.close", "ContinuationSuffixes.close"),
 }
-"""These catch what is raised below them and do little else, or only read what is there."""
+"""These catch what is raised below them and do little else, only read what is there, or pop a name from a dict."""
 
 
 class InjectedFault(Exception):

@@ -16,7 +16,15 @@ from fault_injection import FOLDERS, CallFaults
 from kv_echo import expected_output
 
 from baton.runtime import control, outputs
-from baton.runtime.messages import AbortRequest, ControlReply, ControlRequest, EndJob, ReleaseRequest, RequestError
+from baton.runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    EndJob,
+    ReleaseRequest,
+    RequestError,
+    TokenOutputs,
+)
 from baton.runtime.text import continuation_suffixes
 from baton.scheduler.batch import StepResult
 from baton.scheduler.constraints.item_trie import ItemTrie
@@ -61,7 +69,26 @@ def check(rig: Rig) -> set[str]:
     rig.inbox.append([ask("late", [7, 8], 4)])
     rig.run()
     assert rig.said("late") == expected_output([7, 8], 4), "the loop serves whoever comes next"
+    check_forgotten(rig)
     return set(errors)
+
+
+def check_forgotten(rig: Rig) -> None:
+    """Nobody keeps anything of a request that has ended. (The runner hears of the last one with the next step.)"""
+    assert len(rig.step_runner.open) <= 1
+    assert not rig.loop._outputs._pending and not rig.loop._suffixes._open
+    scheduler = rig.scheduler
+    assert not scheduler.continuations.num_parked and not len(scheduler.leases) and not scheduler.tiers.num_queued
+    assert all(not job["open_requests"] and not job["pins"] for job in scheduler.pins.describe("", None, rig.now))
+    shown: set[tuple[str, int]] = set()
+    for message in rig.sent:  # as the detokenizer keeps them
+        if isinstance(message, RequestError):
+            shown = {key for key in shown if key[0] != message.rid}
+        for item in message.items if isinstance(message, TokenOutputs) else ():
+            shown.add((item.rid, item.index))
+            if item.finish is not None:
+                shown.remove((item.rid, item.index))
+    assert not shown
 
 
 @LOOPS
@@ -81,6 +108,7 @@ def test_any_call_of_the_loop_may_fail(overlap: bool, host_tokens: int) -> None:
 @pytest.mark.timeout(7200)
 @LOOPS
 def test_every_call_of_the_loop_may_fail(overlap: bool) -> None:
+    """Minutes each; with a host tier, and in whole simulations, a sample has to do."""
     calls = run(overlap, -1)[0].calls
     ended = Counter(len(check(run(overlap, at)[1])) for at in range(calls))
     print(f"{calls} calls; requests that a fault ended: {sorted(ended.items())}")

@@ -194,3 +194,15 @@ def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
     (lease,) = harness.scheduler.leases.live()
     assert lease.idle_since == 3.0, "the child gave it back then"
     assert harness.scheduler.is_idle
+
+
+def test_what_a_failed_step_closed_is_closed_again() -> None:
+    """If it failed before the step runner had it, the sampler would keep these sequences for good."""
+    harness = Harness()
+    harness.add("short", [1, 2], 1)
+    harness.add("long", [3, 4], 3)
+    answer(harness, next_batch(harness))
+    closed = next_batch(harness).closed
+    harness._take(harness.scheduler.fail_step(0.0, "what it reads was not ordered"))
+    harness.add("late", [5, 6], 3)
+    assert sorted(next_batch(harness).closed) == [*closed, serial(harness, "long")]
