@@ -354,12 +354,12 @@ class EventLoop:
             self.refuse(spec.rid, refusal, now)
             self.tell(self._scheduler.take_events(), now)
             return
-        for request in requests:
-            self._outputs.open(request)
         self.attempt(lambda: self.take_in(spec, requests, now), now, requests)
 
     def take_in(self, spec: RequestSpec, requests: list[Request], now: float) -> None:
         """Have the others know of a request that the scheduler has taken in."""
+        for request in requests:
+            self._outputs.open(request)
         self._watch.added(requests, now)
         self._suffixes.take_name(spec.rid)
         if spec.continuation is not None:

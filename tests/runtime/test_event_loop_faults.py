@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -138,3 +139,17 @@ def test_a_token_that_is_not_in_the_trie_ends_its_request_alone(overlap: bool) -
     assert (errors["child"].status, errors["child"].code) == (409, "parent_failed")
     assert rig.said("a") == expected_output([1, 2, 3], 9) and rig.said("b") == expected_output([6, 7], 9)
     assert rig.scheduler.stats().failed_requests == 1
+
+
+@LOOPS
+@pytest.mark.parametrize("part", ["_outputs.open", "_watch.added", "_suffixes.take_name"])
+def test_a_request_that_others_do_not_take_in_ends_once(part: str, overlap: bool) -> None:
+    """The scheduler has it by then."""
+    rig = Rig(overlap=overlap)
+    owner, name = part.split(".")
+    setattr(getattr(rig.loop, owner), name, Mock(side_effect=AssertionError))
+    rig.inbox.append([ask("bad", [4, 5], 3, n=2)])
+    rig.run()
+    assert [type(message) for message in rig.sent if getattr(message, "rid", "") == "bad"] == [RequestError]
+    assert rig.scheduler.stats().failed_requests == 1
+    check_forgotten(rig)
