@@ -74,6 +74,9 @@ def parse_sampling_params(
             values[name] = (values[name],)
     if isinstance(bias := values.get("logit_bias"), dict):
         values["logit_bias"] = _logit_bias(bias, where)
+    if values.get("allowed_token_ids") == []:
+        name = f"{where}.allowed_token_ids"
+        raise RequestRefused(f"{name} is empty, so no token may be sampled; name some ids, or leave it out", param=name)
     for name in ("beam_width", "top_k"):
         if values.get(name) == 0 and type(values[name]) is int:
             del values[name]  # 0 means no search, and no limit

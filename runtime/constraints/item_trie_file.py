@@ -10,6 +10,9 @@ import numpy as np
 
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 
+_MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
+"""Of any array that is read. Beyond 64 dimensions or 63 bits numpy raises errors of its own."""
+
 
 def read_item_trie(data: bytes) -> ItemTrie:
     """Build a trie from a .npy file's bytes, which hold the table that `ItemTrie.build` takes. Raises ItemTrieError."""
@@ -42,10 +45,12 @@ def _read_npy(data: bytes) -> np.ndarray:
         shape, fortran_order, dtype = readers[version](source)
     except Exception as error:  # the header is Python source that anybody may have written
         raise ItemTrieError(f"the header of the .npy file cannot be read: {type(error).__name__}") from None
-    if dtype.kind not in "iu" or min(shape, default=0) < 0:
+    if dtype.kind not in "iu" or not all(type(size) is int and size >= 0 for size in shape):
         raise ItemTrieError(
             f"the .npy file holds {dtype} of shape {shape}; item tries are made of integers, save int32"
         )
+    if len(shape) > _MAX_DIMENSIONS or max(shape, default=0) > _MAX_SIZE:
+        raise ItemTrieError(f"no array has the shape {str(shape)[:100]} that the .npy file gives")
     there, needed = len(data) - source.tell(), math.prod(shape) * dtype.itemsize
     if there != needed:
         raise ItemTrieError(f"the .npy file has {there} bytes of data, but {dtype} of shape {shape} is {needed} bytes")

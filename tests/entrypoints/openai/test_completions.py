@@ -63,7 +63,10 @@ def test_sampling_fields_under_openais_names() -> None:
     assert prompt_of(prompt="a", include_stop_str_in_output=True, no_stop_trim=True).sampling.no_stop_trim
     assert not prompt_of(prompt="a", include_stop_str_in_output=False).sampling.no_stop_trim
     assert prompt_of(prompt="a", allowed_token_ids=[3, 4]).sampling.allowed_token_ids == (3, 4)
-    assert prompt_of(prompt="a", allowed_token_ids=[]).sampling.allowed_token_ids == ()
+    assert prompt_of(prompt="a", allowed_token_ids=None).sampling.allowed_token_ids == ()
+    with pytest.raises(RequestRefused, match="allowed_token_ids is empty, so no token may be sampled") as refused:
+        prompt_of(prompt="a", allowed_token_ids=[])
+    assert refused.value.param == "allowed_token_ids"
     assert prompt_of(prompt="a", stop_regex=["a+", "b$"]).sampling.stop_regex == ("a+", "b$")
     assert prompt_of(prompt="a", bad_words=["b", " c"]).sampling.bad_words == ("b", " c")
     assert prompt_of(prompt="a", bad_words=[]).sampling.bad_words == ()

@@ -57,6 +57,23 @@ def test_files_are_read(items: np.ndarray, tmp_path: Path) -> None:
         (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (10**9, 10**9)}"), "cannot be read"),
         (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (4000000000, 9)}"), "is 144000000000 bytes"),
         (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (-1, -1)}", bytes(4)), "shape .-1, -1."),
+        (with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (True, 3)}", bytes(12)), "shape .True, 3."),
+        (
+            with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (0, 1%s)}" % ("0" * 30)),
+            "no array has the shape",
+        ),
+        (
+            with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (0, 4000000000000000000)}"),
+            "no array has the shape",
+        ),
+        (
+            with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (%s)}" % ("1," * 70), bytes(4)),
+            "no array has",
+        ),
+        (
+            with_header("{'descr': '<i4', 'fortran_order': False, 'shape': (9%s, 9%s)}" % (("0" * 4000,) * 2)),
+            "no array has",
+        ),
         (with_header("{'descr': '<i4', 'fortran_order': False}"), "cannot be read"),
         (with_header("{'descr': 'nonsense', 'fortran_order': False, 'shape': (1, 1)}"), "cannot be read"),
         (with_header("(" * 9000), "cannot be read"),
