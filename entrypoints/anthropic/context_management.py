@@ -85,7 +85,7 @@ def read_context_management(given: Any, ignored: Ignored) -> ContextEdits | None
     where = "context_management"
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with edits", param=where)
-    refuse_unserved(given, ("edits",), {}, (), where=f"{where}.")
+    refuse_unserved(given, ("edits",), {}, (), where=f"{where}.", ignored=ignored)
     edits = given.get("edits")
     if not isinstance(edits, list | None):
         raise RequestRefused(f"{where}.edits is {shown(edits)}; it takes a list", param=f"{where}.edits")
@@ -106,7 +106,7 @@ def read_context_management(given: Any, ignored: Ignored) -> ContextEdits | None
             )
         if family[1] in read:
             raise RequestRefused(f"{name} is the second {family[1]}; give one of them", param=name)
-        refuse_unserved(edit, _FIELDS[family[1]], {}, (), where=f"{name}.")
+        refuse_unserved(edit, _FIELDS[family[1]], {}, (), where=f"{name}.", ignored=ignored)
         edit = {key: value for key, value in edit.items() if value is not None}
         read[family[1]] = _thinking(edit, name) if family[1] == "clear_thinking" else _tool_uses(edit, name)
     thinking, tool_uses = read.get("clear_thinking"), read.get("clear_tool_uses")

@@ -96,7 +96,7 @@ def parse_messages(
         tools=None if choice.kind == "none" or not tools else tools,
         variables=variables,
     )
-    fields |= _user(fields)
+    fields |= _user(fields, ignored)
     with MESSAGE_NAMES.translated():
         alone = PromptTokens(1, is_batch=False)
         sampling = with_defaults(_sampling(fields), defaults)
@@ -150,12 +150,12 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     return sampling | {"stop": stops}
 
 
-def _user(fields: dict[str, Any]) -> dict[str, Any]:
+def _user(fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Whose request it is, which Anthropic calls metadata.user_id."""
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):
         raise RequestRefused(f"metadata is {shown(metadata)}; it takes an object", param="metadata")
-    refuse_unserved(metadata, ("user_id",), {}, (), where="metadata.")
+    refuse_unserved(metadata, ("user_id",), {}, (), where="metadata.", ignored=ignored)
     user = metadata.get("user_id")
     if user is None:
         return {}
@@ -172,7 +172,7 @@ def _thinking(given: Any, ignored: Ignored) -> tuple[str | None, int | None]:
         raise RequestRefused(f"thinking is {shown(given)}; it takes an object with a type", param="thinking")
     kind = one_of(given.get("type"), ("enabled", "adaptive", "disabled"), "thinking.type")
     served = ("type", "budget_tokens") if kind == "enabled" else ("type",)
-    refuse_unserved(given, (*served, "display"), {}, (), where="thinking.")
+    refuse_unserved(given, (*served, "display"), {}, (), where="thinking.", ignored=ignored)
     if given.get("display") not in (None, "summarized"):
         ignored.add_field("thinking.display", "thoughts come as they are")
     budget = given.get("budget_tokens")
@@ -187,7 +187,7 @@ def _effort(given: Any, ignored: Ignored) -> dict[str, Any]:
         return {}
     if not isinstance(given, dict):
         raise RequestRefused(f"output_config is {shown(given)}; it takes an object", param="output_config")
-    refuse_unserved(given, ("effort", "task_budget"), {"format": ()}, (), where="output_config.")
+    refuse_unserved(given, ("effort", "task_budget"), {"format": ()}, (), where="output_config.", ignored=ignored)
     if given.get("task_budget") is not None:
         ignored.add_field("output_config.task_budget", "the model is not told of it")
     effort = given.get("effort")
@@ -210,7 +210,7 @@ def _tools(fields: dict[str, Any], ignored: Ignored) -> tuple[list[dict], Choice
     kind = one_of(choice.get("type"), ("auto", "any", "tool", "none"), "tool_choice.type")
     named = {"tool": ("name",)}.get(kind, ())
     served = ("type", *named, *(() if kind == "none" else ("disable_parallel_tool_use",)))
-    refuse_unserved(choice, served, {}, (), where="tool_choice.")
+    refuse_unserved(choice, served, {}, (), where="tool_choice.", ignored=ignored)
     if kind in ("any", "tool") and not tools:
         raise RequestRefused(f"tool_choice.type is {kind} and there are no tools", param="tool_choice")
     one_only = choice.get("disable_parallel_tool_use")
@@ -228,7 +228,7 @@ def _tool(given: Any, where: str, ignored: Ignored) -> dict:
     if given.get("type") not in (None, "custom"):
         raise unserved_tool(given["type"], where, "tools that you define (name, description and input_schema)")
     served = ("type", "name", "description", "input_schema", *TOOL_UNENFORCED)
-    refuse_unserved(given, served, {}, TOOL_WITHOUT_EFFECT, where=f"{where}.")
+    refuse_unserved(given, served, {}, TOOL_WITHOUT_EFFECT, where=f"{where}.", ignored=ignored)
     for name, (off, why) in TOOL_UNENFORCED.items():
         if given.get(name) not in (None, *off):
             ignored.add_field(f"{where}.{name}", why)

@@ -91,10 +91,10 @@ def parse_response(
     fields = {name: value for name, value in fields.items() if value is not None}
     stream = _flag(fields, "stream", default=False)
     _check_stream_options(fields.get("stream_options"), ignored)
-    _check_text(fields.get("text"))
+    _check_text(fields.get("text"), ignored)
     store, background = _flag(fields, "store", default=True), _flag(fields, "background", default=False)
     _check_background(background, store, stream)
-    effort = _effort(fields.get("reasoning"))
+    effort = _effort(fields.get("reasoning"), ignored)
     offered = read_response_tools(fields, ignored)
     given_rid = read_request_rid(fields)
     if (most := typed(fields.get("max_output_tokens", 1), int, "max_output_tokens")) < 1:
@@ -210,13 +210,13 @@ def _check_stream_options(options: Any, ignored: Ignored) -> None:
     refuse_unserved(options, ("include_usage",), off, (), where="stream_options.", ignored=ignored)
 
 
-def _check_text(text: Any) -> None:
+def _check_text(text: Any, ignored: Ignored) -> None:
     """How much the model is to write (verbosity) is a wish, and ignored."""
     if text is None:
         return
     if not isinstance(text, dict):
         raise RequestRefused(f"text is {shown(text)}; it takes an object", param="text")
-    refuse_unserved(text, ("format",), {}, ("verbosity",), where="text.")
+    refuse_unserved(text, ("format",), {}, ("verbosity",), where="text.", ignored=ignored)
     form = text.get("format")
     kind = form.get("type") if isinstance(form, dict) else form
     if kind in ("json_object", "json_schema"):
@@ -230,13 +230,13 @@ def _check_text(text: Any) -> None:
         raise RequestRefused(f'text.format is {shown(form)}; it takes {{"type": "text"}}', param="text.format")
 
 
-def _effort(reasoning: Any) -> str | None:
+def _effort(reasoning: Any, ignored: Ignored) -> str | None:
     """Summaries are never written, whether they are asked for or not: the thoughts come as they are."""
     if reasoning is None:
         return None
     if not isinstance(reasoning, dict):
         raise RequestRefused(f"reasoning is {shown(reasoning)}; it takes an object", param="reasoning")
-    refuse_unserved(reasoning, ("effort",), {}, ("summary", "generate_summary"), where="reasoning.")
+    refuse_unserved(reasoning, ("effort",), {}, ("summary", "generate_summary"), where="reasoning.", ignored=ignored)
     effort = reasoning.get("effort")
     return None if effort is None else typed(effort, str, "reasoning.effort")
 

@@ -134,7 +134,9 @@ class _Reader:
         return functions
 
     def _namespace(self, tool: dict[str, Any], where: str) -> tuple[list[dict], dict]:
-        refuse_unserved(tool, ("type", "name", "description", "tools"), {}, ("strict",), where=f"{where}.")
+        refuse_unserved(
+            tool, ("type", "name", "description", "tools"), {}, ("strict",), where=f"{where}.", ignored=self._ignored
+        )
         name, tools = typed(tool.get("name"), str, f"{where}.name"), tool.get("tools")
         if not isinstance(tools, list):
             raise RequestRefused(f"{where}.tools is {shown(tools)}; it takes a list", param=f"{where}.tools")
@@ -157,7 +159,9 @@ class _Reader:
         """A function, or a custom tool: (as chats take it, as the response repeats it)."""
         kind = tool["type"]
         served = ("type", "name", "description", "parameters" if kind == "function" else "format")
-        refuse_unserved(tool, served, TOOL_OFF, (*TOOL_WITHOUT_EFFECT, "strict"), where=f"{where}.")
+        refuse_unserved(
+            tool, served, TOOL_OFF, (*TOOL_WITHOUT_EFFECT, "strict"), where=f"{where}.", ignored=self._ignored
+        )
         if tool.get("strict"):
             self._ignored.add_field(f"{where}.strict", "arguments are not held to their schema")
         if tool.get("defer_loading"):
@@ -182,7 +186,7 @@ class _Reader:
         where = f"{where}.format"
         if not isinstance(form, dict) or form.get("type") != "grammar":
             raise RequestRefused(f"{where} is {shown(form)}; it takes text or a grammar", param=where)
-        refuse_unserved(form, ("type", "syntax", "definition"), {}, (), where=f"{where}.")
+        refuse_unserved(form, ("type", "syntax", "definition"), {}, (), where=f"{where}.", ignored=self._ignored)
         syntax, definition = (typed(form.get(name), str, f"{where}.{name}") for name in ("syntax", "definition"))
         self._ignored.add_field(where, "the model is told of the grammar, and not held to it")
         if not isinstance(about, str | None):

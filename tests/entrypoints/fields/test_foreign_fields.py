@@ -229,6 +229,36 @@ def test_unknown_fields_of_a_requests_sampling_params_are_ignored_too() -> None:
     assert ignored.reasons == {"sampling_params.colour": "unknown"}
 
 
+TOOL = {"name": "ls", "input_schema": {"type": "object"}}
+NESTED: list[tuple[Api, dict[str, Any], dict[str, Any], str]] = [
+    ("messages", {"thinking": {"type": "adaptive"}}, {"thinking": {"type": "adaptive", "colour": 1}}, "thinking"),
+    ("messages", {"metadata": {"user_id": "u"}}, {"metadata": {"user_id": "u", "colour": 1}}, "metadata"),
+    ("messages", {"output_config": {"effort": "low"}}, {"output_config": {"effort": "low", "colour": 1}},
+     "output_config"),
+    ("messages", {"tools": [TOOL], "tool_choice": {"type": "auto"}},
+     {"tools": [TOOL], "tool_choice": {"type": "auto", "colour": 1}}, "tool_choice"),
+    ("messages", {"tools": [TOOL]}, {"tools": [TOOL | {"colour": 1}]}, "tools[0]"),
+    ("messages", {"context_management": {"edits": []}}, {"context_management": {"edits": [], "colour": 1}},
+     "context_management"),
+    ("responses", {"text": {"format": {"type": "text"}}}, {"text": {"format": {"type": "text"}, "colour": 1}}, "text"),
+    ("responses", {"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "low", "colour": 1}}, "reasoning"),
+    ("responses", {"stream_options": {}}, {"stream_options": {"colour": 1}}, "stream_options"),
+    ("chat", {"stream_options": {}}, {"stream_options": {"colour": 1}}, "stream_options"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("api", "plain", "more", "where"), NESTED)
+def test_unknown_fields_of_nested_objects(api: Api, plain: dict, more: dict, where: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        read(api, **more)
+    assert refused.value.code == "unknown_field" and refused.value.param == f"{where}.colour"
+    ignored = Ignored("warn")
+    found = read(api, ignored, **more)
+    assert ignored.reasons == {f"{where}.colour": "unknown"}
+    if api == "messages":  # a response repeats its settings
+        assert repr(found) == repr(read(api, **plain))
+
+
 # -- whole bodies, as programs send them -------------------------------------------------------------------------------
 
 BODIES: dict[str, tuple[Api, dict[str, Any], set[str]]] = {
