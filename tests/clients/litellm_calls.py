@@ -5,6 +5,9 @@ python litellm_calls.py URL KEY
 
 import json
 import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -61,6 +64,26 @@ for provider in PROVIDERS:
         for name, fields in calls.items():
             call = partial(complete, provider, stream=stream, **fields)
             tell(f"{provider} {name}{' streamed' if stream else ''}", call)
+
+
+def ask(path, body):
+    """body: None for a GET."""
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(URL + path, data, headers)) as answer:
+        return json.load(answer)
+
+
+with ThreadPoolExecutor(1) as thread:  # the server's queue holds one request
+    ask("/pause_generation", {"mode": "in_place"})
+    waiting = thread.submit(ask, "/generate", {"text": "How many", "sampling_params": {"max_new_tokens": 2}})
+    while ask("/get_load", None)[0]["num_waiting_reqs"] < 1:
+        time.sleep(0.01)
+    for provider in PROVIDERS:
+        tell(f"{provider} queue is full", partial(complete, provider))
+        tell(f"{provider} queue is full streamed", partial(complete, provider, stream=True))
+    ask("/continue_generation", {})
+    waiting.result()
 
 TEXT = {"model": "text-completion-openai/toy", "api_base": f"{URL}/v1", "api_key": KEY, "max_tokens": 8}
 tell("text answers", lambda: litellm.text_completion(prompt="How many", **TEXT).choices[0].text)

@@ -24,6 +24,7 @@ ENDED = {
     "wrong key": "AuthenticationError",
     "unknown model": "NotFoundError",
     "no time": "Timeout",
+    "queue is full": "RateLimitError",
 }
 
 
@@ -31,7 +32,18 @@ ENDED = {
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
     """How each call ended, by its name."""
     python = env_python("litellm")
-    flags = ["--served-model-name", "toy", "--api-key", KEY, "--device", "cpu", "--dtype", "float32"]
+    flags = [
+        "--served-model-name",
+        "toy",
+        "--api-key",
+        KEY,
+        "--max-queued-requests",
+        "1",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
     with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as server:
         server.wait_ready()
         env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
