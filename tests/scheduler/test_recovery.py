@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from fault_injection import CallFaults, inject
-from kv_echo import expected_output
+from kv_echo import expected_beams, expected_output
 from scheduler_harness import PAGES, Harness
 from simulation import SEED, Simulation
 
@@ -196,3 +196,45 @@ def test_whoever_depends_on_a_request_ends_with_it_where_all_is_reset(
     harness.add("next", [1] * 20, 6)
     finish(harness)
     assert harness.outcomes["next", 0].tokens == expected_output([1] * 20, 6)
+
+
+@PAGES
+def test_all_rows_are_reported_again(page_size: int) -> None:
+    """A step that was not formed had taken what was to be reported, or the step runner would read others' KV."""
+    harness = Harness(page_size=page_size, num_tokens=2048)
+    harness.add("parent", [1] * 20, 4, retain_ttl=1e6)
+    harness.run()
+    harness.add("plain", [2] * 20, 12)
+    harness.add("search", [3] * 20, 6, beam_width=2)
+    for _ in range(4):
+        harness.step()
+    harness.model._mirror[:] = 0
+    harness._take(harness.scheduler.contain(RuntimeError(), [], harness.now))
+    harness.continue_from("parent", "child", [5], 6)
+    finish(harness)
+    said = harness.outcomes["parent", 0].tokens
+    assert harness.outcomes["child", 0].tokens == expected_output([1] * 20 + said + [5], 6)
+    assert harness.outcomes["plain", 0].tokens == expected_output([2] * 20, 12)
+    request = harness.outcomes["search", 0].request
+    assert request is not None
+    expected = expected_beams([3] * 20, request.sampling, None, frozenset())
+    assert [result.ids.tolist() for result in harness.outcomes["search", 0].results] == [
+        result.ids.tolist() for result in expected
+    ]
+
+
+@PAGES
+def test_pages_of_a_failed_request_wait_for_the_step_that_writes_them(page_size: int) -> None:
+    harness = Harness(page_size=page_size, depth=2, num_tokens=1024)
+    harness.add("bad", [1] * 20, 30)
+    harness.add("other", [2] * 20, 12)
+    harness.step()
+    (bad,) = harness.scheduler.live_of("bad")
+    kv = bad.held_kv
+    written = harness.pool.rows[kv.row, kv.tree_len : kv.length] // page_size
+    assert len(written)
+    harness._take(harness.scheduler.contain(RuntimeError(), [bad], harness.now))
+    assert set(written.tolist()) <= set(harness.allocator.quarantined_pages().tolist())
+    finish(harness)
+    assert harness.allocator.quarantined_tokens == 0
+    assert harness.outcomes["other", 0].tokens == expected_output([2] * 20, 12)
