@@ -139,7 +139,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 async def _on_bug(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback; the client sees only the kind of error, not our internals.
     message = f"internal error ({type(error).__name__}); the server's log has the details"
-    return answer_error(RequestRefused(message, status=500, code="internal_error"), body=_error_body(request))
+    refused = RequestRefused(message, status=500, code="internal_error")
+    # Starlette raises the exception again behind the answer, and uvicorn closes the connection then.
+    return answer_error(refused, {"Connection": "close"}, body=_error_body(request))
 
 
 def _error_body(request: Request) -> ErrorBody:
