@@ -19,6 +19,7 @@ from foreign_envs import env_python
 from host_rig import TierRig
 from server_under_test import free_port
 
+from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events.publisher import KVEventPublisher
 
@@ -82,9 +83,21 @@ def token_hashes(blocks: dict[int, bytes]) -> dict[int, int]:
     return {name: hashed for name, [hashed] in zip(blocks, json.loads(ran.stdout), strict=True)}
 
 
+def opened(config: KVEventConfig, started: float) -> KVEventPublisher:
+    """ZeroMQ frees the address of a closed publisher in a thread of its own, later on a busy machine."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return KVEventPublisher(config, 1, lambda: started)
+        except ModelLoadError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 @contextlib.contextmanager
 def published(config: KVEventConfig, rig: TierRig, started: float) -> Iterator[KVEventPublisher]:
-    with contextlib.closing(KVEventPublisher(config, 1, lambda: started)) as publisher:
+    with contextlib.closing(opened(config, started)) as publisher:
         publisher.watch(rig.cache, rig.tier)
         yield publisher
 
