@@ -150,7 +150,7 @@ def test_a_request_that_just_fits_the_pool_runs_alone(page_size: int) -> None:
     [
         (0, 4, "input_ids", "empty"),
         (256, 1, "input_ids", "context"),
-        (200, 57, "max_new_tokens", "at most 56"),
+        (200, 57, "max_new_tokens", "<= 56"),
         (200, 56, "max_new_tokens", "--max-total-tokens"),
     ],
 )
