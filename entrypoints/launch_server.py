@@ -76,8 +76,6 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     # Prompts are tokenised one at a time here, and the model needs the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logging("server", args.server.log_level)
-    if warning := exposure_warning(args.server.host, keys):
-        logger.warning("%s", warning)
     if args.server.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what strangers send
     for note in args.notes:
@@ -87,6 +85,8 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = W
     _allow_open_files(args.server.max_connections)
     try:
         with _listen(args.server.host, args.server.port) as listener:
+            if warning := exposure_warning(args.server.host, keys):
+                logger.warning("%s", warning)
             uvloop.run(_run(with_seed(args), keys, listener, worker_command))
     except ServerFailure as error:
         print(f"baton: {error}", file=sys.stderr)

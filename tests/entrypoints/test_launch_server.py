@@ -332,7 +332,7 @@ def test_a_start_up_error_is_one_line(start: Any) -> None:
     ("flags", "status", "line"),
     [
         (["--model-path", "/no/such/folder"], 1, "baton: --model-path /no/such/folder: there is no such folder"),
-        (["--model-path", "{empty}"], 1, "baton: no tokenizer.json in '{empty}'; or set --tokenizer-path"),
+        (["--model-path", "{empty}"], 1, "baton: --model-path {empty} is an empty folder."),
         (["--model-path", "x", "--prot", "1"], 2, "baton: unknown flag --prot; did you mean --port?"),
         ([], 2, "baton: --model-path is missing; give a Hugging Face folder"),
         (["--model-path", "x", "--host", "no.such.host.invalid"], 1, "baton: cannot listen on no.such.host.invalid:"),

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.process
         ({"text": "abc", "sampling_params": {"max_new_tokens": 4094}}, "max_new_tokens", "max_new_tokens <= 4093"),
         ({"text": "a", "sampling_params": {"temperature": -0.5}}, "sampling_params.temperature", "-0.5"),
         ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens", "1 or more"),
-        ({"text": "a", "sampling_params": {"top_k": 10**30}}, "top_k", "-1"),
+        ({"text": "a", "sampling_params": {"top_k": 10**30}}, "sampling_params.top_k", "-1"),
         ({"text": "a", "sampling_params": {"max_new_tokens": None, "min_new_tokens": 10**9}}, "min_new_tokens", "4095"),
         ({"text": "a", "sampling_params": {"seed": 10**30}}, "sampling_params.seed", "2**63"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [300]}}, "stop_token_ids", "300"),

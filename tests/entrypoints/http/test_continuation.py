@@ -154,7 +154,8 @@ def test_refusals_have_their_status_also_for_streams(server: ServerUnderTest, pa
     limit = "max_new_tokens" if path == "/generate" else "max_tokens"
     many = {"sampling_params": {limit: 40}} if path == "/generate" else {limit: 40}
     error = refused(400, **mine, **many, continuation_ids=[1] * 2000)
-    assert error["param"] == limit and f"{limit} (40)" in error["message"]
+    said = "40 tokens for the output" if path == "/generate" else "40 in the completion"
+    assert error["param"] == limit and said in error["message"]
     assert refused(400, **mine, continuation_ids=[10**6])["param"] == "continuation_ids"
     assert refused(400, **mine, continuation_suffix="a", continuation_ids=[1])["param"] == "continuation_suffix"
     assert refused(400, **mine, retain_ttl=-1)["param"] == "retain_ttl"
@@ -162,7 +163,7 @@ def test_refusals_have_their_status_also_for_streams(server: ServerUnderTest, pa
     assert refused(400, **prompt, continuation_suffix="a")["param"] == "continuation_suffix"
     assert post(server, "/release", rid=rid) == {"released": True}, "no refused child took anything"
     for _ in range(4):
-        start(server, retain_ttl=0)
+        start(server, retain_ttl=0, cache_salt="mine")
     error = refused(410, **mine)
     assert error["code"] == "parent_forgotten"
     assert ("text or input_ids" if path == "/generate" else "as prompt too") in error["message"]
