@@ -66,7 +66,7 @@ _LIMITED: Properties = {
     "length_penalty": number("Of a beam search: scores are divided by length ** this.", -10, 10),
     "early_stopping": enum(True, False, "never", about="When a beam search ends, as transformers defines it."),
     "item_trie": string("Only items of this trie may come out.", least=1, most=MAX_NAME_CHARS),
-    "allowed_token_ids": list_of(TOKEN_ID, "The only ids that may be sampled.", most=MAX_ALLOWED_TOKEN_IDS),
+    "allowed_token_ids": list_of(TOKEN_ID, "The only ids that may be sampled.", least=1, most=MAX_ALLOWED_TOKEN_IDS),
     "bad_words": list_of(
         string(least=1),
         f"Words that are not generated; {MAX_BAD_WORD_CHARS:,} characters together at most.",
@@ -77,7 +77,11 @@ _LIMITED: Properties = {
 
 def _with_default(name: str, schema: Schema) -> Schema:
     default: Any = getattr(SamplingParams(), name)
-    return schema | {"default": list(default) if isinstance(default, tuple) else default}
+    if isinstance(default, tuple):
+        default = list(default)
+    if default == [] and schema.get("minItems"):
+        default = None  # an empty list is refused, and null leaves the field out
+    return schema | {"default": default}
 
 
 SAMPLING: Properties = {name: _with_default(name, schema) for name, schema in _LIMITED.items()}
