@@ -80,10 +80,11 @@ class Outcome:
                 found.append(f"{self.recomputed_more} pairs computed more than suffix + 1 tokens")
             if self.load > 1.0 and not self.refused + self.leases_broken:
                 found.append("no lease was refused or broken: the load was no overload")
-            if self.load > 1.0 and self.paths["match"] != self.refused + self.leases_broken:
+            without_a_lease = self.paths["match"] + self.paths["fallback"]
+            if self.load > 1.0 and without_a_lease != self.refused + self.leases_broken:
                 # Only the other traffic is told nothing of its leases, and it has none.
                 found.append(
-                    f"{self.refused} leases refused, {self.leases_broken} broken, {self.paths['match']} matches"
+                    f"{self.refused} leases refused, {self.leases_broken} broken, {without_a_lease} pairs without"
                 )
         elif self.recomputed_more < self.pairs // 2:
             found.append(f"only {self.recomputed_more} pairs lost their cache: the traffic evicted too little")
