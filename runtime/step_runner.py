@@ -6,6 +6,7 @@ sampler, not the queues. Of each sequence it knows only what the batches said (`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ from .sampling.sampler import Sampled, Sampler
 from .sampling.sequences import SequenceState, SequenceTable
 from .text.stop_strings import StopStringChecker
 from .text.token_bytes import TokenBytes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class StepInFlight:
     [n]; then the tensors of the logprobs."""
     has_bans: bool
     beams: list[BeamCandidates | None]
+    unchecked_rows: list[int]
+    """Batch rows of the searches whose stop strings could not be looked for."""
 
 
 class StepRunner:
@@ -114,8 +119,9 @@ class StepRunner:
         next_ids = sampled.ids if (counts == 1).all() else _first_of_each(sampled.ids, counts)
         self._profiler.lap("launch")
         beams: list[BeamCandidates | None] = []
+        unchecked: list[int] = []
         if batch.beams:
-            beams = self._rank_beams(forward.logits, batch)  # last, because it waits for the device
+            beams = self._rank_beams(forward.logits, batch, unchecked)  # last, because it waits for the device
             self._profiler.lap("wait")
         return StepInFlight(
             batch=batch,
@@ -126,6 +132,7 @@ class StepRunner:
             copy=copy,
             has_bans=sampled.chosen is not None,
             beams=beams,
+            unchecked_rows=unchecked,
         )
 
     def finish(self, step: StepInFlight) -> StepOutput:
@@ -179,8 +186,10 @@ class StepRunner:
                 self._stop_strings.drop(serial)
 
     def _take_tokens(self, step: StepInFlight, result: StepResult) -> None:
-        """Record the new tokens of the sequences that need them, and look for their stop strings. Sequences closed
-        since the launch are skipped: nobody wants their tokens. So are those that end for a forbidden token."""
+        """Record the new tokens of the sequences that need them, and look for their stop strings. Sequences that were
+        closed since the launch are skipped, and those that end for a forbidden token. A check that raises ends its
+        sequence alone."""
+        result.unchecked_rows = tuple(step.unchecked_rows)
         recording = self._sequences.recording
         if not recording:
             return
@@ -190,9 +199,14 @@ class StepRunner:
             if sequence is None or row in result.forbidden_rows:
                 continue
             if sequence.has_stops:
-                found = self._stop_string_checker().check(
-                    sequence.info.serial, sequence.sampling, sequence.output_ids, tokens_of[row]
-                )
+                try:
+                    found = self._stop_string_checker().check(
+                        sequence.info.serial, sequence.sampling, sequence.output_ids, tokens_of[row]
+                    )
+                except Exception:
+                    logger.exception("the stop strings of a request could not be looked for; it ends with an error")
+                    result.unchecked_rows += (row,)
+                    continue
                 if found is not None:
                     result.stop_matches[row] = found
             sequence.append(tokens_of[row])
@@ -239,8 +253,11 @@ class StepRunner:
         scores = output_logprobs(logits, sampled, lengths.tolist(), top_ks, _named(asked))
         return _OutputLogprobs(own.tolist(), wanted, scores)
 
-    def _rank_beams(self, logits: torch.Tensor, batch: ScheduleBatch) -> list[BeamCandidates | None]:
-        """Parallel to batch.beams; None for searches that want no candidates."""
+    def _rank_beams(
+        self, logits: torch.Tensor, batch: ScheduleBatch, unchecked: list[int]
+    ) -> list[BeamCandidates | None]:
+        """Parallel to batch.beams; None for searches that want no candidates. unchecked: gets the batch rows of the
+        searches whose stop strings could not be looked for."""
         steps = [step for step in batch.beams if step.num_candidates > 0]
         if not steps:
             return [None] * len(batch.beams)
@@ -251,7 +268,11 @@ class StepRunner:
         found = [next(ranked) if step.num_candidates > 0 else None for step in batch.beams]
         for step, candidates in zip(batch.beams, found):
             if candidates is not None and step.sequences is not None:
-                candidates.stops.update(self._stops_of(step, step.sequences, candidates))
+                try:
+                    candidates.stops.update(self._stops_of(step, step.sequences, candidates))
+                except Exception:
+                    logger.exception("the stop strings of a search could not be looked for; it ends with an error")
+                    unchecked += range(step.start, step.stop)
         return found
 
     def _stops_of(self, step: BeamStep, sequences: np.ndarray, candidates: BeamCandidates) -> dict[int, StopMatch]:

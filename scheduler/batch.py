@@ -215,6 +215,8 @@ class StepResult:
     With how many first tokens may be trusted: those before the first whose K or V is not finite; 0 if all are."""
     forbidden_rows: tuple[int, ...] = ()
     """Batch rows with a token that the request does not allow. Their KV is as good as any."""
+    unchecked_rows: tuple[int, ...] = ()
+    """Batch rows whose stop strings could not be looked for, because that raised. Their KV is as good as any."""
 
     @classmethod
     def of_rows(

@@ -164,6 +164,15 @@ def token_not_allowed() -> RequestRefused:
     )
 
 
+def stop_check_failed() -> RequestRefused:
+    return RequestRefused(
+        "looking for the stop strings or the stop regex of this request failed inside the server, so the output is "
+        "given up. Send it again without them, and report it",
+        status=500,
+        code="stop_check_failed",
+    )
+
+
 def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
     """What leases may hold of the pool, all of them and one client's."""
     max_tokens = int(config.max_leased_ratio * allocator.total_tokens)

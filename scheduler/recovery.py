@@ -10,7 +10,8 @@ the tree and the steps in flight count as the truth, and all else is derived fro
     recount  locks, leases and their budget, rows, pages, fences; pages that may still be written wait in quarantine
 
 Only where the tree's structure is broken, or a page has two owners, does every request that holds KV fail, as after
-`memory/self_check.py`. All of it costs a look at the whole pool, which an exception is worth.
+`memory/self_check.py`. Where the recovery itself raises, every request ends and the cache starts afresh. All of it
+costs a look at the whole pool, which an exception is worth.
 """
 
 from __future__ import annotations
@@ -79,14 +80,15 @@ class Recovery:
         refusal: RequestRefused,
         steps: Sequence[tuple[PlannedStep, set[Request]]],
         closed: list[int],
+        events: list[RequestEvent],
         now: float,
-    ) -> list[RequestEvent]:
+    ) -> None:
         """End the live requests at fault, siblings and waiting children included, and put everything else right.
 
         steps: in flight, each with the requests that its result has reached already. closed: gets the serials that a
-        step has opened. Returns the events of those that have ended.
+        step has opened. events: gets the ends. After an exception in here there is `end_all`.
         """
-        events = self._end_families(at_fault, refusal, closed, now)
+        self._end_families(at_fault, refusal, closed, events)
         flying = {request for request in self._live if _rewind(request, steps)}
         self._place(flying)
         try:
@@ -94,9 +96,19 @@ class Recovery:
         except Exception:
             logger.exception("the KV cache cannot be repaired and is reset; all requests that hold KV fail")
             holders = [request for request in self._live if request.kv is not None]
-            events += self._end_families(holders, refusal, closed, now)
+            self._end_families(holders, refusal, closed, events)
             self._reset()
-        return events
+
+    def end_all(self, refusal: RequestRefused, closed: list[int], events: list[RequestEvent]) -> None:
+        """End every request and start afresh with an empty cache: for an exception in `recover` itself. events: of
+        those that have ended already; gets all others."""
+        ended = {event.request for event in events}
+        for request in [request for request in self._live if request not in ended]:
+            events.append(self._end(request, refusal, closed))
+        self._waiting.replace([])
+        self._tiers.keep_only(set())
+        self._prefill.prefilling, self._decode.running = None, []
+        self._reset()
 
     def forget_refused(self, requests: Sequence[Request]) -> None:
         """Forget requests that were never taken in."""
@@ -107,18 +119,17 @@ class Recovery:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _end_families(
-        self, at_fault: Sequence[Request], refusal: RequestRefused, closed: list[int], now: float
-    ) -> list[RequestEvent]:
+        self, at_fault: Sequence[Request], refusal: RequestRefused, closed: list[int], events: list[RequestEvent]
+    ) -> None:
         """End the live ones of these requests, their siblings, and all that cannot go on, with or without them."""
         rids = dict.fromkeys(request.rid for request in at_fault)
         doomed = {request: refusal for rid in rids for request in self._live.of(rid)}
-        events: list[RequestEvent] = []
         self._find_lost(doomed, refusal)
         while doomed:
-            events += [self._end(request, why, closed, now) for request, why in doomed.items()]
+            for request, why in doomed.items():
+                events.append(self._end(request, why, closed))
             doomed = {}
             self._find_lost(doomed, refusal)
-        return events
 
     def _find_lost(self, doomed: dict[Request, RequestRefused], refusal: RequestRefused) -> None:
         """Add the live requests that cannot go on: half ended, not begun, holding what is not theirs, or waiting for a
@@ -150,7 +161,7 @@ class Recovery:
             return request.status is RequestStatus.FINISHED
         return not is_sound(self._memory.cache, request.kv)
 
-    def _end(self, request: Request, refusal: RequestRefused, closed: list[int], now: float) -> RequestEvent:
+    def _end(self, request: Request, refusal: RequestRefused, closed: list[int]) -> RequestEvent:
         """Take a request out of everything, whatever of it is there. What it holds is found and freed by `_recount`."""
         request.finish = FinishReason(type="abort", message=refusal.message)
         request.status = RequestStatus.FINISHED

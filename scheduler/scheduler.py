@@ -31,7 +31,7 @@ from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
 from .fault import RequestFault
 from .jobs.tool_time import ToolTimes
-from .limits import check_queue, duplicate_rid, lease_budget, timed_out, token_not_allowed
+from .limits import check_queue, duplicate_rid, lease_budget, stop_check_failed, timed_out, token_not_allowed
 from .memory.beam_memory import BeamMemory
 from .memory.distrust import Distrust
 from .memory.kv_memory import KVMemory, retire_unwanted, take_back_unfilled
@@ -250,7 +250,12 @@ class Scheduler:
         if self._processing is not None:
             steps.insert(0, self._processing)
         failure = request_failed(shown)
-        events = self._recovery.recover(at_fault, failure, steps, self._closed, now)
+        events: list[RequestEvent] = []
+        try:
+            self._recovery.recover(at_fault, failure, steps, self._closed, events, now)
+        except Exception:
+            logger.exception("the recovery failed; every request ends, and the KV cache starts afresh")
+            self._recovery.end_all(failure, self._closed, events)
         self._counters.failed_requests += len({event.request.rid for event in events if event.refusal is failure})
         self._events += events
 
@@ -410,6 +415,8 @@ class Scheduler:
             self._distrust.end(step.requests, result.failed_rows, now)
         if result.forbidden_rows:
             self._refuse([step.requests[row] for row in result.forbidden_rows], token_not_allowed(), now)
+        if result.unchecked_rows:
+            self._refuse([step.requests[row] for row in result.unchecked_rows], stop_check_failed(), now)
         lengths, samples = batch.seq_lens.tolist(), batch.samples.tolist()
         for row, (request, token_ids) in enumerate(zip(step.requests, result.rows(), strict=True)):
             if request.finish is not None or request.beam_kv is not None:

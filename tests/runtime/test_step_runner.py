@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -130,6 +131,30 @@ def test_of_several_tokens_of_a_row_the_match_names_the_one_that_completes_it():
     result = StepResult.of_rows([[the, space], [the, space, the, space, the], []])
     step_runner._take_tokens(step, result)
     assert result.stop_matches == {1: StopMatch(0, 0, "", token=2)}
+
+
+def test_a_stop_check_that_raises_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch):
+    """Of sequences, and of a search, which is looked at as it is ranked."""
+    he = BACKEND.get_vocab()["he"]
+    logits = torch.full((3, VOCAB_SIZE), -50.0)
+    logits[:, he] = 5.0
+    bad, good, search = greedy(stop=("he",)), greedy(stop=("he",)), make_search(2, stop=("he",))
+    step_runner = make_step_runner(logits)
+    checker = step_runner._stop_string_checker()
+    check = checker.check
+
+    def raise_for_one(serial: int, *args: Any) -> Any:
+        if serial == bad.serial:
+            raise RuntimeError("cannot be looked at")
+        return check(serial, *args)
+
+    monkeypatch.setattr(checker, "check", raise_for_one)
+    monkeypatch.setattr(checker, "check_beams", Mock(side_effect=RuntimeError))
+    steps = [make_step(search, 2, 3, 2, BeamGroup(search.sampling, 100, None, 1).sequences())]
+    result = step_runner.run(make_batch([bad, good, search], beams=steps)).result
+    assert sorted(result.unchecked_rows) == [0, 2]
+    assert result.stop_matches == {1: StopMatch(0, 0, "")}
+    assert step_runner.run(make_batch([greedy(), greedy(), greedy()])).result.unchecked_rows == ()
 
 
 def test_a_sequence_that_is_closed_while_its_step_is_in_flight_is_passed_over():

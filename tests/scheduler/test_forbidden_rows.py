@@ -20,8 +20,13 @@ TRIE = ItemTrie.build(np.array([(5, 6, 7), (5, 8, 9)], dtype=np.int32))
 @pytest.mark.parametrize(
     "wish", [{"trie": TRIE}, {"allowed_token_ids": (5, 6)}, {"trie": TRIE, "beam_width": 2}, {"n": 3}]
 )
+@pytest.mark.parametrize(
+    ("cause", "code"), [("forbidden_rows", "token_not_allowed"), ("unchecked_rows", "stop_check_failed")]
+)
 @PAGES
-def test_the_request_ends_and_the_others_go_on(page_size: int, wish: dict[str, Any], depth: int) -> None:
+def test_the_request_ends_and_the_others_go_on(
+    page_size: int, cause: str, code: str, wish: dict[str, Any], depth: int
+) -> None:
     harness = Harness(page_size=page_size, depth=depth, num_tokens=1024)
     prompts = {rid: prompt_of(70, seed) for seed, rid in enumerate(("before", "bad", "after"))}
     harness.add("before", prompts["before"], 12)
@@ -34,8 +39,9 @@ def test_the_request_ends_and_the_others_go_on(page_size: int, wish: dict[str, A
     def with_a_wrong_token(result: Any, now: float) -> Any:
         rows = [row for row, request in enumerate(harness.scheduler._in_flight[0].requests) if request.rid == "bad"]
         if result.counts.sum() or result.beams:
-            result.forbidden_rows = tuple(rows[-1:]) if not wish.get("beam_width") else tuple(rows)
-            hit.extend(result.forbidden_rows)
+            wrong = tuple(rows[-1:]) if not wish.get("beam_width") else tuple(rows)
+            setattr(result, cause, wrong)
+            hit.extend(wrong)
         return process(result, now)
 
     harness.scheduler.process_result = with_a_wrong_token  # type: ignore[method-assign]
@@ -45,7 +51,7 @@ def test_the_request_ends_and_the_others_go_on(page_size: int, wish: dict[str, A
         if rid in ("before", "after"):
             assert outcome.tokens == expected_output(prompts[rid], 12, frozenset())
         elif rid == "bad":
-            assert isinstance(outcome.refusal, RequestRefused) and outcome.refusal.code == "token_not_allowed"
+            assert isinstance(outcome.refusal, RequestRefused) and outcome.refusal.code == code
             assert outcome.refusal.status == 500 and outcome.finish is not None and outcome.finish.type == "abort"
         else:
             assert outcome.refusal is not None and outcome.refusal.code == "parent_failed"

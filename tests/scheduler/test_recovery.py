@@ -238,3 +238,47 @@ def test_pages_of_a_failed_request_wait_for_the_step_that_writes_them(page_size:
     finish(harness)
     assert harness.allocator.quarantined_tokens == 0
     assert harness.outcomes["other", 0].tokens == expected_output([2] * 20, 12)
+
+
+STAGES = ["_end_families", "_find_lost", "_end", "_place", "_recount", "_reset"]
+
+
+@pytest.mark.parametrize(
+    "kind", [{"page_size": 1}, {"page_size": 16, "depth": 2}, {"page_size": 16, "host_tokens": 2048}]
+)
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_exception_in_the_recovery_itself_ends_every_request_once(
+    stage: str, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop lives, each request gets one end with a reason, and the next request finds a whole pool."""
+    harness = Harness(rows=4, num_tokens=1024, **kind)
+    harness.add("kept", [9] * 20, 4, retain_ttl=1e6)
+    harness.run()
+    harness.add("running", [1] * 20, 20)
+    harness.add("siblings", [2] * 20, 20, n=2)
+    harness.add("search", [4] * 20, 12, beam_width=2)
+    harness.continue_from("running", "child", [3], 4)
+    harness.add("waiting", [5] * 20, 6)
+    for _ in range(4):
+        harness.step()
+    part: Any = harness.scheduler._recovery
+    real, failures = getattr(part, stage), [RuntimeError("again")]
+
+    def raise_once(*args: Any) -> Any:
+        if failures and stage != "_reset":
+            raise failures.pop()
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part, stage, raise_once)
+        if stage == "_reset":  # it is reached only where the count fails first
+            patched.setattr(part, "_recount", Mock(side_effect=MemoryError))
+        (bad, *_) = harness.scheduler.live_of("running")
+        harness._take(harness.scheduler.contain(RuntimeError("the first"), [bad], harness.now))
+    finish(harness)
+    ended = {key: outcome for key, outcome in harness.outcomes.items() if key[0] != "kept"}
+    if stage not in ("_recount", "_reset"):
+        assert all(outcome.refusal is not None for outcome in ended.values()), ended
+    harness.add("next", [1] * 20, 6)
+    finish(harness)
+    assert harness.outcomes["next", 0].tokens == expected_output([1] * 20, 6)

@@ -130,7 +130,7 @@ def set_up(
     return (
         step_runner,
         batch,
-        StepInFlight(batch, previous, np.empty(0, dtype=np.int64), None, None, to_host([]), False, cast(Any, None)),
+        StepInFlight(batch, previous, np.empty(0, dtype=np.int64), None, None, to_host([]), False, cast(Any, None), []),
     )
 
 
