@@ -25,6 +25,7 @@ from ..runtime.text.tokenizer import Tokenizer
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .engine_threads import EngineError, EngineThreads, WorkerFunction
+from .fields.ignored import IgnoredLog
 from .fields.item_trie_source import build_item_trie
 from .fields.namespaces import namespace_of
 from .fields.prompts import PromptBatch
@@ -56,6 +57,7 @@ class Engine:
         self.tokenizer = Tokenizer.load(resolve_model_folder(self.args.tokenizer_path))
         self._threads = EngineThreads(self.args, self.tokenizer, worker or _default_worker())
         self._manager = self._threads.manager
+        self._ignored = IgnoredLog(self.args.server.unknown_fields)
         self._threads.start()
         # Not at the exit of the process, when no thread can be started any more: EngineThreads sees to that.
         weakref.finalize(self, self._threads.end_unused).atexit = False
@@ -210,7 +212,10 @@ class Engine:
         given = {name: value for name, value in given.items() if value is not None}
         if twice := given.keys() & fields.keys():
             raise RequestRefused(f"{twice.pop()} is given twice; give prompt or text, not both")
-        return parse_generate({name: _plain(value) for name, value in (given | fields).items()})
+        ignored = self._ignored.begin()
+        batch = parse_generate({name: _plain(value) for name, value in (given | fields).items()}, ignored=ignored)
+        self._ignored.report(ignored)
+        return batch
 
     async def _answer(self, batch: PromptBatch) -> dict | list[dict]:
         with await self._manager.open(SOLE_CLIENT, batch.prompts, stream=False) as answer:

@@ -43,7 +43,7 @@ class RequestFactory:
             Request(
                 spec,
                 index=index,
-                seed=seed + index,
+                seed=(seed + index) % 2**64,
                 arrival=now,
                 serial=first + index,
                 own_ids=own_ids,

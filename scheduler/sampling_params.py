@@ -16,14 +16,17 @@ MAX_TEMPERATURE = 1e30
 GREEDY_TEMPERATURE = 1e-6
 """Below this a temperature counts as 0, as in SGLang."""
 
-MIN_REPETITION_PENALTY = 1e-6
-"""Logits are divided by it in float32, where anything under 1.2e-38 loses its digits, or is 0."""
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
+"""Logits are divided or multiplied by it in float32, where the smallest are 1.2e-38 and the largest 3.4e38."""
 
 MAX_INT = 2**63 - 1
 """Whole numbers cross the processes in 64 bits."""
 
-MAX_SEED = MAX_INT
-"""Sample i of n adds i, in uint64."""
+MIN_SEED, MAX_SEED = -MAX_INT - 1, MAX_INT
+"""Sample i of n adds i. Noise is made of the sum's 64 bits, so a negative seed is one like any other."""
+
+MAX_BIAS = 100.0
+"""Of one token, either way, as in OpenAI's API."""
 
 MAX_SEQUENCES = 512
 """The largest n and beam_width."""
@@ -62,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: strings that end the output, not part of the text unless ``no_stop_trim``.
     stop_regex: regular expressions, in RE2's syntax, that end the output where they match; the match stays in the text.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
-    logit_bias: token id -> value in [-100, 100] added to its logit.
+    logit_bias: token id -> value in [-MAX_BIAS, MAX_BIAS] added to its logit.
     bad_words: texts whose tokens, with a space before them or without, never come one after the other.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
@@ -121,8 +124,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._refuse("frequency_penalty", "use a value in [-2, 2]")
         if not -2.0 <= self.presence_penalty <= 2.0:
             self._refuse("presence_penalty", "use a value in [-2, 2]")
-        if not MIN_REPETITION_PENALTY <= self.repetition_penalty <= 2.0:
-            self._refuse("repetition_penalty", f"use a value in [{MIN_REPETITION_PENALTY:g}, 2]; 1 is off")
+        if not MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            least, most = f"{MIN_REPETITION_PENALTY:g}", f"{MAX_REPETITION_PENALTY:g}"
+            self._refuse("repetition_penalty", f"use a value in [{least}, {most}]; 1 is off")
         if not 1 <= self.n <= MAX_SEQUENCES:
             self._refuse("n", f"use 1 to {MAX_SEQUENCES}")
         self._check_stops()
@@ -130,10 +134,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"stop_token_ids has {len(self.stop_token_ids)} ids; use at most {MAX_STOP_TOKEN_IDS}")
         if self.logit_bias and len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias has {len(self.logit_bias)} entries; use at most {MAX_LOGIT_BIAS}")
-        if self.logit_bias and not all(-100.0 <= value <= 100.0 for value in self.logit_bias.values()):
+        if self.logit_bias and not all(-MAX_BIAS <= value <= MAX_BIAS for value in self.logit_bias.values()):
             self._refuse("logit_bias", "use values in [-100, 100]")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            self._refuse("seed", "use 0 to 2**63 - 1")
+        if self.seed is not None and not MIN_SEED <= self.seed <= MAX_SEED:
+            self._refuse("seed", "use a whole number of 64 bits, or leave it out")
         if self.item_trie is not None:
             if len(self.item_trie) > MAX_NAME_CHARS:
                 raise ValueError(f"item_trie has {len(self.item_trie)} characters; names have at most {MAX_NAME_CHARS}")

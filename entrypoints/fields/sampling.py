@@ -11,7 +11,7 @@ import msgspec
 
 from ...runtime.text.stop_regex import check_stop_regex
 from ...scheduler.outcome import RequestRefused
-from ...scheduler.sampling_params import SamplingParams
+from ...scheduler.sampling_params import MAX_BIAS, SamplingParams
 from .foreign_fields import settle_fields
 from .ignored import Ignored
 from .reading import PerPrompt, shown, spread
@@ -80,6 +80,8 @@ def parse_sampling_params(
     for name in ("beam_width", "top_k"):
         if values.get(name) == 0 and type(values[name]) is int:
             del values[name]  # 0 means no search, and no limit
+    if values.get("seed") == -1 and type(values["seed"]) is int:
+        del values["seed"]  # as llama.cpp and vLLM have it
     if (early := values.get("early_stopping", False)) not in (True, False, "never") or type(early) in (int, float):
         name = f"{where}.early_stopping"
         raise RequestRefused(f'{name} is {shown(early)}; it takes true, false or "never"', param=name)
@@ -98,11 +100,17 @@ def parse_sampling_params(
 
 
 def _logit_bias(given: dict, where: str) -> dict[int, Any]:
-    """Turn the keys into token ids; JSON has only string keys."""
+    """Turn the keys into token ids; JSON has only strings. Values beyond the limit count as it, as in vLLM."""
     try:
-        return {int(token_id): value for token_id, value in given.items()}
+        return {int(token_id): _within_bias(value) for token_id, value in given.items()}
     except ValueError:
         raise RequestRefused(f"{where}.logit_bias: its keys must be token ids", param=f"{where}.logit_bias") from None
+
+
+def _within_bias(value: Any) -> Any:
+    if type(value) in (int, float) and value == value:
+        return min(max(value, -MAX_BIAS), MAX_BIAS)
+    return value
 
 
 def _readable(message: str) -> tuple[str, str | None]:

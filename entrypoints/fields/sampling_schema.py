@@ -11,6 +11,7 @@ from ...scheduler.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
+    MAX_REPETITION_PENALTY,
     MAX_SEED,
     MAX_SEQUENCES,
     MAX_STOP_CHARS,
@@ -20,6 +21,7 @@ from ...scheduler.sampling_params import (
     MAX_STOPS,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
+    MIN_SEED,
     SamplingParams,
 )
 from ..description.json_schema import Properties, Schema, either, enum, flag, list_of, number, string, whole
@@ -36,12 +38,14 @@ _LIMITED: Properties = {
     "min_p": number("Sample among tokens that have this share of the likeliest one's probability.", 0, 1),
     "frequency_penalty": number("Taken from a token's logit for each time the output has it.", -2, 2),
     "presence_penalty": number("Taken from a token's logit once the output has it.", -2, 2),
-    "repetition_penalty": number("Divides the logits of tokens that prompt or output have.", MIN_REPETITION_PENALTY, 2),
+    "repetition_penalty": number(
+        "Divides the logits of tokens that prompt or output have.", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    ),
     "logit_bias": {
         "type": "object",
-        "description": "Token id -> what is added to its logit.",
+        "description": "Token id -> what is added to its logit; beyond -100 and 100 it counts as these.",
         "propertyNames": {"pattern": "^[0-9]{1,18}$"},
-        "additionalProperties": number("", -100, 100),
+        "additionalProperties": number(""),
         "maxProperties": MAX_LOGIT_BIAS,
     },
     "stop": either(
@@ -60,7 +64,7 @@ _LIMITED: Properties = {
     "no_stop_trim": flag("Leave the stop string in the text."),
     "skip_special_tokens": flag("Leave special tokens out of the text."),
     "spaces_between_special_tokens": flag("As transformers has it."),
-    "seed": whole("The same seed and prompt give the same tokens.", 0, MAX_SEED),
+    "seed": whole("The same seed and prompt give the same tokens; -1: drawn by the server.", MIN_SEED, MAX_SEED),
     "n": whole("Independent samples; of a beam search, how many of its sequences are returned.", 1, MAX_SEQUENCES),
     "beam_width": whole("Search for the likeliest sequences with so many beams; 0: sample.", 0, MAX_SEQUENCES),
     "length_penalty": number("Of a beam search: scores are divided by length ** this.", -10, 10),

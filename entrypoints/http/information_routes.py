@@ -83,6 +83,7 @@ class InformationRoutes:
         settings["served_model_name"] = self._args.served_model_name
         settings["default_sampling_params"] = self._defaults
         worker = await self._manager.control.info()
+        settings["max_total_num_tokens"] = worker.get("max_total_tokens")  # SGLang's name
         return JSONAnswer({**settings, "version": baton_version(), "internal_states": [worker]})
 
     async def version(self) -> Response:

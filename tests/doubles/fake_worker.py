@@ -192,7 +192,7 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
         raise ModelLoadError(behaviour["start_error"])
     while behaviour.get("start_hang") and not stop.is_set():
         time.sleep(0.05)
-    info = {"context_length": behaviour.get("context_length", 4096), "vocab_size": VOCAB_SIZE}
+    info = {"max_total_tokens": 4096, "context_length": behaviour.get("context_length", 4096), "vocab_size": VOCAB_SIZE}
     info["max_running_requests"] = 8
     outbox.send(WorkerReady(info=msgspec.json.encode(info)))
     samples: dict[tuple[str, int], Sample | Search] = {}

@@ -51,6 +51,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
+def test_fields_without_effect_are_logged_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        engine.generate("abc", {"max_new_tokens": 1, "repeat_last_n": 64})
+    (line,) = [record.message for record in caplog.records if "has no effect" in record.message]
+    assert "repeat_last_n" in line
+
+
 def test_generate(engine: Engine) -> None:
     answer = engine.generate("abc", {"max_new_tokens": 4}, rid="mine")
     assert answer["text"] == "abca" and answer["meta_info"]["id"] == "mine"

@@ -51,6 +51,12 @@ def test_stop_noticed_one_step_late_rolls_back(page_size: int, depth: int) -> No
     assert harness.cache.evictable_tokens == committed
 
 
+def test_siblings_of_a_negative_seed_count_on_in_64_bits() -> None:
+    harness = Harness()
+    harness.add("a", [1] * 4, 2, n=3, seed=-2)
+    assert [request.seed for request in harness.scheduler.live_requests] == [2**64 - 2, 2**64 - 1, 0]
+
+
 def test_second_request_reuses_the_first_ones_prompt() -> None:
     harness = Harness(page_size=16)
     prompt = prompt_of(70)

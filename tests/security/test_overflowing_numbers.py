@@ -47,6 +47,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         {"top_p": 1e-300, "top_k": 2**40},
         {"min_p": 5e-324},
         {"presence_penalty": -2, "frequency_penalty": -2, "repetition_penalty": 1e-6, "logit_bias": {"11": 100}},
+        {"repetition_penalty": 1e6, "logit_bias": {"11": 1e300}, "seed": -(2**63)},
         {"logit_bias": {str(token): -100 for token in ALLOWED}, "temperature": 1e-6},
     ],
     ids=str,

@@ -30,6 +30,7 @@ def test_information(server: ServerUnderTest) -> None:
     info = get("/server_info").json()
     assert info["served_model_name"] == "echo" and info["max_body_mb"] == 4 and "api_key" not in info
     assert info["internal_states"][0]["vocab_size"] == 257
+    assert info["max_total_num_tokens"] == info["internal_states"][0]["max_total_tokens"]
     assert get("/get_server_info").status_code == 200
     assert get("/cache/tiers").json() == info["internal_states"][0], "the worker's double answers every question alike"
     assert get("/v1/models").json()["data"][0]["id"] == "echo"

@@ -79,6 +79,20 @@ def test_a_top_k_of_zero_is_none() -> None:
     assert "expected int, got bool" in error.message and error.param == "sampling_params.top_k"
 
 
+def test_numbers_that_clients_of_vllm_and_llama_cpp_send() -> None:
+    """A seed of -1 is none, other negative seeds are seeds, and a bias beyond the limit counts as the limit."""
+    assert parse_sampling_params({"seed": -1}) == SamplingParams()
+    assert parse_sampling_params({"seed": -1, "beam_width": 2}) == SamplingParams(beam_width=2)
+    assert parse_sampling_params({"seed": -2}) == SamplingParams(seed=-2)
+    assert parse_sampling_params({"repetition_penalty": 5}) == SamplingParams(repetition_penalty=5.0)
+    biases = {"1": -1e9, "2": 10**400, "3": 100, "4": 99.5}
+    assert parse_sampling_params({"logit_bias": biases}).logit_bias == {1: -100, 2: 100, 3: 100, 4: 99.5}
+    error = refusal(text="a", sampling_params={"logit_bias": {"1": float("nan")}})
+    assert error.param == "sampling_params.logit_bias"
+    error = refusal(text="a", sampling_params={"logit_bias": {"1": True}})
+    assert error.param == "sampling_params.logit_bias"
+
+
 def test_unknown_fields_name_the_nearest() -> None:
     assert "did you mean input_ids?" in refusal(inputids=[1]).message
     assert "known fields: text, input_ids" in refusal(qqq=1).message

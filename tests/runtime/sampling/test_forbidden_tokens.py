@@ -19,7 +19,7 @@ from baton.runtime.sampling.ops import TORCH_OPS
 from baton.runtime.sampling.sampler import Sampler
 from baton.scheduler.batch import BeamCandidates
 from baton.scheduler.constraints.constraint import AllowedTokens
-from baton.scheduler.sampling_params import MAX_TEMPERATURE, MIN_REPETITION_PENALTY
+from baton.scheduler.sampling_params import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
 
 SEED = int(os.environ.get("BATON_NUMBERS_SEED", "31"))
 VOCAB = 300
@@ -32,7 +32,7 @@ NUMBERS: dict[str, list[float]] = {
     "min_p": [0.0, -0.0, 5e-324, 1e-45, 0.5, 1 - 2**-53, 1.0],
     "frequency_penalty": [0.0, -0.0, 5e-324, -1e-45, 2.0, -2.0],
     "presence_penalty": [0.0, -0.0, 5e-324, -1e-45, 2.0, -2.0],
-    "repetition_penalty": [MIN_REPETITION_PENALTY, 1 - 2**-53, 1.0, 1 + 2**-23, 2.0],
+    "repetition_penalty": [MIN_REPETITION_PENALTY, 1 - 2**-53, 1.0, 1 + 2**-23, 2.0, MAX_REPETITION_PENALTY],
     "min_new_tokens": [0, 3],
 }
 
