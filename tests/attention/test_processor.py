@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_processor import AVX2, lower_to_avx2
 
 from baton.attention import processor
+from tests.doubles.lowered_processor import AVX2, lower_to_avx2
 
 FULL = AVX2 | {"avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_tile"}
 KINDS = (torch.float32, torch.bfloat16, torch.float16)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_scene import CPU, HEAD_DIM, Scene
 
 from baton.attention import shared_prefix, torch_native
 from baton.attention.backend import SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
+from tests.doubles.attention_scene import CPU, HEAD_DIM, Scene
 
 
 @pytest.fixture(autouse=True)

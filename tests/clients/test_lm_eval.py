@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_envs import env_python
-from server_under_test import ServerUnderTest
+
+from tests.doubles.foreign_envs import env_python
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 

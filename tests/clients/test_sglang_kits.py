@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from foreign_envs import env_python
-from server_under_test import ServerUnderTest
+
+from tests.doubles.foreign_envs import env_python
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 

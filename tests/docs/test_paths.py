@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doc_pages import PAGES, PAGES_OF_EXAMPLES, ROOT, name_of, prose
+
+from tests.doubles.doc_pages import PAGES, PAGES_OF_EXAMPLES, ROOT, name_of, prose
 
 EVERY_PAGE = PAGES + PAGES_OF_EXAMPLES
 FILE = re.compile(r"(?<![\w/.…*-])(?:\.\./)*((?:[\w*-]+/)*[\w*]+\.py)\b")

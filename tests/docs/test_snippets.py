@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import PAGES, ROOT, Fence, count_marks, name_of, read_fences
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.lang import set_default_backend
+from tests.doubles.doc_pages import PAGES, ROOT, Fence, count_marks, name_of, read_fences
+from tests.doubles.server_under_test import ServerUnderTest
 
 RUN = ("bash", "python")
 TIMEOUT_S = 30

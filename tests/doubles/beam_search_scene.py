@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kv_echo import VOCAB, expected_beams
-from scheduler_harness import Harness
 
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.kv_echo import VOCAB, expected_beams
+from tests.doubles.scheduler_harness import Harness
 
 EOS = tuple(range(0, VOCAB, 20))
 PROMPT = list(range(1, 38))

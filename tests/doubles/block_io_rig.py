@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from disk_blocks import key_of, payload_of
 
 from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
+from tests.doubles.disk_blocks import key_of, payload_of
 
 NEVER = float("inf")
 PAGE = 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from byte_tokenizer import CHAT_TEMPLATE
 
 from baton.entrypoints.chat.answer_parsers import AnswerParsers
 from baton.entrypoints.chat.conversations import Conversations, GoesOn, Turn
@@ -13,6 +12,7 @@ from baton.entrypoints.chat.messages import Conversation
 from baton.entrypoints.chat.rendering import Renderer
 from baton.entrypoints.chat.template_choice import ChatTemplates, has_place_for_tools
 from baton.runtime.text.chat_template import ChatTemplate
+from tests.doubles.byte_tokenizer import CHAT_TEMPLATE
 
 
 def make_renderer(template: str = CHAT_TEMPLATE) -> Renderer:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-DOUBLES = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 CAPABILITIES = (80, 90, 100)
@@ -21,7 +21,7 @@ CAPABILITIES = (80, 90, 100)
 def compile_apart(code: str, cache: Path) -> dict[int, str]:
     """Capability -> what ``code`` prints when it finds it in ``capability``. cache: a folder for what is compiled."""
     pytest.importorskip("triton")
-    paths = [str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("TRITON_INTERPRET", None)
     each = "".join(f"capability = {capability}\n{code}\nprint(end='\\0')\n" for capability in CAPABILITIES)

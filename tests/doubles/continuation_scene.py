@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_harness import Harness
 
 from baton.scheduler.request import Inheritance
+from tests.doubles.scheduler_harness import Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from block_kernel import kernel
-from fake_flashinfer import FakeFlashInfer
-from forced_options import FORCED
 
 from baton.attention.flashinfer.backend import FlashInferBackend
 from baton.attention.flashinfer.kv_indices import build_kv_indices
@@ -19,6 +16,9 @@ from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.runner.cuda_graph import GraphRunner
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.runner.model_runner import ModelRunner
+from tests.doubles.block_kernel import kernel
+from tests.doubles.fake_flashinfer import FakeFlashInfer
+from tests.doubles.forced_options import FORCED
 
 
 class Rerun:

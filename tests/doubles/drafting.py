@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from kv_echo import VOCAB, expected_output
 
 from baton.scheduler.request import Request
 from baton.scheduler.speculation.drafts import Draft
 from baton.scheduler.speculation.sequence_drafts import SequenceDrafts, Source
+from tests.doubles.kv_echo import VOCAB, expected_output
 
 
 class EchoDrafter:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import plain_msgpack
 import zmq
-from block_mirror import BlockMirror
 
 from baton.radix.events.block_events import AllCleared, BlockEvent, BlocksRemoved, BlocksStored
+from tests.doubles import plain_msgpack
+from tests.doubles.block_mirror import BlockMirror
 
 WAIT_MS = 20_000
 END = b"\xff" * 8

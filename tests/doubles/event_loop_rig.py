@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kv_echo import KVEchoModel
-from tier_rig import FakeTiers
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -31,6 +29,8 @@ from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from tests.doubles.kv_echo import KVEchoModel
+from tests.doubles.tier_rig import FakeTiers
 
 ROWS, CONTEXT, TOKENS = 8, 128, 512
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 
 class EventStream:

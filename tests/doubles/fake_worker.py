@@ -9,7 +9,7 @@ there is "pairs", whose items have two tokens, and "empty". More is said in BATO
     hang_after    neither answer nor report after so many steps; start_hang: never become ready
     context_length (4096)                        refuse        rids refused by the scheduler with a 400
     says           [[needle, answer], ...]: the answer to a prompt that holds the needle, of several the last one
-This folder must be on PYTHONPATH.
+The checkout must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from byte_tokenizer import EOS_ID, VOCAB_SIZE
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.checkpoint.model_files import ModelLoadError
@@ -46,6 +45,7 @@ from baton.runtime.messages import (
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from tests.doubles.byte_tokenizer import EOS_ID, VOCAB_SIZE
 
 
 @dataclass

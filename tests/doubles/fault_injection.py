@@ -13,11 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from scheduler_harness import Harness
-
 import baton.memory_pool.allocator
 import baton.radix.cache
 import baton.scheduler.scheduler
+from tests.doubles.scheduler_harness import Harness
 
 FOLDERS = tuple(
     str(Path(str(module.__file__)).resolve().parent)

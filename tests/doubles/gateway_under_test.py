@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
-from foreign_envs import env_folder, env_python
-from server_under_test import ServerUnderTest, free_port
+
+from tests.doubles.foreign_envs import env_folder, env_python
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 
 COMMANDS = {
     "smg": ("smg", "launch"),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cache_rig import CacheRig, int32
 
 from baton.memory_pool.allocator import Allocator
 from baton.radix.invariants import check_tree, conservation
@@ -15,6 +14,7 @@ from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, Blo
 from baton.radix.tiers.block_tier import BlockTier
 from baton.radix.tiers.host_invariants import check_blocks, check_host
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
+from tests.doubles.cache_rig import CacheRig, int32
 
 
 def tokens(count: int, first: int = 1) -> np.ndarray:

@@ -7,7 +7,8 @@ import socket
 from typing import Any
 
 import httpx
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 
 def generate(server: ServerUnderTest, max_new_tokens: int = 4, **fields: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cache_rig import CacheRig
-from policy_scene import FILL_TIME, waiting_request
-
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.job import FinishedStep, Job
 from baton.scheduler.policies.tools import PolicyTools
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.policy_scene import FILL_TIME, waiting_request
 
 
 def tools(**more) -> PolicyTools:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forced_options import FORCED
-from specs import make_spec
-
 from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
@@ -26,6 +23,8 @@ from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import FoundTokens, Inheritance
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.forced_options import FORCED
+from tests.doubles.specs import make_spec
 
 
 @dataclass

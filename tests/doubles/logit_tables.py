@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import trained_tokenizers
-from sampling_requests import make_info
 
 from baton.memory_pool.req_to_token import RowUpdates
 from baton.runtime.runner.model_runner import ForwardOutput
@@ -26,6 +24,8 @@ from baton.scheduler.batch import (
     ScheduleBatch,
     SequenceInfo,
 )
+from tests.doubles import trained_tokenizers
+from tests.doubles.sampling_requests import make_info
 
 BACKEND = trained_tokenizers.byte_level()
 VOCAB_SIZE = BACKEND.get_vocab_size()

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from prompts import make_prompt
 
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.messages import ControlReply, TextOutput, TextOutputs, TokenOutput, ToWorker, WorkerReady
@@ -25,6 +24,7 @@ from baton.runtime.tokenizer_manager import TokenizerManager
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.prompts import make_prompt
 
 
 class Backend:

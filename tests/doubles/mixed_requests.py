@@ -7,12 +7,12 @@ import random
 from typing import Any
 
 import numpy as np
-from local_worker import Answer
-from specs import make_spec
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import Answer
+from tests.doubles.specs import make_spec
 
 BANNED = ((311,), *((i, j) for i in range(280, 340) for j in (198, 281, 300, 335)), *((i, 311, 75) for i in range(400)))
 """Token sequences that the toy model likes to say."""

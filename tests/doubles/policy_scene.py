@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from specs import make_spec
 
 from baton.radix.kv_sequence import KVSequence
 from baton.radix.lease import Lease, LeaseState
@@ -13,6 +12,7 @@ from baton.scheduler.request import Inheritance, Request
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import TokenBuffer
+from tests.doubles.specs import make_spec
 
 FILL_TIME = FillTime(1000, fixed=10.0)
 

@@ -10,9 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from kv_echo import KVEchoModel, Stage, StepFailed
-from specs import make_spec
-from tier_rig import FakeBlocks, FakeTiers
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -33,6 +30,9 @@ from baton.scheduler.request_spec import ContinuationSpec, Predecessor
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.kv_echo import KVEchoModel, Stage, StepFailed
+from tests.doubles.specs import make_spec
+from tests.doubles.tier_rig import FakeBlocks, FakeTiers
 
 PAGES = pytest.mark.parametrize("page_size", [1, 16, 64])
 

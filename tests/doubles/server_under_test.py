@@ -21,6 +21,7 @@ import httpx
 import psutil
 
 DOUBLES = Path(__file__).parent
+ROOT = DOUBLES.parents[1]
 
 
 def free_port() -> int:
@@ -56,7 +57,7 @@ class ServerUnderTest:
         self.tmp = Path(tempfile.mkdtemp(prefix="t"))
         what = ["-m", "baton.entrypoints.launch_server"] if behaviour is None else [str(DOUBLES / launcher)]
         env = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "BATON_FAKE_WORKER": json.dumps(behaviour or {}),
             "TMPDIR": str(self.tmp),
             "OMP_NUM_THREADS": "1",

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from kv_echo import VOCAB, Stage, expected_beams, expected_output
-from scheduler_harness import Harness
 
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
@@ -20,6 +18,8 @@ from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.kv_echo import VOCAB, Stage, expected_beams, expected_output
+from tests.doubles.scheduler_harness import Harness
 
 SEED = int(os.environ.get("BATON_SIM_SEED", "20"))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu_graphs import count_replays
-from model_driver import ModelDriver
 
 from baton.runtime.runner.model_runner import ModelRunner
+from tests.doubles.cpu_graphs import count_replays
+from tests.doubles.model_driver import ModelDriver
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

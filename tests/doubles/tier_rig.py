@@ -8,7 +8,6 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from kv_echo import KVEchoModel
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.tiers.block_store import StoreSize
@@ -18,6 +17,7 @@ from baton.radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, Blo
 from baton.radix.tiers.block_tier import BlockTier
 from baton.radix.tiers.host_invariants import check_blocks, check_host
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
+from tests.doubles.kv_echo import KVEchoModel
 
 
 @dataclass

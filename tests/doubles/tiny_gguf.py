@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_reference
 from tokenizers import pre_tokenizers
+
+from tests.doubles.tiny_models import make_reference
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["Ġ Ġ", "l l", "h e", "he ll", "hell o", "Ġ hello", "1 2", "Ġ 1", "' s"]

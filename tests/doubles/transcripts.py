@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from server_under_test import ServerUnderTest
-
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.server_under_test import ServerUnderTest
 
 Message = dict[str, Any]
 

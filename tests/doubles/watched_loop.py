@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from event_loop_rig import Rig
-
 from baton.runtime.messages import TreeRows, WatchReport, WatchRequests
 from baton.scheduler.watching.life import Life
+from tests.doubles.event_loop_rig import Rig
 
 
 class WatchedLoop(Rig):

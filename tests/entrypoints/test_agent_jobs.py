@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import openai
 import pytest
-from server_under_test import ServerUnderTest
 
 from benchmarks.agents.workload import Sizes, plan_jobs
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

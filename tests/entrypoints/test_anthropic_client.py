@@ -12,7 +12,8 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

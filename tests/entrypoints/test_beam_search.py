@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from http_calls import raw_post
-from server_under_test import ServerUnderTest
+
+from tests.doubles.http_calls import raw_post
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_under_test import ServerUnderTest
-from transcripts import TRANSCRIPTS, play, said_by_ids, tool, user
 
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.server_under_test import ServerUnderTest
+from tests.doubles.transcripts import TRANSCRIPTS, play, said_by_ids, tool, user
 
 pytestmark = pytest.mark.process
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from continued_engine import (
+
+from baton.entrypoints.engine import Engine
+from baton.scheduler.outcome import RequestRefused
+from tests.doubles.continued_engine import (
     GREEDY,
     PROMPT,
     SAMPLED,
@@ -24,9 +27,6 @@ from continued_engine import (
     suffix_ids,
     toy_engine,
 )
-
-from baton.entrypoints.engine import Engine
-from baton.scheduler.outcome import RequestRefused
 
 
 @pytest.fixture(scope="module", params=[1, 16], ids=["page1", "page16"])

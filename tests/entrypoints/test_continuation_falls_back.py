@@ -9,7 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from continued_engine import (
+
+from baton.entrypoints.engine import Engine
+from baton.scheduler.outcome import RequestRefused
+from tests.doubles.continued_engine import (
     GREEDY,
     ONE,
     POOL,
@@ -26,9 +29,6 @@ from continued_engine import (
     suffix_ids,
     toy_engine,
 )
-
-from baton.entrypoints.engine import Engine
-from baton.scheduler.outcome import RequestRefused
 
 
 @pytest.fixture(scope="module", params=[1, 16], ids=["page1", "page16"])

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byte_tokenizer import write_byte_tokenizer
-from fake_worker import run_fake_worker
 
 from baton.entrypoints.engine import Engine, EngineError
 from baton.entrypoints.server_config import UsageError
@@ -25,6 +23,8 @@ from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import WorkerConfig
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
+from tests.doubles.fake_worker import run_fake_worker
 
 LONG = {"max_new_tokens": 4000}
 
@@ -221,7 +221,7 @@ def test_a_forked_process_is_told_that_the_engine_is_not_its_own(model: Path) ->
     script = """
         import asyncio, gc, os, sys
         from pathlib import Path
-        from fake_worker import run_fake_worker
+        from tests.doubles.fake_worker import run_fake_worker
         from baton.entrypoints.engine import Engine, EngineError
 
         def worker(config, endpoints, stop):
@@ -257,10 +257,10 @@ def test_a_forked_process_is_told_that_the_engine_is_not_its_own(model: Path) ->
             next(stream)
             assert engine.generate("abc", {"max_new_tokens": 2})["text"] == "ab"
     """
-    doubles = Path(__file__).parent.parent / "doubles"
+    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(model)],
-        env=os.environ | {"PYTHONPATH": str(doubles)},
+        env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=120,  # the call that hung here never ended

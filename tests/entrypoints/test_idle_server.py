@@ -6,7 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

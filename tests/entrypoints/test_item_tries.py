@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.constraints.item_trie import ItemTrieError
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.server_under_test import ServerUnderTest
 
 TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"
 FLAGS = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu", "--max-running-requests", "1")

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
-from event_follower import Follower, ask, following
-from server_under_test import ServerUnderTest, free_port
 
 from baton.radix.events.block_events import AllCleared, BlocksStored
 from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events.publisher import KVEventPublisher
+from tests.doubles.event_follower import Follower, ask, following
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,8 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessage
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_under_test import ServerUnderTest
-from transcripts import TRANSCRIPTS, play
+
+from tests.doubles.server_under_test import ServerUnderTest
+from tests.doubles.transcripts import TRANSCRIPTS, play
 
 FOLDER = Path(os.environ.get("BATON_REAL_MODEL", "build/models/SmolLM2-135M-Instruct"))
 

@@ -11,10 +11,10 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response
-from server_under_test import ServerUnderTest
-from transcripts import TRANSCRIPTS, Message, said_by_ids
 
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.server_under_test import ServerUnderTest
+from tests.doubles.transcripts import TRANSCRIPTS, Message, said_by_ids
 
 pytestmark = pytest.mark.process
 

@@ -14,7 +14,8 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseStreamEvent
 from pydantic import TypeAdapter
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from byte_tokenizer import EOS_ID
-from server_under_test import ServerUnderTest
+
+from tests.doubles.byte_tokenizer import EOS_ID
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

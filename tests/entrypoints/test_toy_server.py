@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

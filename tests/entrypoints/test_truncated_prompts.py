@@ -8,10 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from byte_tokenizer import EOS_ID
-from server_under_test import ServerUnderTest
 
 from baton.runtime.text.prompt_tokenizer import MAX_TOKENS_OF_CALL
+from tests.doubles.byte_tokenizer import EOS_ID
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

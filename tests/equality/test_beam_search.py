@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from local_worker import Answer, LocalWorker
-from specs import make_spec
-from tiny_models import save_reference
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import Answer, LocalWorker
+from tests.doubles.specs import make_spec
+from tests.doubles.tiny_models import save_reference
 
 pytestmark = pytest.mark.equality
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_worker import LocalWorker
-from specs import make_spec
 
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.specs import make_spec
 
 pytestmark = pytest.mark.equality
 

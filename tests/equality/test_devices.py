@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_worker import Answer, LocalWorker
-from mixed_requests import assert_same_answers, mixed_requests, some_items
-from specs import make_spec
 
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import Answer, LocalWorker
+from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
+from tests.doubles.specs import make_spec
 
 pytestmark = pytest.mark.equality
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from local_worker import LocalWorker
-from mixed_requests import mixed_requests, some_items
 
 from baton.runtime.step_runner import StepInFlight
 from baton.scheduler.batch import ScheduleBatch
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.mixed_requests import mixed_requests, some_items
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
 SEED = 3

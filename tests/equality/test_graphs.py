@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_graphs import count_replays, graph_backends
-from local_worker import LocalWorker
-from mixed_requests import assert_same_answers, mixed_requests, some_items
-from specs import make_spec
 
 from baton.attention.flashinfer import backend as flashinfer
 from baton.attention.flashinfer import kernel
 from baton.attention.graph_shape import GraphKind
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.cpu_graphs import count_replays, graph_backends
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
+from tests.doubles.specs import make_spec
 
 pytestmark = pytest.mark.equality
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_worker import LocalWorker
-from mixed_requests import assert_same_answers, mixed_requests, some_items
+
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
 
 pytestmark = pytest.mark.equality
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_worker import LocalWorker
-from mixed_requests import assert_same_answers, mixed_requests, some_items
 
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
 
 pytestmark = pytest.mark.equality
 

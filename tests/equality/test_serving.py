@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_worker import LocalWorker
-from tiny_models import MODELS, save_reference
 
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.tiny_models import MODELS, save_reference
 
 pytestmark = pytest.mark.equality
 

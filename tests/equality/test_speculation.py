@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_worker import Answer, LocalWorker
-from mixed_requests import assert_same_answers, mixed_requests, some_items
 
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.speculation.drafts import Draft
 from baton.scheduler.speculation.sequence_drafts import SequenceDrafts, Source
+from tests.doubles.local_worker import Answer, LocalWorker
+from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
 
 pytestmark = pytest.mark.equality
 

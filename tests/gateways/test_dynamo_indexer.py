@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from block_mirror import BlockMirror, blocks_in_tree
-from event_follower import ask, read_batch
-from foreign_envs import env_python
-from host_rig import TierRig
-from server_under_test import free_port
 
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events.publisher import KVEventPublisher
+from tests.doubles.block_mirror import BlockMirror, blocks_in_tree
+from tests.doubles.event_follower import ask, read_batch
+from tests.doubles.foreign_envs import env_python
+from tests.doubles.host_rig import TierRig
+from tests.doubles.server_under_test import free_port
 
 pytestmark = [pytest.mark.gateways, pytest.mark.slow]
 

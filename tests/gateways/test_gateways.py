@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_under_test import GatewayUnderTest, outputs_of
-from server_under_test import ServerUnderTest, free_port
+
+from tests.doubles.gateway_under_test import GatewayUnderTest, outputs_of
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 
 pytestmark = [pytest.mark.gateways, pytest.mark.slow]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_under_test import ServerUnderTest
-from small_model import write_small_model
 
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.server_under_test import ServerUnderTest
+from tests.doubles.small_model import write_small_model
 
 PROGRAMS = os.environ.get("BATON_HARNESSES", "")
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.cache import MatchResult, StaleHandleError
 from baton.radix.kv_sequence import KVSequence
+from tests.doubles.cache_rig import CacheRig
 
 PAGES = [1, 4, 16]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
+from tests.doubles.cache_rig import CacheRig
 
 PAGES = [1, 4, 16]
 

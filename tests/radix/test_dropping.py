@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.cuts import truncate
 from baton.radix.dropping import drop_path
+from tests.doubles.cache_rig import CacheRig
 
 
 def tokens(*values: int) -> np.ndarray:

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.following import MAX_CHILDREN, what_followed
 from baton.radix.invariants import check_tree
+from tests.doubles.cache_rig import CacheRig
 
 PAGES = pytest.mark.parametrize("page_size", [1, 16, 64])
 

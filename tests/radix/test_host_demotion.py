@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_rig import TierRig, tokens
 
 from baton.radix.dropping import drop_path
 from baton.radix.lease import LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 from baton.radix.node import TreeNode
 from baton.radix.tiers.host_tier import HostPolicy
+from tests.doubles.host_rig import TierRig, tokens
 
 SELECTIVE = HostPolicy(min_hits=5)
 POLICIES = pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, Running
 
 from baton.radix.invariants import Account, InvariantError, check_tree, conservation, dump
 from baton.radix.node import ID_BYTES
+from tests.doubles.cache_rig import CacheRig, Running
 
 
 def tokens(count: int, first: int = 0) -> np.ndarray:

@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, Running
-from policy_scene import fcfs
 
 from baton.radix.cuts import fork_sequence, truncate
 from baton.radix.invariants import check_leases
 from baton.radix.lease import Lease, LeaseCounts, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
+from tests.doubles.cache_rig import CacheRig, Running
+from tests.doubles.policy_scene import fcfs
 
 lease_value = fcfs().lease_value
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
-from policy_scene import fcfs
 
 from baton.radix.invariants import check_leases
 from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.policy_scene import fcfs
 
 
 class Scene:

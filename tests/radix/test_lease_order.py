@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
-from policy_scene import fcfs
 
 from baton.radix.invariants import InvariantError, check_leases
 from baton.radix.lazy_heap import SPARE_ENTRIES, LazyHeap
 from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms, LeaseValue
 from baton.radix.lease_budget import LeaseBudget
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.policy_scene import fcfs
 
 lease_value = fcfs().lease_value
 

@@ -11,10 +11,10 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, Running
 
 from baton.radix import cache as cache_module
 from baton.radix.node import TreeNode
+from tests.doubles.cache_rig import CacheRig, Running
 
 SEED = int(os.environ.get("BATON_RADIX_SEED", "1"))
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.invariants import InvariantError, check_tree
 from baton.radix.node import TreeNode
 from baton.radix.residency import DeviceOnly
+from tests.doubles.cache_rig import CacheRig
 
 
 def tokens(*ids: int) -> np.ndarray:

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, int32
 
 from baton.radix.node import TreeNode
 from baton.radix.retire import retire
+from tests.doubles.cache_rig import CacheRig, int32
 
 
 def end_of(rig: CacheRig, ids: np.ndarray) -> TreeNode:

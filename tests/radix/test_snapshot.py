@@ -6,14 +6,14 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, int32
-from kv_echo import prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.radix.cache import RadixCache
 from baton.radix.node import TreeNode
 from baton.radix.retire import retire
 from baton.radix.snapshot import HEAD_TOKENS, HIDDEN, MANY, NO_ROW, ROW, Has, TreeWalk
+from tests.doubles.cache_rig import CacheRig, int32
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 class Seen:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, int32
 
 from baton.radix.node import TreeNode
+from tests.doubles.cache_rig import CacheRig, int32
 
 
 class Listener:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from byte_tokenizer import write_byte_tokenizer
 
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")

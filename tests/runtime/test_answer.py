@@ -6,8 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from packed_logprobs import chunk
-from prompts import make_prompt
 
 from baton.runtime.answer import Answer, Output, TokenLogprob
 from baton.runtime.messages import BeamOutput, TextOutput, TokenOutput
@@ -15,6 +13,8 @@ from baton.runtime.prompt import Prompt
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.packed_logprobs import chunk
+from tests.doubles.prompts import make_prompt
 
 LENGTH = FinishReason("length")
 NAN, NONE_LEFT = float("nan"), float("-inf")

@@ -6,7 +6,6 @@ import random
 from dataclasses import fields
 
 import pytest
-from manager_rig import Backend, check, child, prompt
 
 from baton.runtime.clients import SOLE_CLIENT, Client, is_client_name, split_name
 from baton.runtime.messages import AbortRequest, RequestError
@@ -14,6 +13,7 @@ from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec, Predecessor, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.manager_rig import Backend, check, child, prompt
 
 ALICE, BOB = Client("alice"), Client("bob")
 

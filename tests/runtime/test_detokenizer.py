@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import threading
 
-from byte_tokenizer import EOS_ID
-
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.detokenizer import Detokenizer, run_detokenizer
 from baton.runtime.messages import (
@@ -23,6 +21,7 @@ from baton.runtime.messages import (
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.byte_tokenizer import EOS_ID
 
 
 def feed(detokenizer: Detokenizer, *outputs: TokenOutput) -> list[str]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from event_loop_rig import Rig, ask
-from kv_echo import expected_output
 
 from baton.runtime import event_loop
 from baton.runtime.event_loop import HEARTBEAT_S, IDLE_WORK_S, MAX_FAILED_STEPS
@@ -24,6 +22,8 @@ from baton.runtime.messages import (
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.scheduler import Scheduler
+from tests.doubles.event_loop_rig import Rig, ask
+from tests.doubles.kv_echo import expected_output
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 

@@ -12,9 +12,6 @@ from unittest.mock import Mock
 import msgspec
 import numpy as np
 import pytest
-from event_loop_rig import Rig, ask
-from fault_injection import FOLDERS, CallFaults
-from kv_echo import expected_output
 
 from baton.runtime import control, outputs
 from baton.runtime.messages import (
@@ -30,6 +27,9 @@ from baton.runtime.text import continuation_suffixes
 from baton.scheduler.batch import StepResult
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import ContinuationSpec
+from tests.doubles.event_loop_rig import Rig, ask
+from tests.doubles.fault_injection import FOLDERS, CallFaults
+from tests.doubles.kv_echo import expected_output
 
 SEED = int(os.environ.get("BATON_FAULT_SEED", "7"))
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from specs import make_spec
 
 from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
@@ -13,6 +12,7 @@ from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import Request, RequestEvent
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.token_buffer import unpack_ids
+from tests.doubles.specs import make_spec
 
 
 def open_request(builder: OutputBuilder, prompt: list[int], *, stream: bool, logprobs: LogprobOptions | None = None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from specs import make_spec
 
 from baton.runtime.messages import RetainedOutput, TokenOutput
 from baton.runtime.outputs import OutputBuilder
@@ -17,6 +16,7 @@ from baton.scheduler.request import Inheritance, Request, RequestEvent
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import unpack_ids
+from tests.doubles.specs import make_spec
 
 ENDED = FinishReason(type="stop")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from prompts import make_prompt
 
 from baton.runtime.prompt import ModelLimits, Prompt, check_continuation, check_prompt, truncated
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.prompts import make_prompt
 
 LIMITS = ModelLimits(context_length=100, vocab_size=50)
 

@@ -9,7 +9,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from logit_tables import (
+
+from baton.runtime.runner.model_runner import ForwardOutput
+from baton.scheduler.batch import (
+    StepResult,
+    StopMatch,
+)
+from baton.scheduler.beam.search import BeamGroup
+from baton.scheduler.request_spec import LogprobOptions
+from tests.doubles.logit_tables import (
     BACKEND,
     SERIALS,
     VOCAB_SIZE,
@@ -22,15 +30,7 @@ from logit_tables import (
     make_step_runner,
     random_logits,
 )
-from sampling_requests import allow, make_info
-
-from baton.runtime.runner.model_runner import ForwardOutput
-from baton.scheduler.batch import (
-    StepResult,
-    StopMatch,
-)
-from baton.scheduler.beam.search import BeamGroup
-from baton.scheduler.request_spec import LogprobOptions
+from tests.doubles.sampling_requests import allow, make_info
 
 
 def test_beams_between_ordinary_rows():

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from logit_tables import (
+
+from baton.runtime.runner.model_runner import ForwardOutput
+from baton.runtime.step_runner import StepRunner
+from baton.scheduler.batch import (
+    BeamStep,
+    ScheduleBatch,
+    SequenceInfo,
+    StopMatch,
+)
+from baton.scheduler.request_spec import LogprobOptions
+from tests.doubles.logit_tables import (
     BACKEND,
     EOS,
     SERIALS,
@@ -20,17 +30,7 @@ from logit_tables import (
     make_step_runner,
     random_logits,
 )
-from sampling_requests import allow, make_info
-
-from baton.runtime.runner.model_runner import ForwardOutput
-from baton.runtime.step_runner import StepRunner
-from baton.scheduler.batch import (
-    BeamStep,
-    ScheduleBatch,
-    SequenceInfo,
-    StopMatch,
-)
-from baton.scheduler.request_spec import LogprobOptions
+from tests.doubles.sampling_requests import allow, make_info
 
 
 class TestGuesses:

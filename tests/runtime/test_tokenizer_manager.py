@@ -7,7 +7,6 @@ import struct
 
 import msgspec
 import pytest
-from manager_rig import Backend, check, prompt
 
 from baton.runtime.answer import TokenLogprob
 from baton.runtime.clients import SOLE_CLIENT
@@ -25,6 +24,7 @@ from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from tests.doubles.manager_rig import Backend, check, prompt
 
 LENGTH = FinishReason("length")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from manager_rig import Backend, check, prompt
 
 from baton.runtime.clients import SOLE_CLIENT
 from baton.runtime.messages import AbortRequest, BeamOutput, TextOutput, TextOutputs, TokenOutput
@@ -12,6 +11,7 @@ from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.manager_rig import Backend, check, prompt
 
 LENGTH = FinishReason("length")
 

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from manager_rig import Backend, check, child, prompt
-from packed_logprobs import chunk
-from prompts import make_prompt
 
 from baton.runtime.answer import TokenLogprob
 from baton.runtime.clients import SOLE_CLIENT
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, RequestRefused
+from tests.doubles.manager_rig import Backend, check, child, prompt
+from tests.doubles.packed_logprobs import chunk
+from tests.doubles.prompts import make_prompt
 
 LENGTH = FinishReason("length")
 

@@ -6,10 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from manager_rig import Backend, check, child, prompt
-from prompts import make_prompt
 from tokenizers.processors import TemplateProcessing
-from trained_tokenizers import CONFIG, byte_level, write_folder
 
 from baton.runtime.answer import Output
 from baton.runtime.clients import SOLE_CLIENT
@@ -23,6 +20,9 @@ from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
+from tests.doubles.manager_rig import Backend, check, child, prompt
+from tests.doubles.prompts import make_prompt
+from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
 
 LENGTH = FinishReason("length")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from specs import make_spec
 
 from baton.scheduler.batch import StepResult, StopMatch
 from baton.scheduler.constraints.item_trie import ItemTrie
@@ -13,6 +12,7 @@ from baton.scheduler.endings import Ending, Endings
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import Request
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.specs import make_spec
 
 EOS = 99
 TRIE = ItemTrie.build(np.array([[10, 11], [10, 7], [10, EOS]], dtype=np.int32))

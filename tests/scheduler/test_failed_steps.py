@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from beam_search_scene import PROMPT, add, search
-from kv_echo import expected_beams, expected_output, prompt_of
-from scheduler_harness import Harness
+
+from tests.doubles.beam_search_scene import PROMPT, add, search
+from tests.doubles.kv_echo import expected_beams, expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import Harness
 
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request, RequestStatus
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def request_of(harness: Harness, rid: str) -> Request:

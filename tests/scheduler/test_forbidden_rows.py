@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 TRIE = ItemTrie.build(np.array([(5, 6, 7), (5, 8, 9)], dtype=np.int32))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import Harness
+
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 @pytest.mark.parametrize("keep_parent", [False, True])

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_harness import Harness
-from specs import make_spec
 
 from baton.memory_pool.allocator import Allocator
 from baton.scheduler import limits
@@ -18,6 +16,8 @@ from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, Predecessor, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.specs import make_spec
 
 TRIE = ItemTrie.build(np.array([[10, 11, -1, -1], [12, 13, 14, 15]], dtype=np.int32))
 

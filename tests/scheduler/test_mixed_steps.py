@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_echo import VOCAB, expected_beams, expected_output, prompt_of
-from scheduler_harness import PAGES, Harness, Outcome
 
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request import RequestStatus
+from tests.doubles.kv_echo import VOCAB, expected_beams, expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness, Outcome
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 

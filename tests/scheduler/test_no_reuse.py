@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
+
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 PROMPT, OUTPUT = 130, 62

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import Request, RequestStatus
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 LENGTH = FinishReason(type="length")

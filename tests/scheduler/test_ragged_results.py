@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.batch import ScheduleBatch, StepResult, StopMatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request import RequestEvent
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 def step(harness: Harness, *rows: list[int], stops: dict[int, StopMatch] | None = None) -> list[RequestEvent]:

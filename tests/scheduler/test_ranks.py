@@ -9,9 +9,10 @@ import copy
 from typing import Any
 
 import pytest
-from plain_bytes import plain_bytes
-from scheduler_harness import Harness
-from simulation import SEED, Simulation
+
+from tests.doubles.plain_bytes import plain_bytes
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.simulation import SEED, Simulation
 
 
 class Recorder:

@@ -10,12 +10,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from fault_injection import CallFaults, inject
-from kv_echo import expected_beams, expected_output
-from scheduler_harness import PAGES, Harness
-from simulation import SEED, Simulation
 
 from baton.scheduler import recovery
+from tests.doubles.fault_injection import CallFaults, inject
+from tests.doubles.kv_echo import expected_beams, expected_output
+from tests.doubles.scheduler_harness import PAGES, Harness
+from tests.doubles.simulation import SEED, Simulation
 
 START = int(os.environ.get("BATON_FAULT_SEED", "7"))
 KINDS: list[dict[str, Any]] = [

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import Harness
-from specs import make_spec
 
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import LogprobOptions
@@ -16,6 +13,9 @@ from baton.scheduler.sampling_params import (
     MAX_STOPS,
     SamplingParams,
 )
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.specs import make_spec
 
 
 @pytest.mark.parametrize("beam_width", [None, 4])

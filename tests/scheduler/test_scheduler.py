@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import Harness
-from specs import make_spec
 
 from baton.scheduler.batch import StepResult, StopMatch
 from baton.scheduler.request import RequestStatus
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.scheduler import RequestRefused
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.specs import make_spec
 
 
 @pytest.mark.parametrize("depth", [1, 2])

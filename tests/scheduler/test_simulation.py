@@ -9,12 +9,12 @@ import random
 from typing import Any
 
 import pytest
-from simulation import SEED, Simulation, simulate
-from tier_rig import FakeBlocks
 
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.jobs.job import MAX_STEPS
 from baton.scheduler.policies.registry import POLICIES
+from tests.doubles.simulation import SEED, Simulation, simulate
+from tests.doubles.tier_rig import FakeBlocks
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])

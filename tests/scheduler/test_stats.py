@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from kv_echo import prompt_of
-from scheduler_harness import Harness
-
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
@@ -16,6 +13,8 @@ from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import DraftCounts, FoundTokens
 from baton.scheduler.statistics.report import CacheStats
 from baton.scheduler.stats import JobStats, SchedulerCounters, TierStats, take_stats
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def test_every_number_is_the_one_of_its_name() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from beam_search_scene import add, search
-from scheduler_harness import Harness
-from specs import make_spec
 
 from baton.scheduler.batch import ForwardMode, ScheduleBatch, StepResult
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.beam_search_scene import add, search
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.specs import make_spec
 
 DTYPES = {
     "serials": np.int64,

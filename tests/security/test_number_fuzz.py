@@ -15,7 +15,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from number_edges import (
+
+from baton.entrypoints.engine import Engine
+from baton.entrypoints.fields.sampling_schema import SAMPLING
+from baton.entrypoints.lang import BackendError, EngineBackend, ProgramError, function, gen
+from baton.entrypoints.lang.options import SAMPLING_OPTIONS
+from baton.scheduler.outcome import RequestRefused
+from tests.doubles.number_edges import (
     ALLOWED,
     ALLOWED_TEXT,
     APIS,
@@ -27,13 +33,7 @@ from number_edges import (
     encode_body,
     find_outputs,
 )
-from server_under_test import ServerUnderTest
-
-from baton.entrypoints.engine import Engine
-from baton.entrypoints.fields.sampling_schema import SAMPLING
-from baton.entrypoints.lang import BackendError, EngineBackend, ProgramError, function, gen
-from baton.entrypoints.lang.options import SAMPLING_OPTIONS
-from baton.scheduler.outcome import RequestRefused
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

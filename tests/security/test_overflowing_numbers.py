@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_under_test import ServerUnderTest
+
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

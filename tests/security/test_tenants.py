@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.chat.setup import ChatSetup
 from baton.entrypoints.fields.foreign_fields import ENDPOINT_OF, FOREIGN_OF
@@ -31,6 +30,7 @@ from baton.runtime.channels import Endpoints
 from baton.runtime.metrics import ServerMetrics
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.runtime.tokenizer_manager import TokenizerManager
+from tests.doubles.server_under_test import ServerUnderTest
 
 ROOT = Path(__file__).parents[2]
 TOY = ROOT / "examples" / "toy_model"

@@ -8,8 +8,6 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from attention_scene import Scene
-from fake_flashinfer import FakeFlashInfer
 
 from baton.attention.backend import AttentionBatch, SharedPrefix
 from baton.attention.flashinfer import backend as flashinfer
@@ -18,6 +16,8 @@ from baton.attention.flashinfer.backend import FlashInferBackend
 from baton.attention.flashinfer.kv_indices import build_kv_indices
 from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.attention.torch_native import TorchNativeBackend
+from tests.doubles.attention_scene import Scene
+from tests.doubles.fake_flashinfer import FakeFlashInfer
 
 DECODE = [(5, 1), (64, 1), (0, 1), (130, 1), (33, 1)]
 EXTEND = [(5, 3), (64, 1), (0, 17), (130, 9)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compile_apart import CAPABILITIES, compile_apart
+from tests.doubles.compile_apart import CAPABILITIES, compile_apart
 
 COMPILE = """
 import torch
-from triton_compile import compiling_for
+from tests.doubles.triton_compile import compiling_for
 from baton.attention.flashinfer.triton_kv_indices import build_kv_indices
 
 def zeros(*size):

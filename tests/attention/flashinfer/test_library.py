@@ -8,7 +8,6 @@ import types
 
 import pytest
 import torch
-from fake_flashinfer import FakeFlashInfer
 
 from baton.attention.backend import AttentionSpec
 from baton.attention.flashinfer import kernel, kv_indices, library
@@ -23,6 +22,7 @@ from baton.attention.flashinfer.library import (
 )
 from baton.attention.probe import BEAMS, DECODE, EXTEND, LONG, TOLERANCE, ProbeScene, ProbeStep, probe_backend
 from baton.attention.torch_native import TorchNativeBackend
+from tests.doubles.fake_flashinfer import FakeFlashInfer
 
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(0, 4, 2, 64, 0.125)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_scene import Scene
 
 from baton.attention.backend import AttentionBatch, SharedPrefix
+from tests.doubles.attention_scene import Scene
 
 pytest.importorskip("numba")
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_scene import Scene
 
 from baton.attention.backend import AttentionBatch, SharedPrefix
+from tests.doubles.attention_scene import Scene
 
 pytest.importorskip("numba")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmark_runs import run_benchmark
-from server_under_test import ServerUnderTest
 
 from benchmarks.agents.step_costs import Measured, Meter
 from benchmarks.agents.verify_pin import parse_arguments, verify
+from tests.doubles.benchmark_runs import run_benchmark
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_runs import run_benchmark
 
 from benchmarks.agents.validate_simulator import calibrate, row, show, simulated
+from tests.doubles.benchmark_runs import run_benchmark
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 COSTS = {"fixed_s": 0.004, "prompt_token_s": 0.001, "decode_row_s": 0.0007, "context_token_s": 0.0}

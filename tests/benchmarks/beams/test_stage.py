@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_runs import run_benchmark
 
 from benchmarks.beams import stage
 from benchmarks.common import models
+from tests.doubles.benchmark_runs import run_benchmark
 
 
 def search(*found: tuple[list[int], float], margin: float = 1.0) -> stage.Search:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_runs import run_benchmark
 
 from benchmarks.cache.prefix_workloads import verdict
 from benchmarks.cache.workloads import CHAT_TURNS, WORKLOADS, Workload
+from tests.doubles.benchmark_runs import run_benchmark
 
 
 @pytest.mark.process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmark_runs import run_benchmark
+from tests.doubles.benchmark_runs import run_benchmark
 
 
 def test_conversations_beside_one_shots(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_runs import run_benchmark
+
+from tests.doubles.benchmark_runs import run_benchmark
 
 
 @pytest.mark.process

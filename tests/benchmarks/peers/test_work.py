@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_peer import Engine
 
 from benchmarks.peers.driver import EngineFailed
 from benchmarks.peers.drivers.baton_driver import step_times
 from benchmarks.peers.plan import QUICK, Sizes, units
 from benchmarks.peers.work import Prefill, Prompts, Steps, Throughput, TwoStages
+from tests.doubles.fake_peer import Engine
 
 PROMPTS = Prompts((1, 2), 1000)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmark_runs import run_benchmark
+
+from tests.doubles.benchmark_runs import run_benchmark
 
 pytestmark = pytest.mark.process
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_runs import ROOT, run_benchmark
+
+from tests.doubles.benchmark_runs import ROOT, run_benchmark
 
 
 @pytest.mark.process

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_runs import run_benchmark
+
+from tests.doubles.benchmark_runs import run_benchmark
 
 pytestmark = pytest.mark.process
 run = functools.partial(run_benchmark, "serving.two_stage")

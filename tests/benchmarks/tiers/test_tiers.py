@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from benchmark_runs import run_benchmark
 
 from benchmarks.tiers.engines import HAS_DISK, goal
 from benchmarks.tiers.write_cost import MEASURES, compare, difference, student
+from tests.doubles.benchmark_runs import run_benchmark
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from prompts import make_prompt
 
 from baton.entrypoints.anthropic.errors import error_body
 from baton.entrypoints.anthropic.message_response import whole_message
@@ -19,6 +18,7 @@ from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Pie
 from baton.runtime.answer import Output
 from baton.runtime.messages import ContinuationOutput, RetainedOutput
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
+from tests.doubles.prompts import make_prompt
 
 END = FinishReason("stop", matched=1)
 LS = [CallBegins(0, "ls"), CallArguments(0, '{"path": '), CallArguments(0, '"/"}')]

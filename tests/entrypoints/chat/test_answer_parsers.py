@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from byte_tokenizer import CHAT_TEMPLATE
 
 from baton.entrypoints.chat.answer_parsers import AnswerParsers, first_call_only
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.byte_tokenizer import CHAT_TEMPLATE
 
 LS = {"type": "function", "function": {"name": "ls"}}
 CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from byte_tokenizer import CHAT_TEMPLATE, EOS_ID, write_byte_tokenizer
 
 from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
 from baton.entrypoints.chat.config import ChatConfig
@@ -25,6 +24,7 @@ from baton.runtime.prompt import ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.request_spec import Predecessor
+from tests.doubles.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, write_byte_tokenizer
 
 HI = {"role": "user", "content": "Hi"}
 LS = {"type": "function", "function": {"name": "ls"}}

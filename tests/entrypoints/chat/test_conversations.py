@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chats import Recorder, conversation
 
 from baton.entrypoints.chat import conversations
 from baton.entrypoints.chat.messages import Conversation
+from tests.doubles.chats import Recorder, conversation
 
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "/", "all": true}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {}}}]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from byte_tokenizer import EOS_ID, write_byte_tokenizer
 
 from baton.entrypoints.chat.chats import kept_tokens
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.byte_tokenizer import EOS_ID, write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import asyncio
 import threading
 
 import pytest
-from chats import conversation, make_renderer
 
 from baton.entrypoints.chat.messages import Conversation
 from baton.entrypoints.chat.rendering import Renderer, beside_others, size_of
 from baton.entrypoints.chat.template_choice import ChatTemplates
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.chats import conversation, make_renderer
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

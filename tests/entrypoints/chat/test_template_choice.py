@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 from baton.entrypoints.chat.template_choice import choose_templates, has_place_for_tools
 from baton.entrypoints.tool_parsers.registry import choose
 from baton.runtime.text.chat_template import ChatTemplate
 from baton.runtime.text.tokenizer import Tokenizer
+from tests.doubles.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dashboard_scenes as scenes
 import pytest
-from fake_dashboard import FakeDashboard
-from page_under_test import CHROMIUM_FLAGS, PageUnderTest
+
+from tests.doubles import dashboard_scenes as scenes
+from tests.doubles.fake_dashboard import FakeDashboard
+from tests.doubles.page_under_test import CHROMIUM_FLAGS, PageUnderTest
 
 CHROMIUM = shutil.which("chromium")
 

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from on_a_loop import on_a_loop
-from watched_worker import WatchedWorker, life
 
 from baton.entrypoints.dashboard import broadcaster as module
 from baton.entrypoints.dashboard.broadcaster import MAX_READERS, Broadcaster
 from baton.runtime.dashboard.watch_client import RENEW_S
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.on_a_loop import on_a_loop
+from tests.doubles.watched_worker import WatchedWorker, life
 
 CLOSING = RequestRefused("the server is shutting down", status=503)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tree_snapshots import snapshot_of
-
 from baton.entrypoints.dashboard.held_snapshots import MAX_HELD, UNREAD_S, HeldSnapshots
 from baton.runtime.dashboard.snapshot import Snapshot
+from tests.doubles.tree_snapshots import snapshot_of
 
 
 def named(id: str) -> Snapshot:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import dashboard_scenes as scenes
 import pytest
-from fake_dashboard import FakeDashboard
-from page_under_test import PageUnderTest
+
+from tests.doubles import dashboard_scenes as scenes
+from tests.doubles.fake_dashboard import FakeDashboard
+from tests.doubles.page_under_test import PageUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from page_under_test import PageUnderTest
-from server_under_test import ServerUnderTest
+
+from tests.doubles.page_under_test import PageUnderTest
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

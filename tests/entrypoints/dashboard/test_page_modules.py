@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dashboard_scenes as scenes
 import pytest
-from fake_dashboard import FakeDashboard
+
+from tests.doubles import dashboard_scenes as scenes
+from tests.doubles.fake_dashboard import FakeDashboard
 
 pytestmark = pytest.mark.process
 

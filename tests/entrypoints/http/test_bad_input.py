@@ -8,10 +8,10 @@ import socket
 from typing import Any
 
 import pytest
-from http_calls import error_of, generate
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.fields.shared_schema import CONTINUATION
+from tests.doubles.http_calls import error_of, generate
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from byte_tokenizer import write_byte_tokenizer
-from http_calls import raw_post
-from server_under_test import ServerUnderTest
+
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
+from tests.doubles.http_calls import raw_post
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_calls import error_of
 from prometheus_client.parser import text_string_to_metric_families
-from server_under_test import ServerUnderTest
+
+from tests.doubles.http_calls import error_of
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

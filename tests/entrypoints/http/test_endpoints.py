@@ -10,8 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_calls import error_of, events, generate, long
-from server_under_test import ServerUnderTest
+
+from tests.doubles.http_calls import error_of, events, generate, long
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from http_calls import error_of, raw_answer
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.http.guards import KnownHosts, check_origin
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.http_calls import error_of, raw_answer
+from tests.doubles.server_under_test import ServerUnderTest
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_calls import error_of
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.http.keys import ApiKey, Caller, Keys, exposure_warning, in_environment, presented_key, read_keys
 from baton.entrypoints.server_config import ServerConfig, UsageError
 from baton.runtime.clients import SOLE_CLIENT, Client
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.http_calls import error_of
+from tests.doubles.server_under_test import ServerUnderTest
 
 SERVING, ADMIN = "serving-s3cret", "admin-s3cret"
 

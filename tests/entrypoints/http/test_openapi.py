@@ -13,11 +13,11 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from byte_tokenizer import CHAT_TEMPLATE
-from http_calls import error_of
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.http.unserved_routes import UNSERVED
+from tests.doubles.byte_tokenizer import CHAT_TEMPLATE
+from tests.doubles.http_calls import error_of
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

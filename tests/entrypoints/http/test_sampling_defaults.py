@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from byte_tokenizer import write_byte_tokenizer
-from server_under_test import ServerUnderTest
+
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

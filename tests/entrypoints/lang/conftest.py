@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
+from tests.doubles.server_under_test import ServerUnderTest
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 

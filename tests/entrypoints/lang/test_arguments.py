@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from example_programs import two_stages
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import ProgramState, function, gen, select, set_default_backend
+from tests.doubles.example_programs import two_stages
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_under_test import ServerUnderTest, free_port
 
 from baton.entrypoints.engine import Engine
 from baton.entrypoints.lang import (
@@ -27,6 +26,7 @@ from baton.entrypoints.lang import (
     user,
 )
 from baton.entrypoints.lang.backends import as_backend
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 
 
 @function

@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 import pytest
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import BackendError, ProgramError, ProgramState, beam, function, gen, select
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import (
     ChoicesDecision,
@@ -21,6 +20,7 @@ from baton.entrypoints.lang import (
     unconditional_likelihood_normalized,
 )
 from baton.entrypoints.lang.choices import mean
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

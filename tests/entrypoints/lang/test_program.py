@@ -7,8 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from example_programs import two_stages
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import (
     BackendError,
@@ -24,6 +22,8 @@ from baton.entrypoints.lang import (
     user_begin,
     user_end,
 )
+from tests.doubles.example_programs import two_stages
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

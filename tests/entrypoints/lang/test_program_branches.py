@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import BackendError, ProgramError, ProgramState, function, gen, select
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

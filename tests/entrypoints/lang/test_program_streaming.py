@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
-from example_programs import two_stages
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import BackendError, ProgramError, ProgramState, function, gen
 from baton.entrypoints.lang.interpreter import Interpreter
+from tests.doubles.example_programs import two_stages
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from server_under_test import ServerUnderTest, free_port
 
 from baton.entrypoints.engine import Engine
 from baton.entrypoints.lang import (
@@ -30,6 +29,7 @@ from baton.entrypoints.lang.backends import runtime as runtime_module
 from baton.entrypoints.lang.backends.runtime import command_line
 from baton.entrypoints.server_args import compose, parse_command_line
 from baton.entrypoints.server_config import UsageError
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 PROMPT = "<|im_start|>user\nHow many lines are in poem.txt?<|im_end|>\n<|im_start|>assistant\n"

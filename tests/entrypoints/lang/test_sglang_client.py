@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
 from baton.entrypoints.lang import ProgramState, function, gen, select
+from tests.doubles.server_under_test import ServerUnderTest
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 PROMPT = "<|im_start|>user\nHow many lines are in poem.txt?<|im_end|>\n<|im_start|>assistant\n"

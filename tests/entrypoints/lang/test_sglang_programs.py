@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.engine import Engine
 from baton.entrypoints.lang import RuntimeEndpoint, set_default_backend
+from tests.doubles.server_under_test import ServerUnderTest
 
 FOLDER = Path(__file__).parent / "sglang_programs"
 COUNT = "How many lines are in poem.txt?"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import (
     BackendError,
@@ -16,6 +15,7 @@ from baton.entrypoints.lang import (
     separate_reasoning,
     user,
 )
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

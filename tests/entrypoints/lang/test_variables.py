@@ -7,8 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-from example_programs import two_stages
-from fake_backend import FakeBackend
 
 from baton.entrypoints.lang import (
     BackendError,
@@ -21,6 +19,8 @@ from baton.entrypoints.lang import (
     set_default_backend,
     user,
 )
+from tests.doubles.example_programs import two_stages
+from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -6,8 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from packed_logprobs import packed
-from prompts import make_prompt
 
 from baton.entrypoints.native.generate import parse_generate
 from baton.entrypoints.native.generate_response import dressed, stream_events, whole_response
@@ -23,6 +21,8 @@ from baton.runtime.messages import (
 from baton.runtime.prompt import Prompt
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.packed_logprobs import packed
+from tests.doubles.prompts import make_prompt
 
 LENGTH = FinishReason("length")
 

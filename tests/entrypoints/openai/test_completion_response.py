@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from byte_tokenizer import write_byte_tokenizer
-from prompts import make_prompt
 
 from baton.entrypoints.openai.completion_response import CompletionResponse
 from baton.entrypoints.openai.completions import parse_completion
@@ -16,6 +14,8 @@ from baton.runtime.answer import Output
 from baton.runtime.messages import BeamOutput, ContinuationOutput, RetainedOutput
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
+from tests.doubles.prompts import make_prompt
 
 LENGTH = FinishReason("length")
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from byte_tokenizer import write_byte_tokenizer
-from packed_logprobs import packed
-from prompts import make_prompt
 
 from baton.entrypoints.openai.logprobs import LogprobsBuilder
 from baton.runtime.answer import Output, TokenLogprob
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FoundTokens
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
+from tests.doubles.packed_logprobs import packed
+from tests.doubles.prompts import make_prompt
 
 EOS = 256
 

@@ -6,8 +6,6 @@ import struct
 from typing import Any
 
 import pytest
-from packed_logprobs import packed
-from prompts import make_prompt
 
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.openai.completions import COMPLETION_NAMES, parse_completion
@@ -18,6 +16,8 @@ from baton.scheduler.limits import check_logprob_limit
 from baton.scheduler.outcome import FoundTokens, RequestRefused
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.packed_logprobs import packed
+from tests.doubles.prompts import make_prompt
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 

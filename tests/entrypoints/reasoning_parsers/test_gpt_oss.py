@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import Expected, check
 
 from baton.entrypoints.reasoning_parsers.gpt_oss import GptOssReasoningParser
 from baton.entrypoints.tool_parsers.pieces import Reasoning, Text
+from tests.doubles.answer_cuts import Expected, check
 
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 CALL = '<|channel|>commentary to=functions.a <|constrain|>json<|message|>\n{"x": "<|end|>{"}<|call|>'

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS, Expected, arguments_of, check, parse
 
 from baton.entrypoints.reasoning_parsers.output_parser import OutputParser
 from baton.entrypoints.reasoning_parsers.registry import REASONING_PARSERS
 from baton.entrypoints.tool_parsers.pieces import Reasoning, Text
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
+from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, parse
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

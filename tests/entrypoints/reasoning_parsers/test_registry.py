@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import check
 
 from baton.entrypoints.reasoning_parsers.registry import REASONING_PARSERS, choose, reasoning_parser
 from baton.entrypoints.tool_parsers.pieces import Reasoning
+from tests.doubles.answer_cuts import check
 
 TEMPLATES = {
     "qwen3": "<|im_start|>assistant\n {% if enable_thinking is false %} {{- '<think>\\n\\n</think>\\n\\n' }}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import Expected, check
 
 from baton.entrypoints.reasoning_parsers.tagged import (
     DeepSeekR1Parser,
@@ -12,6 +11,7 @@ from baton.entrypoints.reasoning_parsers.tagged import (
     TaggedParser,
 )
 from baton.entrypoints.tool_parsers.pieces import Reasoning, Text
+from tests.doubles.answer_cuts import Expected, check
 
 CALL = '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>'
 

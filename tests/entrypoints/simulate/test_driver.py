@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import SECOND, USUAL, crowd, simulation, talk
 
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import SimulationStuck
 from baton.entrypoints.simulate.metrics import JobRecord
 from baton.radix.invariants import InvariantError
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from tests.doubles.simulated import SECOND, USUAL, crowd, simulation, talk
 
 
 def times(record: JobRecord) -> list[tuple[float, float, float]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from simulated import SECOND
 
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.horizon import Ahead, last_together
+from tests.doubles.simulated import SECOND
 
 FAR = float("inf")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulated import simulation
 
 from baton.entrypoints.simulate.arms.arm import Sender
 from baton.entrypoints.simulate.cost_model import Linear
@@ -13,6 +12,7 @@ from baton.entrypoints.simulate.driver import Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, PINNING, POLICIES
+from tests.doubles.simulated import simulation
 
 COST = Linear(fixed_s=0.01, prompt_token_s=4e-4, decode_row_s=1e-3, context_token_s=1e-6)
 CHATS: tuple[Sender, ...] = ("plain", "chat")

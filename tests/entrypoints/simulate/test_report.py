@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from simulated import talk
 
 from baton.entrypoints.simulate.metrics import JobRecord, TurnRecord, completion_rate, spread, summarize
 from baton.entrypoints.simulate.recommend import choose, recommend
 from baton.entrypoints.simulate.report import Cell, Estimate, cells_of, show
 from baton.entrypoints.simulate.runs import Plan
+from tests.doubles.simulated import talk
 
 
 def line(

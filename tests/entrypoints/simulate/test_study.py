@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from simulated import talk
 
 from baton.entrypoints.simulate import study
 from baton.entrypoints.simulate.metrics import JobRecord
 from baton.entrypoints.simulate.runs import Plan, make_simulation, run
 from baton.entrypoints.simulate.study import Lines, find_peak, find_peaks, peak_plan, run_all
+from tests.doubles.simulated import talk
 
 SMALL = Plan(arm="fcfs", gpu="RTX6000", pool=3000, scale=0.2, num_jobs=6, rate=2.0, trim=0.0)
 

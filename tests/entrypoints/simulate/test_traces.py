@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from simulated import crowd, simulation, talk
 
 from baton.entrypoints.simulate.work.job import SYSTEM_IDS, Turn
 from baton.entrypoints.simulate.work.traces import TraceError, read_trace
+from tests.doubles.simulated import crowd, simulation, talk
 
 
 def write(path: Path, *lines: object) -> Path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 from baton.entrypoints.tool_parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 from baton.entrypoints.tool_parsers.hermes import HermesParser, QwenParser
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 OSLO = ("get_weather", '{"city": "Oslo"}')

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from answer_cuts import TOOLS, parse
 
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
 from baton.entrypoints.tool_parsers.stream_parser import StreamParser
+from tests.doubles.answer_cuts import TOOLS, parse
 
 SIZE = 200_000
 HELD = 32

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 from baton.entrypoints.tool_parsers.mistral import MistralArgsParser, MistralParser
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo"}, "id": "a1b2c3d4e"}'

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
 from baton.entrypoints.tool_parsers.pythonic import PythonicParser
+from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
 CALL = "[get_weather(city='Oslo')]"

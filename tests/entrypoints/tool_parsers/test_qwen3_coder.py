@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
 from baton.entrypoints.tool_parsers.qwen3_coder import Qwen3CoderParser
+from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
 OSLO = ("get_weather", '{"city": "Oslo"}')

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from answer_cuts import SEED, TOOLS, Parser, parse
 
 from baton.entrypoints.reasoning_parsers.output_parser import OutputParser
 from baton.entrypoints.reasoning_parsers.registry import REASONING_PARSERS
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
+from tests.doubles.answer_cuts import SEED, TOOLS, Parser, parse
 
 COMMON = [
     "{", "}", '"', "\\", "[", "]", ",", ":", " ", "\n", "a", "5", "null", '"name": "list_files"', '"arguments": {',

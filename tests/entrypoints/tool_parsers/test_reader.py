@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS
 
 from baton.entrypoints.tool_parsers.reader import Reader
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
 from baton.entrypoints.tool_parsers.stream_parser import StreamParser
+from tests.doubles.answer_cuts import TOOLS
 
 
 def test_what_was_read_begins_no_mark() -> None:

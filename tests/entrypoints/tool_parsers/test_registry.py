@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from answer_cuts import TOOLS, parse
 
 from baton.entrypoints.tool_parsers.pieces import Text
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS, choose, tool_parser
+from tests.doubles.answer_cuts import TOOLS, parse
 
 CALLS_AS_JSON = """{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}"""
 

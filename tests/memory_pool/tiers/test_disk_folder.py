@@ -14,13 +14,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import disk_blocks
 import pytest
-from disk_blocks import BLOCK, MODEL, file_of, fill, holds, key_of, open_pool, payload_of
 
 from baton.memory_pool.tiers import pool_folder
 from baton.memory_pool.tiers.block_keys import model_digest
 from baton.memory_pool.tiers.disk_pool import DiskPoolError
+from tests.doubles import disk_blocks
+from tests.doubles.disk_blocks import BLOCK, MODEL, file_of, fill, holds, key_of, open_pool, payload_of
 
 ROOT = Path(__file__).parents[3]
 HELD = (

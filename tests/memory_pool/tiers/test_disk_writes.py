@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import disk_blocks
 import numpy as np
 import pytest
-from disk_blocks import BLOCK, ON_DISK, file_of, fill, holds, key_of, open_pool, payload_of
 
 from baton.memory_pool.tiers.block_frame import HEADER_BYTES
 from baton.memory_pool.tiers.block_store import WARN_S
 from baton.memory_pool.tiers.disk_pool import PAUSE_S, DiskPool
+from tests.doubles import disk_blocks
+from tests.doubles.disk_blocks import BLOCK, ON_DISK, file_of, fill, holds, key_of, open_pool, payload_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_pools import CPU, LINES, SMALL, device_bytes, device_pool, host_bytes, host_pool, slots_of, some_pages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,17 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.tiers import host_copies
 from baton.memory_pool.tiers.host_copies import CopyPages, PagedLayers, copies_for
 from baton.memory_pool.tiers.host_pool import HostPool
+from tests.doubles.host_pools import (
+    CPU,
+    LINES,
+    SMALL,
+    device_bytes,
+    device_pool,
+    host_bytes,
+    host_pool,
+    slots_of,
+    some_pages,
+)
 
 WAYS = ["numba", "numpy", "torch"]
 

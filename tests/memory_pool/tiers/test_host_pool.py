@@ -6,10 +6,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from host_pools import LINES, device_bytes, device_pool, host_pool
 
 from baton.memory_pool.tiers import host_copies
 from baton.memory_pool.tiers.host_pool import HostPool
+from tests.doubles.host_pools import LINES, device_bytes, device_pool, host_pool
 
 
 def test_a_page_is_one_piece_k_before_v_layer_by_layer():

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_blocks import BLOCK, MODEL, key_of, payload_of
-from redis_servers import Blocks, RedisServer, ScriptedServer
 
 from baton.memory_pool.tiers.block_store import WARN_S
 from baton.memory_pool.tiers.breaker import Breaker
 from baton.memory_pool.tiers.redis_link import SOCKET_BYTES, RemoteStoreError
 from baton.memory_pool.tiers.remote_store import FAILURES_IN_ROW, PAUSE_S, RemoteStore
+from tests.doubles.disk_blocks import BLOCK, MODEL, key_of, payload_of
+from tests.doubles.redis_servers import Blocks, RedisServer, ScriptedServer
 
 SECRET = "hunter2/%"
 QUOTED = "hunter2%2F%25"

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from disk_blocks import BLOCK, MODEL, key_of, payload_of
-from redis_servers import Blocks, RedisServer
 
 from baton.memory_pool.tiers import remote_store
 from baton.memory_pool.tiers.block_frame import HEADER_BYTES
@@ -17,6 +15,8 @@ from baton.memory_pool.tiers.block_keys import block_keys, model_digest, root_ke
 from baton.memory_pool.tiers.block_store import WARN_S
 from baton.memory_pool.tiers.redis_link import SOCKET_BYTES
 from baton.memory_pool.tiers.remote_store import TOUCH_S, RemoteStore
+from tests.doubles.disk_blocks import BLOCK, MODEL, key_of, payload_of
+from tests.doubles.redis_servers import Blocks, RedisServer
 
 KEY = key_of(1)
 

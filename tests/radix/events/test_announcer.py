@@ -8,9 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from block_mirror import BlockMirror, blocks_in_tree, slow_hash
-from cache_rig import CacheRig, Running, int32
-from host_rig import DiskRig, tokens
 
 from baton.radix.dropping import drop_path
 from baton.radix.events.announcer import BlockAnnouncer
@@ -24,6 +21,9 @@ from baton.radix.events.block_events import (
     scope_name,
 )
 from baton.radix.tiers.host_tier import HostPolicy
+from tests.doubles.block_mirror import BlockMirror, blocks_in_tree, slow_hash
+from tests.doubles.cache_rig import CacheRig, Running, int32
+from tests.doubles.host_rig import DiskRig, tokens
 
 SEED = int(os.environ.get("BATON_RADIX_SEED", "1"))
 

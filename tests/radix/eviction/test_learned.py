@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.eviction.habit import habit_of
 from baton.radix.eviction.lanes import Lanes
 from baton.radix.eviction.learned import GAPS, TURNS, LearnedLanes, _class_of
 from baton.radix.retire import retire
+from tests.doubles.cache_rig import CacheRig
 
 FRESH = iter(range(10**6, 10**9, 1000))
 """Where token ids begin that nobody has used."""

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.cache import StaleHandleError
 from baton.radix.eviction.lanes import OneLane
 from baton.radix.eviction.order import EvictionOrder
 from baton.radix.eviction.ranks import lru
 from baton.radix.tree import RadixTree
+from tests.doubles.cache_rig import CacheRig
 
 
 def tokens(*values: int) -> np.ndarray:

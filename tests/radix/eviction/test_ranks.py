@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.radix.eviction.orders import ORDERS
 from baton.radix.retire import retire
+from tests.doubles.cache_rig import CacheRig
 
 
 def ids(*values: int) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, int32
-from host_rig import TierRig
 
 from baton.radix.statistics.lives import KVLives
+from tests.doubles.cache_rig import CacheRig, int32
+from tests.doubles.host_rig import TierRig
 
 
 def ids(count: int, first: int) -> np.ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig, int32
-from host_rig import TierRig, tokens
 
 from baton.radix.dropping import drop_path
 from baton.radix.retire import retire
 from baton.radix.statistics.lives import MAX_NOTED, KVLives
 from baton.radix.statistics.spread import SECONDS, Spread
+from tests.doubles.cache_rig import CacheRig, int32
+from tests.doubles.host_rig import TierRig, tokens
 
 
 class Scene:

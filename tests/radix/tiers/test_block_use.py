@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_rig import DiskRig, names, tokens
 
 from baton.radix.dropping import drop_path
 from baton.radix.tiers import block_tier
 from baton.radix.tiers.block_orders import BlockTouch
 from baton.radix.tiers.block_tier import TOUCH_S
 from baton.radix.tiers.host_tier import HostPolicy
+from tests.doubles.host_rig import DiskRig, names, tokens
 
 
 def with_tail(first: int, prefix: int = 64, tail: int = 16) -> np.ndarray:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from host_rig import DiskRig, names, tokens
 
 from baton.radix.tiers.block_orders import BlockWrite
+from tests.doubles.host_rig import DiskRig, names, tokens
 
 
 def test_a_store_that_refuses_every_block_is_asked_once_for_each() -> None:

@@ -7,11 +7,11 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import Running, int32
-from host_rig import TierRig, tokens
 
 from baton.radix.dropping import drop_path
 from baton.radix.tiers.host_tier import HostPolicy
+from tests.doubles.cache_rig import Running, int32
+from tests.doubles.host_rig import TierRig, tokens
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 

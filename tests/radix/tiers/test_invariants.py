@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from host_rig import DiskRig, tokens
 
 from baton.radix.invariants import InvariantError
 from baton.radix.node import TreeNode
+from tests.doubles.host_rig import DiskRig, tokens
 
 
 def healthy() -> tuple[DiskRig, list[TreeNode]]:

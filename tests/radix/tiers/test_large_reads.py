@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_rig import DiskRig, tokens
 
 from baton.radix.tiers.block_orders import BlockRead
 from baton.radix.tiers.host_tier import HostPolicy
+from tests.doubles.host_rig import DiskRig, tokens
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 

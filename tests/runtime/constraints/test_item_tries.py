@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from byte_tokenizer import write_byte_tokenizer
-from manager_rig import Backend, check
 
 from baton.runtime.constraints.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
@@ -18,6 +16,8 @@ from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from baton.scheduler.constraints.items import ItemConstraint
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.byte_tokenizer import write_byte_tokenizer
+from tests.doubles.manager_rig import Backend, check
 
 TRIE = ItemTrie.build(np.array([[1, 4], [1, 5], [2, -1]]))
 OTHER = ItemTrie.build(np.array([[7, 8]]))

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from event_loop_rig import ask
-from kv_echo import prompt_of
-from watched_loop import WatchedLoop
 
 from baton.radix.snapshot import ROW
 from baton.radix.statistics.tick_times import TickTimes
 from baton.runtime.dashboard.budget import BURST_S, SAVED_S, SHARE, SLICE_S, Budget
 from baton.runtime.dashboard.watch import MOST_STEPS, QUIET_S, REPORT_S, Watch
 from baton.runtime.messages import WalkTree, WatchReport, WatchRequests
+from tests.doubles.event_loop_rig import ask
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.watched_loop import WatchedLoop
 
 # -- reports -----------------------------------------------------------------------------------------------------------
 

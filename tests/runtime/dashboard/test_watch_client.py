@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from on_a_loop import on_a_loop
-from watched_worker import WatchedWorker
 
 from baton.runtime.messages import WatchReport, WatchRequests
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.on_a_loop import on_a_loop
+from tests.doubles.watched_worker import WatchedWorker
 
 CLOSING = RequestRefused("the server is shutting down", status=503)
 

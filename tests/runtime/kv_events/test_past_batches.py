@@ -6,15 +6,15 @@ import random
 
 import numpy as np
 import pytest
-from block_mirror import BlockMirror
-from cache_rig import CacheRig
-from event_follower import read_batch
 
 from baton.radix.events.announcer import BlockAnnouncer
 from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
 from baton.runtime.kv_events.known_blocks import KnownBlocks, events_for
 from baton.runtime.kv_events.past_batches import PastBatches
 from baton.runtime.kv_events.wire import Packer
+from tests.doubles.block_mirror import BlockMirror
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.event_follower import read_batch
 
 
 def replayed(past: PastBatches, first: int, mirror: BlockMirror) -> int:

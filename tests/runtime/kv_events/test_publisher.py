@@ -10,14 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import plain_msgpack
 import pytest
 import zmq
-from block_mirror import BlockMirror, blocks_in_tree
-from cache_rig import CacheRig
-from event_follower import END, Follower, ask, following, read_batch
-from host_rig import TierRig, tokens
-from server_under_test import free_port
 
 from baton.radix.events.block_events import BlockEvent, BlocksRemoved, BlocksStored
 from baton.runtime.checkpoint.model_files import ModelLoadError
@@ -25,6 +19,12 @@ from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events import publisher as publisher_module
 from baton.runtime.kv_events import replay as replay_module
 from baton.runtime.kv_events.publisher import KVEventPublisher
+from tests.doubles import plain_msgpack
+from tests.doubles.block_mirror import BlockMirror, blocks_in_tree
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.event_follower import END, Follower, ask, following, read_batch
+from tests.doubles.host_rig import TierRig, tokens
+from tests.doubles.server_under_test import free_port
 
 FIRST = 1000
 """The number of the first batch of a server that starts a second after 1970."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import plain_msgpack
-from published_events import (
+
+from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
+from baton.runtime.kv_events.wire import END, Packer, sequence_frame
+from tests.doubles import plain_msgpack
+from tests.doubles.published_events import (
     SGLangAllBlocksCleared,
     SGLangBatch,
     SGLangBlockRemoved,
@@ -13,9 +16,6 @@ from published_events import (
     VLLMBatch,
     VLLMBlockStored,
 )
-
-from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
-from baton.runtime.kv_events.wire import END, Packer, sequence_frame
 
 
 def ids(*values: int) -> bytes:

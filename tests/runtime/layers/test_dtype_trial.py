@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_processor import lower_to_avx2
 
 from baton.attention import processor
 from baton.runtime.layers import dtype_trial
 from baton.runtime.layers.dtype_trial import ROWS, cpu_dtype, is_worth_it
 from baton.runtime.layers.product_trials import SMALL_MODEL_BYTES
+from tests.doubles.lowered_processor import lower_to_avx2
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 

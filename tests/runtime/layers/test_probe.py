@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_sgl_kernel import FakeSglKernel
 
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers import sgl_ops
 from baton.runtime.layers.op_trials import OP_NAMES, OpShape
 from baton.runtime.layers.ops import TORCH_OPS, Ops
 from baton.runtime.layers.probe import LIBRARIES, SGL, TRITON, Library, load_sgl, load_triton, probe, select_ops
+from tests.doubles.fake_sgl_kernel import FakeSglKernel
 
 CPU = torch.device("cpu")
 OF_A_GPU = set(OP_NAMES) - {"look_up", "add"}

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from block_kernel import kernel
-from lowered_processor import lower_to_avx2
 
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
@@ -31,6 +29,8 @@ from baton.runtime.layers.products import (
     WIDENED,
     ProductChoice,
 )
+from tests.doubles.block_kernel import kernel
+from tests.doubles.lowered_processor import lower_to_avx2
 
 CPU = torch.device("cpu")
 TRIED = [form for form in FORMS if form != WIDENED]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from block_kernel import kernel
-from lowered_processor import lower_to_avx2
 
 from baton.attention import processor
 from baton.runtime.layers import products
@@ -23,6 +21,8 @@ from baton.runtime.layers.products import (
     ProductChoice,
     Source,
 )
+from tests.doubles.block_kernel import kernel
+from tests.doubles.lowered_processor import lower_to_avx2
 
 MIXED = ProductChoice((TORCH, TRANSPOSED, TORCH, TRANSPOSED))
 PACKED_MIX = ProductChoice((NUMBA, ONEDNN, NUMBA, ONEDNN))

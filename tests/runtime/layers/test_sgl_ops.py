@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_sgl_kernel import FakeSglKernel
 
 from baton.runtime.layers import sgl_ops
 from baton.runtime.layers.op_trials import OpShape, Trial, tolerance
+from tests.doubles.fake_sgl_kernel import FakeSglKernel
 
 CPU = torch.device("cpu")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compile_apart import compile_apart
+from tests.doubles.compile_apart import compile_apart
 
 COMPILE = """
 import torch
-from triton_compile import compiling_for
+from tests.doubles.triton_compile import compiling_for
 from baton.runtime.layers import triton_ops
 from baton.runtime.layers.op_trials import OpShape, Trial
 

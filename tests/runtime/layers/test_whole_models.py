@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_sgl_kernel import FakeSglKernel
-from model_driver import ModelDriver
-from tiny_models import MODELS, make_reference
 
 from baton.memory_pool.kv_pool import KVLayers
 from baton.runtime.config import ModelArgs
@@ -21,6 +18,9 @@ from baton.runtime.layers.probe import LIBRARIES
 from baton.runtime.runner.device_backends import TORCH_BACKENDS
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
+from tests.doubles.fake_sgl_kernel import FakeSglKernel
+from tests.doubles.model_driver import ModelDriver
+from tests.doubles.tiny_models import MODELS, make_reference
 
 CPU = torch.device("cpu")
 NAMES = ("llama", "llama, tied, odd head_dim", "llama 3.1 rope", "mistral, window", "qwen2", "qwen3, bias, tied")

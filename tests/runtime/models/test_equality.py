@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forced_options import FORCED
-from model_driver import ModelDriver
-from tiny_models import MODELS, TINY, make_reference, save_reference
 
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.model_runner import ModelRunner
+from tests.doubles.forced_options import FORCED
+from tests.doubles.model_driver import ModelDriver
+from tests.doubles.tiny_models import MODELS, TINY, make_reference, save_reference
 
 pytestmark = pytest.mark.equality
 

@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from manager_rig import Backend, check, child, prompt
-from prompts import make_prompt
-
 from baton.runtime.clients import SOLE_CLIENT
 from baton.runtime.config import RecordingConfig
 from baton.runtime.messages import RequestError
@@ -20,6 +17,8 @@ from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.manager_rig import Backend, check, child, prompt
+from tests.doubles.prompts import make_prompt
 
 LENGTH, ABORT = FinishReason("length"), FinishReason("abort")
 

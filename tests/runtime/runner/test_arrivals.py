@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpu_graphs import count_replays, graph_backends
-from held_pool import HeldPool
-from model_driver import DrivenSequence, ModelDriver
 
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.config import ModelArgs
@@ -23,6 +20,9 @@ from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.tiers.thread_transfer import ThreadTransfers
 from baton.runtime.tiers.transfer import TransferError
 from baton.scheduler.batch import KVCopies
+from tests.doubles.cpu_graphs import count_replays, graph_backends
+from tests.doubles.held_pool import HeldPool
+from tests.doubles.model_driver import DrivenSequence, ModelDriver
 
 LAYERS, PREFIX = 3, 32
 CONFIG = {

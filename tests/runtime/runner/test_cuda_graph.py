@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpu_graphs import Rerun, count_replays, graph_backends
-from model_driver import ModelDriver
-from step_comparison import CONFIG, compare
 
 from baton.attention.backend import AttentionBatch, GraphBackend, SharedPrefix
 from baton.attention.flashinfer import backend as flashinfer
@@ -24,6 +21,9 @@ from baton.runtime.config import ModelArgs
 from baton.runtime.runner.cuda_graph import CudaRecorder
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.runner.model_runner import ModelRunner
+from tests.doubles.cpu_graphs import Rerun, count_replays, graph_backends
+from tests.doubles.model_driver import ModelDriver
+from tests.doubles.step_comparison import CONFIG, compare
 
 
 @pytest.fixture

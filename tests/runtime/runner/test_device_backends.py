@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_processor import lower_to_avx2
 
 from baton.attention.backend import AttentionSpec
 from baton.attention.flashinfer import library
@@ -23,6 +22,7 @@ from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.runner import device_backends
 from baton.runtime.runner.cuda_graph import CudaRecorder
 from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends, choose_backends
+from tests.doubles.lowered_processor import lower_to_avx2
 
 SPEC = AttentionSpec(0, 4, 2, 64, 0.125)
 SMALL = AttentionSpec(0, 4, 2, 32, 32**-0.5)

@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 import pytest
-from host_pools import device_pool
 
 from baton.runtime.config import TierConfig
 from baton.runtime.runner.host_cache import make_host_pool
+from tests.doubles.host_pools import device_pool
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
-import fake_top_p
 import numpy as np
 import pytest
 import torch
-from sampling_requests import allow, make_info, make_sequence
-from waits import WouldWait, no_waits
 
 from baton.memory_pool.req_to_token import RowUpdates
 from baton.runtime.runner.device_copy import to_host, upload
@@ -29,6 +26,9 @@ from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.step_runner import StepInFlight, StepRunner
 from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch
 from baton.scheduler.request_spec import LogprobOptions
+from tests.doubles import fake_top_p
+from tests.doubles.sampling_requests import allow, make_info, make_sequence
+from tests.doubles.waits import WouldWait, no_waits
 
 EOS = (2, 3)
 HIDDEN = 8

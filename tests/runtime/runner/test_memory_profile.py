@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_graphs import graph_backends
-from fake_flashinfer import FakeFlashInfer
 
 from baton.attention.flashinfer import kernel
 from baton.attention.flashinfer.backend import FlashInferBackend
@@ -24,6 +22,8 @@ from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends
 from baton.runtime.runner.graph_catalog import GraphCatalog
 from baton.runtime.runner.memory_profile import run_largest_step
 from baton.runtime.runner.model_runner import ModelRunner
+from tests.doubles.cpu_graphs import graph_backends
+from tests.doubles.fake_flashinfer import FakeFlashInfer
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {

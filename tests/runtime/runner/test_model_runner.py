@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_driver import ModelDriver
 
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner import model_runner
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
+from tests.doubles.model_driver import ModelDriver
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_graphs import count_replays
-from lowered_processor import packs_bfloat16
-from model_driver import ModelDriver
-from step_comparison import CONFIG, compare
+
+from tests.doubles.cpu_graphs import count_replays
+from tests.doubles.lowered_processor import packs_bfloat16
+from tests.doubles.model_driver import ModelDriver
+from tests.doubles.step_comparison import CONFIG, compare
 
 pytest.importorskip("numba")
 

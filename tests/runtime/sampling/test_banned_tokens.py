@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_requests import KnownSequence, make_known, make_sequence, positions_of
 
 from baton.runtime.sampling.penalties import PendingTokens
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.sampling.sequences import SequenceTable
+from tests.doubles.sampling_requests import KnownSequence, make_known, make_sequence, positions_of
 
 VOCAB, EOS = 12, (0,)
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_requests import make_sequence
 
 from baton.runtime.sampling import beam_candidates
 from baton.runtime.sampling.beam_candidates import BeamRanker
@@ -15,6 +14,7 @@ from baton.runtime.sampling.sequences import SequenceState
 from baton.scheduler.batch import BeamCandidates, BeamStep
 from baton.scheduler.constraints.constraint import AllowedTokens
 from baton.scheduler.request_spec import LogprobOptions
+from tests.doubles.sampling_requests import make_sequence
 
 EOS = (2, 5)
 

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kv_echo import VOCAB as ECHO_VOCAB
-from logit_tables import VOCAB_SIZE, greedy, make_batch, make_search, make_step, make_step_runner, random_logits
-from sampling_requests import allow, make_info, make_sequence
 
 from baton.runtime.sampling.forbidden_tokens import forbidden_rows, is_forbidden
 from baton.runtime.sampling.ops import TORCH_OPS
@@ -20,6 +17,17 @@ from baton.runtime.sampling.sampler import Sampler
 from baton.scheduler.batch import BeamCandidates
 from baton.scheduler.constraints.constraint import AllowedTokens
 from baton.scheduler.sampling_params import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
+from tests.doubles.kv_echo import VOCAB as ECHO_VOCAB
+from tests.doubles.logit_tables import (
+    VOCAB_SIZE,
+    greedy,
+    make_batch,
+    make_search,
+    make_step,
+    make_step_runner,
+    random_logits,
+)
+from tests.doubles.sampling_requests import allow, make_info, make_sequence
 
 SEED = int(os.environ.get("BATON_NUMBERS_SEED", "31"))
 VOCAB = 300

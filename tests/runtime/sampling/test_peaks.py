@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_requests import allow, make_sequence
 
 from baton.runtime.sampling.sampler import Sampler
+from tests.doubles.sampling_requests import allow, make_sequence
 
 VOCAB = 500
 REQUESTS: dict[str, dict[str, Any]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sampling_requests import KnownSequence, make_known
 
 from baton.runtime.sampling.penalties import PendingTokens, SeenTokens, apply_penalties
+from tests.doubles.sampling_requests import KnownSequence, make_known
 
 VOCAB = 40
 

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import fake_top_p
 import pytest
 import torch
-from draw_cases import random_case
 
 from baton.runtime.sampling import torch_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.probe import PROVIDERS, Provider, probe, select_sampling_ops
 from baton.runtime.sampling.torch_ops import Filters
+from tests.doubles import fake_top_p
+from tests.doubles.draw_cases import random_case
 
 CPU = torch.device("cpu")
 

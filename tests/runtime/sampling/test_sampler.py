@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_requests import KnownSequence, allow, make_known, positions_of
 
 from baton.runtime.sampling.noise import draw_keys, exponential_noise
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.sampling.torch_ops import NUCLEUS_WIDTH
 from baton.scheduler.constraints.constraint import AllowedTokens
+from tests.doubles.sampling_requests import KnownSequence, allow, make_known, positions_of
 
 EOS = (2, 5)
 

@@ -6,12 +6,12 @@ import functools
 
 import pytest
 import torch
-from draw_cases import DrawCase, random_case
 
 from baton.runtime.sampling import torch_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, SamplingOps
 from baton.runtime.sampling.probe import select_sampling_ops
 from baton.runtime.sampling.ranking import row_statistics, top_tokens
+from tests.doubles.draw_cases import DrawCase, random_case
 
 pytestmark = pytest.mark.gpu
 
@@ -126,9 +126,8 @@ def test_the_ranking_is_that_of_the_cpu(k, vocab_size):
 
 
 def test_the_noise_is_that_of_the_cpu(parity):
-    import noise_kernel
-
     from baton.runtime.sampling.noise import exponential_noise
+    from tests.doubles import noise_kernel
 
     tokens = torch.arange(16_384, dtype=torch.int32, device="cuda")
     keys = torch.tensor([123_456_789, -987_654_321], dtype=torch.int32, device="cuda")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sampling_requests import make_info, make_sequence
 
 from baton.runtime.sampling.sequences import SequenceTable
+from tests.doubles.sampling_requests import make_info, make_sequence
 
 
 def test_sequences_are_there_from_opened_to_closed():

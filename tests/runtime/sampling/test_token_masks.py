@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from sampling_requests import allow
 
 from baton.runtime.sampling.token_masks import LARGEST_ALLOWED, allow_only
 from baton.scheduler.constraints.constraint import AllowedTokens
+from tests.doubles.sampling_requests import allow
 
 Pairs = list[tuple[int, int]]
 

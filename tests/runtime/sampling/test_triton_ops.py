@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compile_apart import compile_apart
-from draw_cases import random_case
 
 from baton.runtime.sampling import torch_ops
 from baton.runtime.sampling.noise import exponential_noise
 from baton.runtime.sampling.ranking import top_tokens
 from baton.runtime.sampling.torch_ops import Filters
+from tests.doubles.compile_apart import compile_apart
+from tests.doubles.draw_cases import random_case
 
 
 def noise_of_kernel(tokens: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(bits, noise) of int32 tokens under one key."""
-    import noise_kernel
+    from tests.doubles import noise_kernel
 
     bits, noise = torch.empty_like(tokens), torch.empty(len(tokens))
     noise_kernel.write_noise[(1,)](tokens, keys, bits, noise, len(tokens))  # pyright: ignore[reportArgumentType]
@@ -172,8 +172,8 @@ def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
 
 
 COMPILE = """
-from draw_cases import random_case
-from triton_compile import compiling_for
+from tests.doubles.draw_cases import random_case
+from tests.doubles.triton_compile import compiling_for
 from baton.runtime.sampling import triton_ops, triton_ranking
 
 with compiling_for(capability) as compiled:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from draw_cases import random_case
-from sampling_requests import make_sequence
 
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.ops import TORCH_OPS
 from baton.runtime.sampling.ranking import row_statistics
 from baton.scheduler.batch import BeamStep
+from tests.doubles.draw_cases import random_case
+from tests.doubles.sampling_requests import make_sequence
 
 
 @pytest.mark.parametrize("chunk", [32, 128])

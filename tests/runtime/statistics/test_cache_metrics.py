@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from kv_echo import prompt_of
 from prometheus_client.parser import text_string_to_metric_families
-from scheduler_harness import Harness
 
 from baton.radix.statistics.spread import SECONDS
 from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.statistics.report import DEPTHS, Buckets, CacheStats, CacheTotals, HitTokens, WindowStats
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def read(metrics: ServerMetrics) -> dict[str, dict[tuple[str, ...], float]]:

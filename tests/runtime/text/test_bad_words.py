@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import trained_tokenizers
 
 from baton.runtime.text.bad_words import MAX_BANNED_TOKENS, banned_sequences
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles import trained_tokenizers
 
 BYTES = Tokenizer(trained_tokenizers.byte_level(), trained_tokenizers.CONFIG)
 PIECES = Tokenizer(trained_tokenizers.byte_fallback(), trained_tokenizers.CONFIG)

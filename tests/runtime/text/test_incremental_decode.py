@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import trained_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.runtime.text.incremental_decode import IncrementalDecoder, decode_all
 from baton.runtime.text.token_bytes import TokenBytes, UnsupportedDecoder
+from tests.doubles import trained_tokenizers
 
 BYTE_LEVEL = trained_tokenizers.byte_level()
 BYTE_FALLBACK = trained_tokenizers.byte_fallback()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import trained_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from baton.runtime.text.output_text import OutputText
 from baton.runtime.text.stop_strings import StopStringMatcher
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
+from tests.doubles import trained_tokenizers
 
 TOKENIZER = Tokenizer(trained_tokenizers.byte_level(), trained_tokenizers.CONFIG)
 END = TOKENIZER.token_to_id("<|im_end|>")

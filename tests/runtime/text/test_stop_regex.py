@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-import trained_tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from baton.runtime.text.token_bytes import TokenBytes
 from baton.scheduler.batch import StopMatch
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles import trained_tokenizers
 
 BACKEND = trained_tokenizers.byte_level()
 TOKENS = TokenBytes(BACKEND)

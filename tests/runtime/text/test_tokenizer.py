@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import trained_tokenizers
 from tokenizers.processors import TemplateProcessing
-from trained_tokenizers import CONFIG, write_folder
 
 from baton.runtime.text.chat_template import ChatTemplateError
 from baton.runtime.text.incremental_decode import decode_all
 from baton.runtime.text.tokenizer import Tokenizer, TokenizerError
+from tests.doubles import trained_tokenizers
+from tests.doubles.trained_tokenizers import CONFIG, write_folder
 
 TEXTS = [
     "The quick brown fox",

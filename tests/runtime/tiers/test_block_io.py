@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from block_io_rig import NEVER, Gate, brief, collect, hold, keys, pages, payload_in, store
-from disk_blocks import BLOCK, file_of, fill, key_of, payload_of
 
 from baton.memory_pool.tiers.block_store import BlockSource, BlockTarget
 from baton.memory_pool.tiers.disk_pool import DiskPool
 from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
+from tests.doubles.block_io_rig import NEVER, Gate, brief, collect, hold, keys, pages, payload_in, store
+from tests.doubles.disk_blocks import BLOCK, file_of, fill, key_of, payload_of
 
 
 def test_what_was_stored_is_loaded(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:

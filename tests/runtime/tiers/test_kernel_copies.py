@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_sgl_kernel import FakeSglKernel
-from host_pools import (
+
+from baton.memory_pool.kv_pool import KVLayers, MHAKVPool, copy_kv
+from baton.memory_pool.tiers.host_copies import CopyPages
+from baton.memory_pool.tiers.host_pool import HostPool
+from baton.runtime.layers import sgl_ops
+from baton.runtime.layers.op_trials import OpShape
+from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.layers.probe import select_ops
+from baton.runtime.tiers.kernel_copies import KernelCopies, choose_copies
+from tests.doubles.fake_sgl_kernel import FakeSglKernel
+from tests.doubles.host_pools import (
     CPU,
     LINES,
     SMALL,
@@ -20,15 +29,6 @@ from host_pools import (
     slots_of,
     some_pages,
 )
-
-from baton.memory_pool.kv_pool import KVLayers, MHAKVPool, copy_kv
-from baton.memory_pool.tiers.host_copies import CopyPages
-from baton.memory_pool.tiers.host_pool import HostPool
-from baton.runtime.layers import sgl_ops
-from baton.runtime.layers.op_trials import OpShape
-from baton.runtime.layers.ops import TORCH_OPS
-from baton.runtime.layers.probe import select_ops
-from baton.runtime.tiers.kernel_copies import KernelCopies, choose_copies
 
 PAGE_SIZES = [1, 16, 64]
 USABLE = 14

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from scheduler_harness import Harness
-
 from baton.runtime.tiers.report import report_tiers
 from baton.scheduler.outcome import FoundTokens
 from baton.scheduler.stats import CopyStats, TierStats
+from tests.doubles.scheduler_harness import Harness
 
 SETTINGS = {"host_write_policy": "write_back", "host_copied_by": "torch"}
 

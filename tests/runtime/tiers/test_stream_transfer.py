@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_streams import FakeCuda
-from held_pool import HeldPool, tier_copy
-from host_pools import CPU, SMALL, device_bytes, device_pool, host_bytes, slots_of
 
 from baton.memory_pool.tiers.host_copies import copy_pages_torch
 from baton.memory_pool.tiers.host_pool import HostPool
@@ -19,6 +16,9 @@ from baton.runtime.tiers.make_transfers import make_transfers
 from baton.runtime.tiers.stream_transfer import StreamTransfers
 from baton.runtime.tiers.thread_transfer import ThreadTransfers
 from baton.runtime.tiers.transfer import Ended, TransferError
+from tests.doubles.fake_streams import FakeCuda
+from tests.doubles.held_pool import HeldPool, tier_copy
+from tests.doubles.host_pools import CPU, SMALL, device_bytes, device_pool, host_bytes, slots_of
 
 LAYERS = 3
 load, store = partial(tier_copy, to_host=False), partial(tier_copy, to_host=True)

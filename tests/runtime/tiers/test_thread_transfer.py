@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from held_pool import HeldPool, tier_copy
-from host_pools import device_bytes, device_pool, host_bytes, slots_of
 
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.thread_transfer import ThreadTransfers
 from baton.runtime.tiers.transfer import Ended, TransferError
+from tests.doubles.held_pool import HeldPool, tier_copy
+from tests.doubles.host_pools import device_bytes, device_pool, host_bytes, slots_of
 
 LAYERS = 3
 load, store = partial(tier_copy, to_host=False), partial(tier_copy, to_host=True)

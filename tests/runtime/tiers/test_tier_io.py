@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from disk_blocks import fill, key_of, open_pool
 
 from baton.memory_pool.tiers.disk_pool import DiskPool
 from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
@@ -19,6 +18,7 @@ from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.block_io import BlockIO
 from baton.runtime.tiers.tier_io import BlocksEnded, TierIO, is_finite
 from baton.runtime.tiers.transfer import Ended
+from tests.doubles.disk_blocks import fill, key_of, open_pool
 
 PAGE, PAGES_PER_BLOCK = 1000, 5
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search
-from kv_echo import expected_output
-from scheduler_harness import PAGES, Harness
+
+from tests.doubles.beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search
+from tests.doubles.kv_echo import expected_output
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 @PAGES

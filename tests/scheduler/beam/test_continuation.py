@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from beam_search_scene import DEPTHS, EOS, PROMPT, add, add_child, check, search
-from kv_echo import expected_beams, expected_output
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.beam_search_scene import DEPTHS, EOS, PROMPT, add, add_child, check, search
+from tests.doubles.kv_echo import expected_beams, expected_output
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 @PAGES

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search
-from kv_echo import VOCAB
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.constraints.items import ITEM
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search
+from tests.doubles.kv_echo import VOCAB
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 @pytest.fixture(scope="module")

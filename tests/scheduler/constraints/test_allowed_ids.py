@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import Harness
 
 from baton.scheduler.constraints.allowed_ids import AllowedIds
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids, without_a_lease
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.radix.lease import LeaseState
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids, without_a_lease
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 @DEPTHS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from continuation_scene import DEPTHS, inheritance, parent_ids
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.continuation_scene import DEPTHS, inheritance, parent_ids
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 def test_unknown_parent_and_foreign_namespace_get_the_same_404() -> None:

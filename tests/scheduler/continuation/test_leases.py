@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from continuation_scene import DEPTHS, inheritance, parent_ids, without_a_lease
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.radix.lease import LeaseState
+from tests.doubles.continuation_scene import DEPTHS, inheritance, parent_ids, without_a_lease
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 def test_expired_lease_falls_back_to_what_the_tree_still_has() -> None:

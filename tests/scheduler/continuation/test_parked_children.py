@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from specs import make_spec
-
 from baton.scheduler.continuation.records import ParkedChildren
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec
+from tests.doubles.specs import make_spec
 
 
 class CountingRequest(Request):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.request_spec import Predecessor
+from tests.doubles.continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 def stands_alone(harness: Harness, rid: str) -> bool:

@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import Harness
 
 from baton.scheduler.continuation.records import HeldTokens, SampleRecord
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.token_buffer import TokenBuffer
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def really_held(samples: list[SampleRecord]) -> int:

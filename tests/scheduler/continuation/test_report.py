@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kv_echo import prompt_of
-from scheduler_harness import Harness
-
 from baton.scheduler.continuation.report import describe_leases
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def leases_of(harness: Harness, after: int = -1, limit: int = 100, client: str | None = None) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.outcome import FoundTokens, Retained
+from tests.doubles.continuation_scene import DEPTHS, evict_everything, inheritance, parent_ids
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 POLICIES = pytest.mark.parametrize(
     "policy", [HostPolicy(), HostPolicy(min_hits=1), HostPolicy(write_back=True)], ids=["through", "selective", "back"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from counted_lines import lines_run
-
 from baton.scheduler.jobs import job_table
 from baton.scheduler.jobs.job_table import JobTable
+from tests.doubles.counted_lines import lines_run
 
 
 def crowd(table: JobTable, count: int) -> None:

@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
-from beam_search_scene import DEPTHS, add, search
-from continuation_scene import inheritance
-from kv_echo import SPOILED, expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.memory.distrust import Distrust
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.beam_search_scene import DEPTHS, add, search
+from tests.doubles.continuation_scene import inheritance
+from tests.doubles.kv_echo import SPOILED, expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 BAD = 999
 CLEAN = [token for token in prompt_of(400, 3) if token != BAD]

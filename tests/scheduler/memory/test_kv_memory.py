@@ -6,15 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import Harness
-from specs import make_spec
 
 from baton.radix.lease import LeaseState, LeaseTerms
 from baton.scheduler.memory.kv_memory import KVMemory, take_back_unfilled
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.specs import make_spec
 
 PAGES = pytest.mark.parametrize("page", [1, 16])
 TERMS = LeaseTerms(deadline=1e9, now=0.0)

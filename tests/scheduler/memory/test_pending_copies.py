@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import int32
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -12,6 +11,7 @@ from baton.radix.cache import RadixCache
 from baton.radix.kv_sequence import KVSequence
 from baton.scheduler.batch import KVCopies
 from baton.scheduler.memory.pending_copies import PendingCopies
+from tests.doubles.cache_rig import int32
 
 
 class Book:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from beam_search_scene import PROMPT, search
-from beam_search_scene import add as add_search
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import Harness
 
 from baton.scheduler.memory.self_check import audit_pages
+from tests.doubles.beam_search_scene import PROMPT, search
+from tests.doubles.beam_search_scene import add as add_search
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def busy(page_size: int) -> Harness:

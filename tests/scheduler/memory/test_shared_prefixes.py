@@ -6,15 +6,15 @@ import random
 
 import numpy as np
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
-from specs import make_spec
 
 from baton.radix.dropping import drop_path
 from baton.scheduler.memory.shared_prefixes import SharedPrefixes
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
+from tests.doubles.specs import make_spec
 
 MIN = 32
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_harness import Harness
 
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.policies.pin_times import MAX_PIN_S
+from tests.doubles.scheduler_harness import Harness
 
 BASH = (ToolCall("train", "train all"),)
 PROMPT = list(range(1, 70))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_echo import expected_output
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.jobs.calls import ToolCall
+from tests.doubles.kv_echo import expected_output
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 BASH = (ToolCall("ls", "ls -l"),)
 PROMPT = list(range(1, 70))

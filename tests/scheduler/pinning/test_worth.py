@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_echo import expected_output
-from scheduler_harness import PAGES, Harness
 
 from baton.radix.lease import Lease
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from tests.doubles.kv_echo import expected_output
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 LS = (ToolCall("ls", "ls -l"),)
 

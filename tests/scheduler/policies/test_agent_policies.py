@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from job_scene import finished, job, tools
-from policy_scene import FILL_TIME, claimed_lease, fcfs, granted_lease, waiting_request
 
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
@@ -17,6 +15,8 @@ from baton.scheduler.policies.lmcache_like import LMCacheLike
 from baton.scheduler.policies.pin_times import MAX_PIN_S
 from baton.scheduler.policies.registry import PINNING, POLICIES, make_policy
 from baton.scheduler.policies.tools import PinTime, PolicyTools
+from tests.doubles.job_scene import finished, job, tools
+from tests.doubles.policy_scene import FILL_TIME, claimed_lease, fcfs, granted_lease, waiting_request
 
 
 def knowing(**more: Any) -> PolicyTools:

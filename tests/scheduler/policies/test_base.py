@@ -6,13 +6,21 @@ import random
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
-from policy_scene import FILL_TIME, admit, claimed_lease, fcfs, granted_lease, returning_child, waiting_request
 
 from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 from baton.scheduler.policies.base import BasePolicy
 from baton.scheduler.request import Request
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.policy_scene import (
+    FILL_TIME,
+    admit,
+    claimed_lease,
+    fcfs,
+    granted_lease,
+    returning_child,
+    waiting_request,
+)
 
 
 class NewestFirst(BasePolicy):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
-from policy_scene import FILL_TIME, returning_child, waiting_request
 
 from baton.radix.cache import RadixCache
 from baton.scheduler.policies.dfs_weight import DepthFirstByWeight
 from baton.scheduler.request import Request
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.policy_scene import FILL_TIME, returning_child, waiting_request
 
 STEM, LEFT, RIGHT, OTHER = [1] * 8, [2] * 4, [3] * 4, [9] * 8
 

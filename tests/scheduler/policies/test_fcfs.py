@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policy_scene import fcfs, waiting_request
+from tests.doubles.policy_scene import fcfs, waiting_request
 
 
 def test_order_is_that_of_arrival() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from job_scene import job, step_of, tools
-from policy_scene import returning_child, waiting_request
 
 from baton.scheduler.policies.continuum import Continuum
+from tests.doubles.job_scene import job, step_of, tools
+from tests.doubles.policy_scene import returning_child, waiting_request
 
 
 def test_the_job_that_came_first_goes_first() -> None:

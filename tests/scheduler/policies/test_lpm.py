@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
-from policy_scene import FILL_TIME, returning_child, waiting_request
 
 from baton.radix.cache import RadixCache
 from baton.scheduler.policies.lpm import LongestPrefixMatch
+from tests.doubles.cache_rig import CacheRig
+from tests.doubles.policy_scene import FILL_TIME, returning_child, waiting_request
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from policy_scene import FILL_TIME, returning_child, waiting_request
-
 from baton.scheduler.policies.random_order import RandomOrder
 from baton.scheduler.request import Request
+from tests.doubles.policy_scene import FILL_TIME, returning_child, waiting_request
 
 
 def test_it_is_an_order_of_all_and_not_that_of_arrival() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import expected_output, prompt_of
-from policy_scene import FILL_TIME
-from scheduler_harness import Harness
 
 from baton.entrypoints.server_args import build_parser, compose, parse_command_line
 from baton.entrypoints.server_config import UsageError
@@ -13,6 +10,9 @@ from baton.radix.lease import Lease
 from baton.scheduler.policies.fcfs import FirstComeFirstServed
 from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
 from baton.scheduler.request import Request, RequestStatus
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.policy_scene import FILL_TIME
+from tests.doubles.scheduler_harness import Harness
 
 
 class Mine(FirstComeFirstServed):

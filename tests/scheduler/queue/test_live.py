@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from policy_scene import waiting_request
-
 from baton.scheduler.queue.live import LiveRequests
+from tests.doubles.policy_scene import waiting_request
 
 
 def test_siblings_go_one_by_one_and_the_rid_with_the_last() -> None:

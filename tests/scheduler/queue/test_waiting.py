@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from policy_scene import waiting_request
 
 from baton.scheduler.queue.waiting import WaitingQueue
 from baton.scheduler.request import Request
+from tests.doubles.policy_scene import waiting_request
 
 
 @pytest.mark.parametrize("waiting", [1, 15, 16, 17, 40])

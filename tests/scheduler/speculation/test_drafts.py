@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.request import Request
 from baton.scheduler.speculation.drafts import Draft
 from baton.scheduler.speculation.sequence_drafts import SequenceDrafts, Source
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 def drafting(**options) -> Harness:

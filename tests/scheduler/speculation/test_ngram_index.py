@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 import pytest
-from counted_lines import lines_run
 
 from baton.scheduler.speculation import ngram_index
 from baton.scheduler.speculation.ngram_index import SIZES, NgramIndex
+from tests.doubles.counted_lines import lines_run
 
 
 def slow_find(text: list[int]) -> set[tuple[int, int]]:

@@ -10,9 +10,10 @@ import random
 from typing import Any
 
 import pytest
-from drafting import EchoDrafter, draft_by_echo
-from scheduler_harness import PAGES
-from simulation import SEED, Simulation
+
+from tests.doubles.drafting import EchoDrafter, draft_by_echo
+from tests.doubles.scheduler_harness import PAGES
+from tests.doubles.simulation import SEED, Simulation
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 

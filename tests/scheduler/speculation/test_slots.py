@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.request import Request
 from baton.scheduler.speculation.slots import extend_with_drafts, keep_first
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 
 def numbers(*values: int) -> np.ndarray:

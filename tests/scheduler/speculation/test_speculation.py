@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from drafting import draft_by_echo
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import PAGES, Harness
 
 from baton.scheduler.batch import ForwardMode, ScheduleBatch
 from baton.scheduler.speculation.drafts import Draft
 from baton.scheduler.speculation.sequence_drafts import Source
 from baton.scheduler.speculation.speculation import FIRST_GAP, LONGEST_GAP, PROBE, can_draft
+from tests.doubles.drafting import draft_by_echo
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from kv_echo import prompt_of
-from scheduler_harness import PAGES, Harness
-from simulation import SEED, Simulation
-from tier_rig import FakeBlocks
 
 from baton.radix.node import TreeNode
 from baton.radix.statistics.lives import KVLives
 from baton.radix.statistics.spread import SECONDS, Spread
 from baton.scheduler.statistics.cache_statistics import ALERT_WINDOW_S, CacheStatistics
 from baton.scheduler.statistics.report import CacheStats, CacheTotals, HitTokens, describe
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.scheduler_harness import PAGES, Harness
+from tests.doubles.simulation import SEED, Simulation
+from tests.doubles.tier_rig import FakeBlocks
 
 
 def totals(harness: Harness) -> CacheTotals:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import Harness
-from tier_rig import FakeBlocks
 
 from baton.radix.tiers.block_orders import BlockFind, BlockRead
 from baton.scheduler.request import Request, RequestStatus
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.tier_rig import FakeBlocks
 
 PROMPT = prompt_of(161, 1)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import Harness
-from tier_rig import FakeBlocks
-
 from baton.radix.tiers.block_orders import BlockFind
 from baton.scheduler.outcome import FoundTokens
 from baton.scheduler.request import Request, RequestStatus
 from baton.scheduler.tiers.rates import TRY_AGAIN
 from baton.scheduler.tiers.tiers import MAX_READS
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.tier_rig import FakeBlocks
 
 PROMPT = prompt_of(65, 1)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from kv_echo import expected_output, prompt_of
-from scheduler_harness import Harness
 
 from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.outcome import FoundTokens
 from baton.scheduler.stats import CopyStats, TierStats
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness
 
 
 def test_without_a_tier_there_is_nothing_to_say() -> None:

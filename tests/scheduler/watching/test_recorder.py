@@ -6,14 +6,14 @@ import random
 
 import msgspec
 import pytest
-from event_loop_rig import ask
-from kv_echo import prompt_of
-from watched_loop import WatchedLoop
 
 from baton.runtime.messages import AbortRequest, ReleaseRequest
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.watching import recorder as recorder_module
 from baton.scheduler.watching.life import MAX_PHASES, Life
+from tests.doubles.event_loop_rig import ask
+from tests.doubles.kv_echo import prompt_of
+from tests.doubles.watched_loop import WatchedLoop
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 

@@ -7,11 +7,11 @@ from array import array
 
 import numpy as np
 import pytest
-from cache_rig import CacheRig
 
 from baton.entrypoints.analyze.analysis import Analysis
 from baton.entrypoints.analyze.log.prompt_text import id_units
 from baton.entrypoints.analyze.log.request import LoggedRequest
+from tests.doubles.cache_rig import CacheRig
 
 SIZES = (256, 512, 768, 1024, 2048, 4096)
 LONGEST = 240

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from event_stream import EventStream, reading
-from http_calls import error_of
-from server_under_test import ServerUnderTest
 
 from baton.entrypoints.dashboard.broadcaster import MAX_READERS
+from tests.doubles.event_stream import EventStream, reading
+from tests.doubles.http_calls import error_of
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from on_a_loop import on_a_loop
 
 from baton.entrypoints.http.dashboard import page_stream
 from baton.entrypoints.http.dashboard.page_stream import PageStream
 from baton.entrypoints.http.wire.connection import ABORT
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.on_a_loop import on_a_loop
 
 
 class Connection:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_calls import error_of, raw_post
-from server_under_test import ServerUnderTest
+
+from tests.doubles.http_calls import error_of, raw_post
+from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_calls import generate
-from server_under_test import ServerUnderTest
 from starlette.types import Message
 
 from baton.entrypoints.http.wire.large_json import encode_pieces, json_answer
+from tests.doubles.http_calls import generate
+from tests.doubles.server_under_test import ServerUnderTest
 
 
 def random_content(rng: random.Random, depth: int) -> Any:

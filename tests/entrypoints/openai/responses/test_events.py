@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -26,6 +25,7 @@ from baton.runtime.messages import ContinuationOutput, LogprobChunk
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 LS = {"type": "function", "name": "ls", "parameters": {"type": "object"}}

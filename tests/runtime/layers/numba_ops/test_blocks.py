@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from block_kernel import kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lowered_processor import lower_to_avx2, packs_bfloat16
+
+from tests.doubles.block_kernel import kernel
+from tests.doubles.lowered_processor import lower_to_avx2, packs_bfloat16
 
 pytest.importorskip("numba")
 
