@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# Two stamps: SERVING is for targets that run Baton, TESTING adds the test tools, linters and benchmarks' libraries.
+SERVING := $(VENV)/.installed
+TESTING := $(VENV)/.installed-dev
 export TOKENIZERS_PARALLELISM = false
 
 # GPU hosts bring a torch of their own, and often no network: these targets install nothing. `baton` is found in .typing.
@@ -22,45 +24,64 @@ REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 test test-units test-processes test-equality test-slow test-real test-harnesses: export OMP_NUM_THREADS = 1
 test-gateways test-clients: export OMP_NUM_THREADS = 1
 
-.PHONY: demo install test test-units test-processes test-equality test-slow test-products test-real test-harnesses check mutants
-.PHONY: test-avx2 test-gateways test-clients real-model serve dashboard-pictures bench test-gpu bench-gpu clean
+.PHONY: demo install install-dev test test-units test-processes test-equality test-slow test-products test-real
+.PHONY: test-harnesses check mutants test-avx2 test-gateways test-clients real-model serve dashboard-pictures bench
+.PHONY: test-gpu bench-gpu clean
 
-demo: $(STAMP)          ## start a server on the bundled toy model, send it work, show what the cache reused
+demo: $(SERVING)        ## start a server on the bundled toy model, send it work, show what the cache reused
 	$(BIN)/python examples/demo.py
 
-install: $(STAMP)       ## just the environment
+install: $(SERVING)     ## the environment that serves, and nothing else
 
-$(STAMP): pyproject.toml constraints.txt
+install-dev: $(TESTING) ## the whole environment: with the test tools, linters and the benchmarks' libraries
+
+# On PyPI, torch for x86-64 Linux comes with CUDA's libraries and Triton, 5 GB that a CPU has no use for. Without an
+# NVIDIA driver its CPU build is installed: from the indexes that pip is set up with, else from PyTorch's own. Other
+# platforms have no such build, and take PyPI's.
+TORCH       := $(shell grep '^torch==' constraints.txt)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP_INSTALL := $(BIN)/pip install -q -c constraints.txt
+
+$(SERVING): pyproject.toml constraints.txt setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,cpu,tiers,learned]'
+ifeq ($(wildcard /dev/nvidiactl),)
+	$(PIP_INSTALL) '$(TORCH)+cpu' 2> /dev/null || \
+	    $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' 2> /dev/null || \
+	    echo "no CPU build of $(TORCH) was found; installing the one of pip's index"
+endif
+	$(PIP_INSTALL) $(TORCH)
+	$(PIP_INSTALL) -e '.[cpu,tiers]'
 	touch $@
 
-test: test-units test-processes test-equality   ## everything that passes without a GPU
+$(TESTING): $(SERVING)
+	$(PIP_INSTALL) -e '.[dev,cpu,tiers,learned]'
+	touch $@
+
+test: test-units test-processes test-equality  ## everything that passes without a GPU
 
 # Files that have tests of a kind: to collect all others takes each test process ten seconds.
 marked = $(shell grep -rlw --include='*.py' 'mark\.$(1)' tests)
 
-test-units: $(STAMP)
+test-units: $(TESTING)
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real and not harness" tests
 
 # Whole files to a process: the tests of most share a server.
-test-processes: $(STAMP)
+test-processes: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "process and not gpu and not slow and not real" $(call marked,process)
 
 # Attention as models of any size have it; the small ones of these tests would be given torch's.
-test-equality: $(STAMP)
+test-equality: $(TESTING)
 	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
 
 # The same tests as on a lesser processor. The variable lowers torch, oneDNN, MKL and Numba too: attention/processor.py.
 test-avx2: export BATON_CPU_FEATURES = avx2
 test-avx2: test         ## `make test` as on a processor with AVX2 and nothing newer
 
-test-slow: $(STAMP)     ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
+test-slow: $(TESTING)   ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \
 	    $(call marked,slow)
 
-test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix products, and on torch's attention
+test-products: $(TESTING)  ## slow: the equality suite on every form of the matrix products, and on torch's attention
 	BATON_TEST_ATTENTION=torch_native $(BIN)/python -m pytest -n 2 \
 	    -m "equality and not gpu and not slow and not real" $(call marked,equality)
 	BATON_TEST_ATTENTION=numba BATON_TEST_PRODUCTS=numba $(BIN)/python -m pytest -n 2 \
@@ -69,29 +90,30 @@ test-products: $(STAMP)  ## slow: the equality suite on every form of the matrix
 	    BATON_TEST_PRODUCTS=$$form $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" \
 	    $(call marked,equality) || exit 1; done
 
-test-gateways: $(STAMP)  ## slow: gateways and indexers of others in front of servers; their packages go into build/envs
+test-gateways: $(TESTING)  ## slow: gateways and indexers of others in front of servers; their packages go into build/envs
 	$(BIN)/python tests/doubles/foreign_envs.py smg sglang-router vllm-router dynamo
 	$(BIN)/python -m pytest -m gateways $(call marked,gateways)
 
-test-clients: $(STAMP)  ## slow: clients, evaluations and test kits of others; their packages go into build/envs
+test-clients: $(TESTING)  ## slow: clients, evaluations and test kits of others; their packages go into build/envs
 	$(BIN)/python tests/doubles/foreign_envs.py litellm lm-eval sglang
 	$(BIN)/python -m pytest -m clients $(call marked,clients)
 
-check: $(STAMP)         ## ruff, pyright, import-linter
+check: $(TESTING)       ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
 # Hours: one process, and it gives way to others. What was found out is kept in build/mutants; a later run goes on there.
 # Nothing is left to chance: hashes, hypothesis and the simulation have fixed seeds.
-mutants: $(STAMP)       ## mutation testing of the pure layers; make mutants ONLY=scheduler/memory ARGS=--again
-	$(BIN)/pip install -q -c constraints.txt -e '.[mutants]'
+mutants: $(TESTING)     ## mutation testing of the pure layers; make mutants ONLY=scheduler/memory ARGS=--again
+	$(PIP_INSTALL) -e '.[mutants]'
 	PYTHONHASHSEED=0 BATON_SIM_SEED=20 OMP_NUM_THREADS=1 nice $(BIN)/python tests/mutants/run.py $(ONLY) $(ARGS)
 
-real-model: $(STAMP)    ## a model to really talk to: downloads 93 MB, makes a Hugging Face folder of 542 MB in build/models
+real-model: $(SERVING)  ## a model to really talk to: downloads 93 MB, makes a Hugging Face folder of 542 MB in build/models
+	$(PIP_INSTALL) -e '.[examples]'
 	$(BIN)/python -m examples.real_model --output $(REAL_MODEL) $(ARGS)
 
-test-real: real-model   ## slow: equality with transformers on that model
+test-real: $(TESTING) real-model  ## slow: equality with transformers on that model
 	BATON_REAL_MODEL=$(REAL_MODEL) $(BIN)/python -m pytest -m real tests
 
 $(HARNESSES)/package-lock.json: tests/harnesses/package.json tests/harnesses/package-lock.json
@@ -100,16 +122,16 @@ $(HARNESSES)/package-lock.json: tests/harnesses/package.json tests/harnesses/pac
 	cp tests/harnesses/package-lock.json $(HARNESSES)
 	cd $(HARNESSES) && { npm install --no-audit --no-fund || { rm package-lock.json; exit 1; }; }
 
-test-harnesses: $(STAMP) $(HARNESSES)/package-lock.json  ## slow: Claude Code, Codex and opencode from npm on a server
+test-harnesses: $(TESTING) $(HARNESSES)/package-lock.json  ## slow: Claude Code, Codex and opencode from npm on a server
 	BATON_HARNESSES=$(HARNESSES) $(BIN)/python -m pytest -m harness tests/harnesses
 
-serve: $(STAMP)         ## make serve MODEL=path ARGS="--port 30000"
+serve: $(SERVING)       ## make serve MODEL=path ARGS="--port 30000"
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)
 
-dashboard-pictures: $(STAMP)  ## the pictures of the dashboard in docs/images; needs Chromium
+dashboard-pictures: $(TESTING)  ## the pictures of the dashboard in docs/images; needs Chromium
 	$(BIN)/python -m docs.dashboard_pictures
 
-bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
+bench: $(TESTING)       ## benchmarks of this machine: tables on screen, JSON in benchmarks/results/
 	$(BIN)/python -m benchmarks.core.radix_ops
 	$(BIN)/python -m benchmarks.core.handoff
 	$(BIN)/python -m benchmarks.core.admission
@@ -122,7 +144,7 @@ bench: $(STAMP)         ## benchmarks of this machine: tables on screen, JSON in
 
 test-gpu:               ## tests that need a GPU, kernels compiled on the way; without one all are skipped, and it says so
 	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch, pytest' || { echo "GPU_PYTHON=$(GPU_PYTHON) lacks torch or pytest;" \
-	    "name a python that has them, or run make install first"; exit 1; }
+	    "name a python that has them, or run make install-dev first"; exit 1; }
 	@$(GPU_ENV) $(GPU_PYTHON) -c 'import torch; print(f"torch {torch.__version__},", torch.cuda.get_device_name() \
 	    if torch.cuda.is_available() else "NO CUDA DEVICE: all GPU tests are skipped, nothing about a GPU is confirmed")'
 	$(GPU_ENV) $(GPU_PYTHON) -m pytest -m gpu --continue-on-collection-errors -p no:cacheprovider \

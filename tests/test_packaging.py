@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
+HELPER_FOLDERS = ("benchmarks", "docs", "examples", "tests")
+EXTRAS = ("cuda", "cpu", "tiers", "remote", "learned", "examples", "bench", "dev", "mutants")
 
 
 def folders_with_code() -> set[str]:
@@ -27,9 +32,15 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_every_folder_is_a_listed_package() -> None:
-    project = pyproject()
-    assert set(project["tool"]["setuptools"]["packages"]) == folders_with_code()
+def test_every_folder_with_code_is_found_as_a_package() -> None:
+    """setup.py goes by the `__init__.py` of a folder; without one it would be missing in an installation."""
+    marked = {
+        f"baton.{'.'.join(f.parent.relative_to(ROOT).parts)}"
+        for layer in LAYERS
+        for f in (ROOT / layer).rglob("__init__.py")
+    }
+    assert folders_with_code() == marked
+    assert set(pyproject()["tool"]["setuptools"]["package-dir"].values()) == set(LAYERS)
 
 
 def test_typing_links_lead_to_the_layers() -> None:
@@ -41,7 +52,7 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a copy: a stale build/ folder would end up in the wheel
     for layer in LAYERS:
         shutil.copytree(ROOT / layer, source / layer, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -58,6 +69,90 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     assert templates == {f"baton/{file.relative_to(ROOT)}" for file in files} and len(templates) > 1
     marked = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("py.typed")}
     assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS}
+
+
+distributions_of_modules = cache(packages_distributions)
+NOT_INSTALLED = {"flashinfer": "flashinfer-python"}
+"""Distributions of modules that an environment without a GPU lacks."""
+
+
+def imported_modules(*folders: str) -> set[str]:
+    """Top-level modules from outside that the code in these folders imports, also lazily or for type checkers."""
+    return set().union(*map(_imported_modules, folders)) - {"baton", *HELPER_FOLDERS} - set(sys.stdlib_module_names)
+
+
+@cache
+def _imported_modules(folder: str) -> set[str]:
+    found = set()
+    for file in (ROOT / folder).rglob("*.py"):
+        beside = {other.stem for other in file.parent.glob("*.py")}  # scripts import each other by their bare names
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            found |= {name.partition(".")[0] for name in names} - beside
+    return found
+
+
+def distribution_of(module: str) -> str:
+    return canonical([*distributions_of_modules().get(module, []), NOT_INSTALLED.get(module, module)][0])
+
+
+def canonical(requirement: str) -> str:
+    """The name in a requirement as package indexes compare it."""
+    return re.sub("[-_.]+", "-", re.split(r"[\[=<>!;~ ]", requirement)[0]).lower()
+
+
+def declared(*extras: str) -> set[str]:
+    project = pyproject()["project"]
+    optional = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return {canonical(line) for line in [*project["dependencies"], *optional]}
+
+
+def test_the_layers_import_only_what_serving_or_their_extras_declare() -> None:
+    modules = imported_modules(*LAYERS)
+    assert {"starlette", "llvmlite", "torch"} <= modules
+    serving = declared("cuda", "cpu", "tiers", "remote", "learned", "bench")
+    assert not {distribution_of(module) for module in modules} - serving
+
+
+def test_helper_folders_import_only_what_is_declared() -> None:
+    assert not {distribution_of(module) for module in imported_modules(*HELPER_FOLDERS)} - declared(*EXTRAS)
+
+
+USED_WITHOUT_AN_IMPORT = {
+    "axe-playwright-python": "imported by name, in a test that is skipped without it",
+    "fastapi-offline": "its pages are read as files",
+    "httptools": "uvicorn's parser",
+    "scikit-learn": "imported by name, where it is asked for",
+    "sglang-kernel": "imported by name, where it is there",
+    "schemathesis": "a program",
+    "build": "a program",
+    "import-linter": "a program",
+    "pyright": "a program",
+    "ruff": "a program",
+    "pytest-timeout": "a plugin of pytest",
+    "pytest-xdist": "a plugin of pytest",
+    "wheel": "builds wheels without isolation",
+}
+
+
+def test_every_declared_distribution_is_used() -> None:
+    folders = (*LAYERS, *HELPER_FOLDERS)
+    imported = {distribution_of(module) for module in imported_modules(*folders)} | {"setuptools"}  # setup.py
+    assert declared(*EXTRAS) - imported == set(USED_WITHOUT_AN_IMPORT)
+
+
+def test_serving_needs_neither_test_tools_nor_triton() -> None:
+    tools = {"pytest", "ruff", "pyright", "hypothesis", "transformers", "matplotlib", "playwright", "triton"}
+    assert not tools & declared("cpu", "tiers") and tools <= declared("dev")
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "serve", "install"):
+        assert re.search(rf"^{target}: \$\(SERVING\)", makefile, re.MULTILINE), target
+    (recipe,) = re.findall(r"^\$\(SERVING\):.*\n((?:[^\n]+\n)+)", makefile, re.MULTILINE)
+    assert re.findall(r"-e '\.\[(.*)\]'", recipe) == ["cpu,tiers"]
 
 
 def test_newest_section_of_the_changelog_is_the_version() -> None:
