@@ -135,9 +135,9 @@ def check_origin(origin: bytes | None, host: str | None, friend: str) -> None:
     given = origin.decode("latin-1").lower()
     if friend and given == friend.lower().rstrip("/"):
         return
-    parts = urlsplit(given)
-    port = _DEFAULT_PORTS.get(parts.scheme, "")
-    if host is not None and parts.netloc and parts.netloc.removesuffix(port) == host.lower().removesuffix(port):
+    scheme, place = _origin_parts(given)
+    port = _DEFAULT_PORTS.get(scheme, "")
+    if host is not None and place and place.removesuffix(port) == host.lower().removesuffix(port):
         return
     raise RequestRefused(
         f"requests from pages of {given!r} are not taken; the operator can allow one origin with --cors-origin",
@@ -190,6 +190,15 @@ def _host(scope: Scope) -> str | None:
     if len(found) > 1 or (not found and scope["http_version"] != "1.0"):
         raise RequestRefused(f"there are {len(found)} Host headers; send one", code="invalid_request")
     return found[0].decode("latin-1") if found else None
+
+
+def _origin_parts(origin: str) -> tuple[str, str]:
+    """Its scheme, and its host with port; both empty where it is no URL."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return "", ""
+    return parts.scheme, parts.netloc
 
 
 def _is_address(name: str) -> bool:

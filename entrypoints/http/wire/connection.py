@@ -110,11 +110,11 @@ class Connection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             self._head_bytes = MAX_HEAD_BYTES + 1
             raise ValueError("the head is too large")  # ends in `send_400_response`
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[typeddict-item]
+        super().on_headers_complete()  # raises for a target that is no URL, as CONNECT has; that is answered, too
         self._head_bytes, self._has_begun, self._is_reading_body = -1, False, True
         self._body_bytes, self._body_began, self._beside_body = 0, self.loop.time(), 0
         self._start_timer(self._limits.body_s, self._check_body)
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[typeddict-item]
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

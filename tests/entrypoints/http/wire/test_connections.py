@@ -77,6 +77,8 @@ HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
         HEAD + b"Content-Length: x\r\n\r\n{}",
         b"garbage\r\n\r\n",
         b"\x16\x03\x01\x02\x00",
+        b"CONNECT localhost:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"CONNECT localhost:443 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
 def test_what_is_no_http_is_400(strict: ServerUnderTest, sent: bytes) -> None:
