@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MAX_ITEM_TOKENS = 16_384
+"""Each of them is a pass over all items, so an array of one endless row would take minutes, and gigabytes."""
+
 _MAX_INT32 = 2**31 - 1
 _ROOT_EDGE = -(2**63)
 """The root's entry: below all edges, and not a (parent, token)."""
@@ -138,7 +141,11 @@ def _checked_columns(items: np.ndarray) -> np.ndarray:
         raise ItemTrieError(
             f"item {row} has the token {items[row, position]}; token ids are 0 or more, and -1 fills up short items"
         )
-    columns = np.ascontiguousarray(items.T, dtype=np.int32)
+    in_use = np.flatnonzero((items >= 0).any(axis=0))
+    longest = int(in_use[-1]) + 1 if in_use.size else 1
+    if longest > MAX_ITEM_TOKENS:
+        raise ItemTrieError(f"an item has {longest} tokens; items have at most {MAX_ITEM_TOKENS}")
+    columns = np.ascontiguousarray(items[:, :longest].T, dtype=np.int32)
     is_padding = columns < 0
     if is_padding[0].any():
         row = int(is_padding[0].argmax())

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
+from baton.scheduler.constraints.item_trie import MAX_ITEM_TOKENS, ItemTrie, ItemTrieError
 
 Nested = dict[int, "Nested"]
 """A trie as nested dicts, the slow twin: token -> what may follow."""
@@ -158,11 +158,18 @@ def test_integers_of_every_kind(dtype: str, order: Literal["C", "F"]) -> None:
         (np.array([[2**31]]), r"2147483648 is no token id"),
         (np.array([[2**63]], dtype=np.uint64), r"9223372036854775808 is no token id"),
         (table([[3, 4, 9], [5], [3, 4]]), r"item 2 \(2 tokens\) is the beginning of item 0"),
+        (np.zeros((1, MAX_ITEM_TOKENS + 1), dtype=int), r"an item has 16385 tokens; items have at most 16384"),
     ],
 )
 def test_what_makes_no_trie(items: np.ndarray, message: str) -> None:
     with pytest.raises(ItemTrieError, match=message):
         ItemTrie.build(items)
+
+
+def test_columns_that_hold_nothing_cost_nothing() -> None:
+    trie = ItemTrie.build(table([[1, 2], [3]], extra=1_000_000))
+    assert (trie.num_items, trie.max_depth, trie.num_nodes) == (2, 2, 4)
+    assert ItemTrie.build(table([[7] * MAX_ITEM_TOKENS], extra=1)).max_depth == MAX_ITEM_TOKENS
 
 
 def test_sizes_are_as_promised() -> None:
