@@ -29,7 +29,7 @@ from .fields.ignored import IgnoredLog
 from .fields.item_trie_source import build_item_trie
 from .fields.namespaces import namespace_of
 from .fields.prompts import PromptBatch
-from .fields.reading import read_rid
+from .fields.reading import read_rid, typed
 from .native.generate import parse_generate
 from .native.generate_response import stream_events, whole_response
 from .server_args import compose, with_seed
@@ -121,6 +121,7 @@ class Engine:
 
     def end_job(self, job_id: str, cache_salt: str = "", extra_key: str = "") -> dict | None:
         """Abort a job's open requests and give up what is kept for it, as DELETE /jobs/ID. None if it is not known."""
+        job_id = typed(job_id, str, "job_id")
         return self._threads.run(
             self._manager.control.end_job(SOLE_CLIENT, namespace_of(cache_salt, extra_key), job_id)
         )
@@ -138,11 +139,11 @@ class Engine:
 
     def delete_item_trie(self, name: str) -> bool:
         """Forget a name; running requests keep the items. False if there is no such trie."""
-        return self._threads.run(self._manager.control.delete_item_trie(name))
+        return self._threads.run(self._manager.control.delete_item_trie(typed(name, str, "name")))
 
     async def async_delete_item_trie(self, name: str) -> bool:
         """`delete_item_trie` for asyncio."""
-        return await self._threads.there(self._manager.control.delete_item_trie(name))
+        return await self._threads.there(self._manager.control.delete_item_trie(typed(name, str, "name")))
 
     def list_item_tries(self) -> list[dict]:
         """The name, num_items, min_depth, max_depth and num_bytes of each trie."""
@@ -167,7 +168,10 @@ class Engine:
         return self._threads.run(self._manager.control.tiers())
 
     def get_cache_leases(self, after: int = -1, limit: int = 100) -> dict:
-        """A page of the live leases, as GET /cache/leases."""
+        """A page of the live leases, as GET /cache/leases. limit: 1 to 1000."""
+        after, limit = typed(after, int, "after"), typed(limit, int, "limit")
+        if not 1 <= limit <= 1000:
+            raise RequestRefused(f"limit is {limit}; use 1 to 1000", param="limit")
         return self._threads.run(self._manager.control.leases(SOLE_CLIENT, after, limit))
 
     def get_cache_statistics(self) -> dict:
@@ -251,7 +255,7 @@ class Engine:
             self._threads.submit(outputs.aclose())
 
     async def _load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
-        await self._manager.control.load_item_trie(name, await build_item_trie(items))
+        await self._manager.control.load_item_trie(typed(name, str, "name"), await build_item_trie(items))
 
     async def _abort(self, rid: str | None) -> list[str]:
         return self._manager.abort(SOLE_CLIENT, None if rid is None else read_rid(rid, "rid"))
@@ -269,6 +273,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [item if isinstance(item, int | str) else _plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
     return value
 
 

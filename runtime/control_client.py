@@ -247,11 +247,16 @@ class ControlClient:
         what: str,
         timeout_s: float,
     ) -> ControlReply:
-        """Send a question, made from its call id, and wait for the reply."""
+        """Send a question, made from its call id, and wait for the reply. Raises RequestRefused for a name that no
+        message can hold."""
         self._availability.check()
         call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
+        try:
+            frame = self._sender.packed(question(call_id))
+        except UnicodeEncodeError as error:
+            raise RequestRefused(f"{what}: a name is not valid Unicode: {error}") from None
         future = self._waiting[call_id] = asyncio.get_running_loop().create_future()
-        self._sender.send(question(call_id))
+        self._sender.send_packed(frame)
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:

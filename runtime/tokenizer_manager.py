@@ -225,7 +225,12 @@ class TokenizerManager:
             rids.add(spec.rid)
         if self._recorder is not None:
             specs = list(map(self._recorder.asking, specs))
-        frames = list(map(self._sender.packed, specs))  # all of them first: what cannot be packed leaves nothing open
+        try:
+            frames = list(
+                map(self._sender.packed, specs)
+            )  # all of them first: what cannot be packed leaves nothing open
+        except UnicodeEncodeError as error:  # from the Engine; JSON has been checked for it
+            raise RequestRefused(f"a field is not valid Unicode: {error}") from None
         qualified = [_qualified(client, prompt) for prompt in prompts]
         answer = Answer(prompts, started, lambda gone: self._abandon(gone, qualified), self.tokenizer.token_text)
         first = 0

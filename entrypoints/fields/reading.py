@@ -83,6 +83,7 @@ def pass_or_refuse_unknown(
     if ignored is not None and ignored.takes_unknown:
         ignored.add_field(f"{where}{name}", "unknown")
         return
+    name = str(name)  # of an Engine's caller it may be anything
     if len(name) > MAX_NAME_CHARS:  # the search for near names takes time and memory with every character
         raise RequestRefused(
             f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",

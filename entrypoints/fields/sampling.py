@@ -99,10 +99,17 @@ def parse_sampling_params(
     return params
 
 
+def _token_id(key: Any) -> int:
+    """Raises ValueError."""
+    if not isinstance(key, str | int):  # an Engine's caller may have given a float
+        raise ValueError
+    return int(key)
+
+
 def _logit_bias(given: dict, where: str) -> dict[int, Any]:
     """Turn the keys into token ids; JSON has only strings. Values beyond the limit count as it, as in vLLM."""
     try:
-        return {int(token_id): _within_bias(value) for token_id, value in given.items()}
+        return {_token_id(key): _within_bias(value) for key, value in given.items()}
     except ValueError:
         raise RequestRefused(f"{where}.logit_bias: its keys must be token ids", param=f"{where}.logit_bias") from None
 

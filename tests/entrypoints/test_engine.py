@@ -133,6 +133,47 @@ def test_refusals(engine: Engine, fields: dict[str, Any], message: str) -> None:
         engine.generate(**fields)
 
 
+SURROGATE = "\ud800"
+"""No UTF-8 says it. JSON is refused with it; in process, only the Engine sees it."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.delete_item_trie(5),
+        lambda engine: engine.delete_item_trie(SURROGATE),
+        lambda engine: engine.load_item_trie(5, np.array([[1, 2]])),
+        lambda engine: engine.end_job(5),
+        lambda engine: engine.end_job(SURROGATE),
+        lambda engine: engine.release(SURROGATE),
+        lambda engine: engine.get_cache_leases("a"),
+        lambda engine: engine.get_cache_leases(2**64),
+        lambda engine: engine.get_cache_leases(0, 0),
+        lambda engine: engine.generate("a", rid=SURROGATE),
+        lambda engine: engine.generate("a", job_id=SURROGATE),
+        lambda engine: engine.generate("a", continuation_of=SURROGATE),
+        lambda engine: engine.generate("a", {"stop": SURROGATE}),
+        lambda engine: engine.generate("a", {"item_trie": SURROGATE}),
+        lambda engine: engine.generate("a", {5: 6}),
+        lambda engine: engine.generate("a", {"logit_bias": {5.5: 1}}),
+        lambda engine: asyncio.run(engine.async_delete_item_trie(5)),
+    ],
+)
+def test_what_no_message_can_hold_is_refused_and_the_engine_goes_on(
+    engine: Engine, call: Callable[[Engine], object]
+) -> None:
+    """The wrong type in a message would end the worker that reads it."""
+    with pytest.raises(RequestRefused) as caught:
+        call(engine)
+    assert caught.value.status == 400
+    assert engine.generate("ab", {"max_new_tokens": 2})["text"] == "ab"
+
+
+def test_numbers_of_numpy_are_numbers(engine: Engine) -> None:
+    sampling = {"max_new_tokens": np.int64(3), "temperature": np.float32(0.5), "stop_token_ids": np.array([1, 2])}
+    assert engine.generate("ab", sampling | {"logit_bias": {np.int64(1): np.float32(1)}})["text"] == "aba"
+
+
 def test_two_engines_draw_different_seeds_unless_they_are_told_one(model: Path) -> None:
     seeds: list[int | None] = []
 
