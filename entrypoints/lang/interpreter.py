@@ -29,6 +29,8 @@ from .variable import Variable
 _ABORT_AGAIN_S = 0.2
 """Seconds between aborts. An abort can overtake the request it is meant for, so it is repeated until the step ends."""
 
+_STOPPED = "the program was stopped"
+
 
 @dataclass(slots=True, eq=False)
 class _Task:
@@ -70,7 +72,11 @@ class Interpreter:
     # -- for the program's thread --------------------------------------------------------------------------------------
 
     def submit(self, step: Step) -> None:
-        """Queue a step. Raises ValueError for a role inside a role, ProgramError for a state that has ended."""
+        """Queue a step. Raises ValueError for a role inside a role, ProgramError for a state that has ended, or whose
+        program was stopped: one that never reads would not end otherwise."""
+        self._check_open()
+        if self._stopping:
+            raise ProgramError(_STOPPED, code="stopped")
         match step:
             case str():
                 self._put(_Task("text", lambda: self._write(step)))
@@ -123,16 +129,25 @@ class Interpreter:
         if not self._closed:
             self._put(_Task("sync", lambda: None)).wait()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Steps that have not begun are skipped."""
+        return self._stopping
+
     def variable(self, name: str, *, wait: bool = False) -> Variable:
         """The variable, done or not. Raises KeyError if no step so far has this name; with ``wait``, only if no step
         ever gets it."""
+        is_own_step = threading.current_thread() is self._thread
         with self._declared:
-            if wait:
+            if wait and not is_own_step:
                 self._declared.wait_for(lambda: name in self.variables or self._closed)
             if name not in self.variables:
                 known = ", ".join(map(repr, self.variables)) or "none"
                 raise KeyError(f"no step has the name {name!r}; named steps so far: {known}")
-            return self.variables[name]
+            variable = self.variables[name]
+        if is_own_step and not variable.is_done:
+            raise RuntimeError(f"{name!r} was read within a step of its own state, and would be waited for forever")
+        return variable
 
     def set_variable(self, name: str, value: object, meta: object = None) -> None:
         self._declare(name).finish(value, meta)
@@ -142,9 +157,10 @@ class Interpreter:
         self._stopping = True
 
     def stop(self) -> None:
-        """Abort the step in flight and start no other; returns when nothing is in flight. From any thread."""
+        """Abort the step in flight and start no other; returns when nothing is in flight. From any thread; from the
+        state's own it returns at once, as its step is in flight until then."""
         self.skip_rest()
-        while not self._idle.is_set():
+        while not self._idle.is_set() and threading.current_thread() is not self._thread:
             self._chain.abort()
             self._idle.wait(_ABORT_AGAIN_S)
 
@@ -172,14 +188,26 @@ class Interpreter:
         return variable
 
     def _put(self, task: _Task) -> threading.Event:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "a step of a state, such as a choices_method, cannot append to that state or wait for it"
+            )
         with self._closing:
-            if self._closed:
-                raise ProgramError("the state has ended, with its program or by join(): nothing can be appended")
+            try:
+                self._check_open()
+            except ProgramError as error:
+                for variable in task.variables:
+                    variable.fail(error)
+                raise
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="baton-program-state", daemon=True)
                 self._thread.start()
             self._tasks.put(task)
         return task.done
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProgramError("the state has ended, with its program or by join(): nothing can be appended")
 
     # -- the state's thread --------------------------------------------------------------------------------------------
 
@@ -187,7 +215,7 @@ class Interpreter:
         while (task := self._tasks.get()) is not None:
             self._idle.clear()
             if self.error is None and self._stopping:
-                self.error = ProgramError("the program was stopped", code="stopped")
+                self.error = ProgramError(_STOPPED, code="stopped")
             if self.error is None:
                 self._attempt(task)
             self._idle.set()
@@ -203,7 +231,7 @@ class Interpreter:
             code = "stopped" if self._stopping else error.code
             self.error = ProgramError(f"{task.label}: {error.message}", status=error.status, code=code)
             self.error.__cause__ = error
-        except Exception as error:  # of any kind: the program is waiting and must be told
+        except BaseException as error:  # of any kind, SystemExit too: the program is waiting and must be told
             kind = "" if isinstance(error, ChatTemplateError) else f"{type(error).__name__}: "
             self.error = ProgramError(f"{task.label}: {kind}{error}")
             self.error.__cause__ = error

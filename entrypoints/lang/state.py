@@ -157,7 +157,11 @@ class ProgramState:
             raise ValueError(f"fork: size is {size}; use 1 or more")
         with self._reading():
             forks = self._interpreter.fork(size)
-        return ForkedStates(self, [ProgramState(fork, parent=self) for fork in forks])
+        states = [ProgramState(fork, parent=self) for fork in forks]
+        if self._interpreter.is_stopping:  # `cancel` may not have seen them
+            for state in states:
+                state._interpreter.skip_rest()
+        return ForkedStates(self, states)
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: None = None) -> Iterator[ProgramState]:
@@ -198,8 +202,9 @@ class ProgramState:
 
     def cancel(self) -> None:
         """Abort the steps in flight here and in all forks, and skip later ones. May be called from any thread."""
-        for state in (self, *self._forks):
-            state._interpreter.skip_rest()
+        while going := [each for each in (self, *self._forks) if not each._interpreter.is_stopping]:
+            for state in going:  # the program may fork meanwhile
+                state._interpreter.skip_rest()
         for state in (self, *self._forks):
             state._interpreter.stop()
 

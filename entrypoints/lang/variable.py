@@ -31,6 +31,10 @@ class Variable:
             self.stream.close(error)
             self._done.set()
 
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
     def value(self) -> Any:
         """The value; waits for it. Raises ProgramError if the step failed or was skipped."""
         self._wait()

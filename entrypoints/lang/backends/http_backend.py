@@ -113,7 +113,7 @@ class HttpBackend:
         raise BackendError(f"{self.url}{path}: the stream ended before the answer did")
 
     def _open(self, path: str, body: dict[str, Any] | None) -> HTTPResponse:
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else _encoded(body)
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers)
         try:
             return urllib.request.urlopen(request, timeout=self.timeout_s, context=self._tls)
@@ -126,6 +126,20 @@ class HttpBackend:
     def _broken(self, path: str, error: Exception) -> BackendError:
         reason = getattr(error, "reason", None) or error
         return BackendError(f"{self.url}{path} did not answer: {type(error).__name__}: {reason}")
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """The JSON of a request, numbers of numpy included. Raises BackendError for what JSON cannot hold."""
+    try:
+        return json.dumps(body, allow_nan=False, ensure_ascii=False, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BackendError(f"the request cannot be written as JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy, torch
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no type of JSON")
 
 
 def _server_error(status: int, body: bytes | dict[str, Any]) -> BackendError:
