@@ -6,7 +6,7 @@
     slot   0 … page_size-1  page_size …      …        page 0 is padding: never handed out, may be read under a mask
 
 Which slot belongs to which token is the business of req_to_token and the allocator; this file only holds numbers.
-Only this file of memory_pool and the room tiers/ import torch.
+Only this file of memory_pool and the folder stores/ import torch.
 """
 
 from __future__ import annotations

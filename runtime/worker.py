@@ -19,8 +19,8 @@ import msgspec
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
-from ..memory_pool.tiers.host_pool import HostPool
-from ..memory_pool.tiers.remote_store import RemoteStore
+from ..memory_pool.stores.host_pool import HostPool
+from ..memory_pool.stores.remote_store import RemoteStore
 from ..radix.cache import RadixCache
 from ..radix.eviction.orders import ORDERS
 from ..radix.tiers.block_names import BlockNames

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.runtime.tiers.block_io import BlockIO
 from benchmarks.common.measured import RESULTS, about_this_run
 

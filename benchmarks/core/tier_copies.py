@@ -6,7 +6,7 @@ Pages are scattered on both sides. Each measurement stands beside a memcpy (np.c
 and percentages are medians of such pairs: other work on the machine slows both. Rounds swap the order. Memory was
 touched before. Ways:
 
-    numba, numpy, torch   the functions of memory_pool/tiers/host_copies.py
+    numba, numpy, torch   the functions of memory_pool/stores/host_copies.py
     index_copy            what `copy_kv` does: index_select, then index_copy_, layer by layer
 
 The second table says how much a thread that counts in Python gets done during a copy, by what it does alone, and what
@@ -34,8 +34,8 @@ import numpy as np
 import torch
 
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.memory_pool.tiers.host_copies import PagedLayers, copies_for, copy_pages_numpy, copy_pages_torch
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores.host_copies import PagedLayers, copies_for, copy_pages_numpy, copy_pages_torch
+from baton.memory_pool.stores.host_pool import HostPool
 from benchmarks.common.measured import RESULTS, about_this_run
 
 CPU = torch.device("cpu")

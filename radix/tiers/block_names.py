@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ...memory_pool.tiers.block_keys import block_keys, root_key
+from ...memory_pool.stores.block_keys import block_keys, root_key
 from ..cache import RadixCache
 from ..node import ID_BYTES, TreeNode
 

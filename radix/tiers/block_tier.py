@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...memory_pool.tiers.block_store import StoreSize
+from ...memory_pool.stores.block_store import StoreSize
 from ..cache import RadixCache
 from ..node import TreeNode
 from .block_names import BlockNames

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import zmq
 
-from ...memory_pool.tiers.block_store import RareWarnings
+from ...memory_pool.stores.block_store import RareWarnings
 from .past_batches import PastBatches
 from .wire import END, SEQUENCE_BYTES, sequence_frame
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ...memory_pool.tiers.block_store import RareWarnings
+from ...memory_pool.stores.block_store import RareWarnings
 from ..config import RecordingConfig
 from .lines import LineMaker, RecordedRequest
 from .log_file import LogFile

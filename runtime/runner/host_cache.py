@@ -7,7 +7,7 @@ import logging
 import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
-from ...memory_pool.tiers.host_pool import HostPool
+from ...memory_pool.stores.host_pool import HostPool
 from ...radix.tiers.host_tier import HostPolicy
 from ..config import TierConfig
 from ..layers.ops import CopyKVOp

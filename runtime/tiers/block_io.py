@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...memory_pool.tiers.block_pages import BlockPages
-from ...memory_pool.tiers.block_store import BlockStore
+from ...memory_pool.stores.block_pages import BlockPages
+from ...memory_pool.stores.block_store import BlockStore
 
 logger = logging.getLogger(__name__)
 

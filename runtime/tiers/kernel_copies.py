@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from ...memory_pool.kv_pool import KVLayers, MHAKVPool
-from ...memory_pool.tiers.host_copies import CopyPages, PagedLayers, upload
-from ...memory_pool.tiers.host_pool import HostPool
+from ...memory_pool.stores.host_copies import CopyPages, PagedLayers, upload
+from ...memory_pool.stores.host_pool import HostPool
 from ..layers.ops import TORCH_OPS, CopyKVOp
 
 logger = logging.getLogger(__name__)

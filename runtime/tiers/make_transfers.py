@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...memory_pool.tiers.host_pool import HostPool
+from ...memory_pool.stores.host_pool import HostPool
 from .stream_transfer import StreamTransfers
 from .thread_transfer import ThreadTransfers
 from .transfer import Transfers

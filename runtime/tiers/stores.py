@@ -11,12 +11,12 @@ from pathlib import Path
 
 import xxhash
 
-from ...memory_pool.tiers.block_store import BlockStore
-from ...memory_pool.tiers.disk_pool import DiskPool
-from ...memory_pool.tiers.host_pool import HostPool
-from ...memory_pool.tiers.pool_folder import DiskPoolError
-from ...memory_pool.tiers.redis_link import RemoteStoreError
-from ...memory_pool.tiers.remote_store import RemoteStore
+from ...memory_pool.stores.block_store import BlockStore
+from ...memory_pool.stores.disk_pool import DiskPool
+from ...memory_pool.stores.host_pool import HostPool
+from ...memory_pool.stores.pool_folder import DiskPoolError
+from ...memory_pool.stores.redis_link import RemoteStoreError
+from ...memory_pool.stores.remote_store import RemoteStore
 from ..checkpoint.model_files import ModelLoadError
 from ..config import TierConfig
 from ..model_config import ModelConfig

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ...memory_pool.tiers.host_pool import HostPool
+from ...memory_pool.stores.host_pool import HostPool
 from ...radix.tiers.host_tier import TierCopy
 from .transfer import Ended, check_loads, describe
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...memory_pool.tiers.host_pool import HostPool
+from ...memory_pool.stores.host_pool import HostPool
 from ...radix.tiers.host_tier import TierCopy
 from .transfer import Ended, check_loads, describe
 

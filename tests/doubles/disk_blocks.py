@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.memory_pool.tiers.block_keys import KEY_BYTES, model_digest
-from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.memory_pool.stores.block_keys import KEY_BYTES, model_digest
+from baton.memory_pool.stores.disk_pool import DiskPool
 
 BLOCK = 5000
 """Bytes; with its header a block takes two units of the disk."""

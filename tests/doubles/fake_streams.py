@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.memory_pool.tiers.host_copies import CopyPages, PagedLayers, copy_pages_numpy
+from baton.memory_pool.stores.host_copies import CopyPages, PagedLayers, copy_pages_numpy
 
 
 @dataclass

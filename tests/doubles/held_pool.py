@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.host_tier import TierCopy
 
 

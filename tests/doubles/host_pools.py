@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores.host_pool import HostPool
 
 CPU = torch.device("cpu")
 SMALL, LINES = (2, 3), (2, 64)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton.memory_pool.allocator import Allocator
-from baton.memory_pool.tiers.block_store import StoreSize
+from baton.memory_pool.stores.block_store import StoreSize
 from baton.radix.cache import RadixCache
 from baton.radix.tiers.block_names import BlockNames
 from baton.radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite

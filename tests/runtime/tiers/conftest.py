@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.runtime.tiers.block_io import BlockIO
 from tests.doubles.block_io_rig import PAGE, Gate
 from tests.doubles.disk_blocks import BLOCK, open_pool

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers.block_store import BlockSource, BlockTarget
-from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.memory_pool.stores.block_store import BlockSource, BlockTarget
+from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
 from tests.doubles.block_io_rig import NEVER, Gate, brief, collect, hold, keys, pages, payload_in, store
 from tests.doubles.disk_blocks import BLOCK, file_of, fill, key_of, payload_of

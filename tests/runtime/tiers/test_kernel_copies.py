@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from baton.memory_pool.kv_pool import KVLayers, MHAKVPool, copy_kv
-from baton.memory_pool.tiers.host_copies import CopyPages
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores.host_copies import CopyPages
+from baton.memory_pool.stores.host_pool import HostPool
 from baton.runtime.layers import sgl_ops
 from baton.runtime.layers.op_trials import OpShape
 from baton.runtime.layers.ops import TORCH_OPS

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers.redis_link import SOCKET_BYTES
-from baton.memory_pool.tiers.remote_store import PAUSE_S, RemoteStore
+from baton.memory_pool.stores.redis_link import SOCKET_BYTES
+from baton.memory_pool.stores.remote_store import PAUSE_S, RemoteStore
 from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
 from tests.doubles.redis_servers import RedisServer
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.memory_pool.tiers.disk_pool import DiskPool
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores.disk_pool import DiskPool
+from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.block_orders import BlockRead, BlockWrite
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.block_io import BlockIO

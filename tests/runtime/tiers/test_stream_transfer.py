@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.tiers.host_copies import copy_pages_torch
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores.host_copies import copy_pages_torch
+from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.make_transfers import make_transfers
 from baton.runtime.tiers.stream_transfer import StreamTransfers

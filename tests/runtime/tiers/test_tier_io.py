@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.tiers.block_io import BlockIO

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers.block_store import StoreSize
-from baton.memory_pool.tiers.disk_pool import DiskPool
+from baton.memory_pool.stores.block_store import StoreSize
+from baton.memory_pool.stores.disk_pool import DiskPool
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import Harness
 from tests.doubles.tier_rig import FakeBlocks

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.memory_pool.tiers.block_frame import HEADER_BYTES
-from baton.memory_pool.tiers.block_keys import model_digest
-from baton.memory_pool.tiers.block_store import WARN_S
-from baton.memory_pool.tiers.disk_pool import TOUCH_S, DiskPool
+from baton.memory_pool.stores.block_frame import HEADER_BYTES
+from baton.memory_pool.stores.block_keys import model_digest
+from baton.memory_pool.stores.block_store import WARN_S
+from baton.memory_pool.stores.disk_pool import TOUCH_S, DiskPool
 from tests.doubles.disk_blocks import BLOCK, MODEL, ON_DISK, file_of, fill, holds, key_of, open_pool, payload_of
 
 KEY = key_of(1)

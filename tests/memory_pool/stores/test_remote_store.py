@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers import remote_store
-from baton.memory_pool.tiers.block_frame import HEADER_BYTES
-from baton.memory_pool.tiers.block_keys import block_keys, model_digest, root_key
-from baton.memory_pool.tiers.block_store import WARN_S
-from baton.memory_pool.tiers.redis_link import SOCKET_BYTES
-from baton.memory_pool.tiers.remote_store import TOUCH_S, RemoteStore
+from baton.memory_pool.stores import remote_store
+from baton.memory_pool.stores.block_frame import HEADER_BYTES
+from baton.memory_pool.stores.block_keys import block_keys, model_digest, root_key
+from baton.memory_pool.stores.block_store import WARN_S
+from baton.memory_pool.stores.redis_link import SOCKET_BYTES
+from baton.memory_pool.stores.remote_store import TOUCH_S, RemoteStore
 from tests.doubles.disk_blocks import BLOCK, MODEL, key_of, payload_of
 from tests.doubles.redis_servers import Blocks, RedisServer
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.memory_pool.allocator import Allocator
-from baton.memory_pool.tiers import host_copies
-from baton.memory_pool.tiers.host_copies import CopyPages, PagedLayers, copies_for
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores import host_copies
+from baton.memory_pool.stores.host_copies import CopyPages, PagedLayers, copies_for
+from baton.memory_pool.stores.host_pool import HostPool
 from tests.doubles.host_pools import (
     CPU,
     LINES,

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers.block_keys import KEY_BYTES, block_keys, model_digest, root_key
+from baton.memory_pool.stores.block_keys import KEY_BYTES, block_keys, model_digest, root_key
 
 ROOT = root_key(b"model", "")
 IDS = np.arange(40, dtype=np.int32)

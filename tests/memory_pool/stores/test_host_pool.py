@@ -7,8 +7,8 @@ import psutil
 import pytest
 import torch
 
-from baton.memory_pool.tiers import host_copies
-from baton.memory_pool.tiers.host_pool import HostPool
+from baton.memory_pool.stores import host_copies
+from baton.memory_pool.stores.host_pool import HostPool
 from tests.doubles.host_pools import LINES, device_bytes, device_pool, host_pool
 
 

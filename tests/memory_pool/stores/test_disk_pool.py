@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.memory_pool.tiers.block_keys import block_keys, root_key
-from baton.memory_pool.tiers.block_store import StoreSize
-from baton.memory_pool.tiers.disk_pool import TOUCH_S, DiskPool, DiskPoolError
+from baton.memory_pool.stores.block_keys import block_keys, root_key
+from baton.memory_pool.stores.block_store import StoreSize
+from baton.memory_pool.stores.disk_pool import TOUCH_S, DiskPool, DiskPoolError
 from tests.doubles.disk_blocks import BLOCK, MODEL, ON_DISK, file_of, fill, holds, key_of, open_pool, payload_of
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.memory_pool.tiers.block_frame import HEADER_BYTES
-from baton.memory_pool.tiers.block_store import WARN_S
-from baton.memory_pool.tiers.disk_pool import PAUSE_S, DiskPool
+from baton.memory_pool.stores.block_frame import HEADER_BYTES
+from baton.memory_pool.stores.block_store import WARN_S
+from baton.memory_pool.stores.disk_pool import PAUSE_S, DiskPool
 from tests.doubles import disk_blocks
 from tests.doubles.disk_blocks import BLOCK, ON_DISK, file_of, fill, holds, key_of, open_pool, payload_of
 

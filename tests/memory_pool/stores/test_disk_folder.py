@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.memory_pool.tiers import pool_folder
-from baton.memory_pool.tiers.block_keys import model_digest
-from baton.memory_pool.tiers.disk_pool import DiskPoolError
+from baton.memory_pool.stores import pool_folder
+from baton.memory_pool.stores.block_keys import model_digest
+from baton.memory_pool.stores.disk_pool import DiskPoolError
 from tests.doubles import disk_blocks
 from tests.doubles.disk_blocks import BLOCK, MODEL, file_of, fill, holds, key_of, open_pool, payload_of
 
@@ -303,7 +303,7 @@ class TestStart:
         pool.close()
 
     def test_a_pool_needs_neither_torch_nor_a_clock(self) -> None:
-        code = "import sys, baton.memory_pool.tiers.disk_pool; assert 'torch' not in sys.modules"
+        code = "import sys, baton.memory_pool.stores.disk_pool; assert 'torch' not in sys.modules"
         paths = [str(ROOT / ".typing"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
