@@ -10,7 +10,7 @@ from typing import Any
 from ..runtime.config import ModelArgs, RecordingConfig, TierConfig
 from ..runtime.kv_events.endpoints import refusal
 from ..scheduler.config import SchedulerConfig
-from ..scheduler.policies.registry import NEEDS_HOST_TIER, PINNING
+from ..scheduler.policies.registry import PINNING
 from .server_config import SECRETS, ServerArgs, ServerConfig, UsageError, flag_name, named_files
 
 
@@ -69,11 +69,6 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
     _need(
         not (tiers.host_cache_gb and tiers.host_cache_ratio),
         "--host-cache-gb and --host-cache-ratio both size the host cache; set one of them",
-    )
-    _need(
-        scheduler.schedule_policy not in NEEDS_HOST_TIER or bool(tiers.host_cache_gb or tiers.host_cache_ratio),
-        f"--schedule-policy {scheduler.schedule_policy} goes by a host cache; set --host-cache-gb or "
-        "--host-cache-ratio too",
     )
 
 

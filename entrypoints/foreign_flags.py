@@ -210,8 +210,9 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
     "load_format": {"safetensors": "auto"},
     "dtype": {"half": "float16", "float": "float32"},
     "log_level": {"critical": "error", "warn": "warning"},
+    "schedule_policy": {"lmcache-like": "fcfs"},  # a former name
 }
-"""Baton's own flags -> values that others have for the same."""
+"""Baton's own flags -> other names of their values: those of other servers, and former ones."""
 
 SHORT = {"-tp": "tp", "-pp": "pp", "-dp": "dp", "-q": "quantization"}
 
@@ -241,7 +242,10 @@ def translate(given: Iterable[tuple[str, Any]], own: Collection[str]) -> Transla
     result, last = Translation(), []
     for name, value in given:
         if not is_foreign(name, own):
-            result.settings.append((name, OTHER_VALUES[name].get(value, value) if _has_others(name, value) else value))
+            meant = OTHER_VALUES[name].get(value, value) if _has_others(name, value) else value
+            result.settings.append((name, meant))
+            if meant is not value:
+                result.notes.append(f"{flag_name(name)} {value} is {meant} here")
         elif isinstance(known := FOREIGN.get(name), Alias) and known.unless:
             last.append((name, known, value))
         else:

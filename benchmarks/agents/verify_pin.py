@@ -155,7 +155,7 @@ async def verify(args: argparse.Namespace) -> list[str]:
 def hints(settings: dict[str, Any]) -> list[str]:
     """Why a server may be right not to pin. settings: its own, as far as it tells."""
     policy = settings.get("schedule_policy")
-    if policy in ("fcfs", "lpm", "lmcache-like"):
+    if policy in ("fcfs", "lpm"):
         return [f"the server's policy is {policy}, which pins nothing: start it with --schedule-policy handoff"]
     if policy == "handoff" and (settings.get("host_cache_gb") or settings.get("host_cache_ratio")):
         return ["the server has a host cache, and handoff does not pin what has a copy there"]

@@ -31,7 +31,7 @@ from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import Conditions, Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn, numbered
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from baton.scheduler.policies.registry import POLICIES
 from benchmarks.common.measured import RESULTS, commit
 from benchmarks.common.servers import Server
 
@@ -70,10 +70,7 @@ def play(policy: str, sender: Sender, seed: int, args: argparse.Namespace) -> Ke
         max_queued_requests=0,
         random_seed=seed,
     )
-    host = 2 * pool if policy in NEEDS_HOST_TIER else 0
-    conditions = Conditions(
-        config=config, cost=COST, sender=sender, max_new_tokens=160, burst=16, host_tokens=host, bytes_per_token=1
-    )
+    conditions = Conditions(config=config, cost=COST, sender=sender, max_new_tokens=160, burst=16, bytes_per_token=1)
     records = Simulation(make_chats(seed, args.conversations, args.flood), conditions).run()
     found: Kept = {"second": [0, 0], "later": [0, 0]}
     for record in records:

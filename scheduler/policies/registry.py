@@ -9,7 +9,6 @@ from .continuum import Continuum
 from .dfs_weight import DepthFirstByWeight
 from .fcfs import FirstComeFirstServed
 from .handoff import Handoff
-from .lmcache_like import LMCacheLike
 from .lpm import LongestPrefixMatch
 from .policy import SchedulePolicy
 from .random_order import RandomOrder
@@ -23,10 +22,7 @@ POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
     "handoff": Handoff,
     "continuum": Continuum,
     "context-serve": ContextServe,
-    "lmcache-like": lambda tools: LMCacheLike(tools.fill_time),
 }
-
-NEEDS_HOST_TIER = ("lmcache-like",)
 
 PINNING = ("handoff", "continuum", "context-serve")
 """Those that keep a job's KV while its tool runs."""

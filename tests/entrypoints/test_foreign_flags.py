@@ -64,6 +64,7 @@ def test_flags_that_a_hint_names_exist() -> None:
         ("--disable-overlap-schedule", "--overlap-schedule off"),
         ("--generation-config vllm", "--sampling-defaults openai"),
         ("--load-format safetensors --dtype half", "--dtype float16"),
+        ("--schedule-policy lmcache-like --host-cache-gb 1", "--schedule-policy fcfs --host-cache-gb 1"),
         ("--enable-hierarchical-cache", "--host-cache-ratio 2"),
         ("--enable-hierarchical-cache --hicache-ratio 3", "--host-cache-ratio 3"),
         ("--hicache-size 5 --enable-hicache --hicache-write-policy write_back",
@@ -87,13 +88,17 @@ def test_command_lines_of_others_mean_the_same_here(theirs: str, ours: str) -> N
 
 
 def test_a_log_line_says_what_became_of_each() -> None:
-    argv = "--max-model-len 64 --enforce-eager --enable-metrics --tp-size 1 --enable-hierarchical-cache --port 1"
+    argv = (
+        "--max-model-len 64 --enforce-eager --enable-metrics --tp-size 1 --enable-hierarchical-cache --port 1 "
+        "--schedule-policy=lmcache-like"
+    )
     assert parse_command_line([*MODEL, *argv.split()]).notes == (
         "--max-model-len is --context-length here",
         "--enforce-eager is --disable-cuda-graph here",
         "--enable-metrics has no effect: GET /metrics is always there",
         "--tp-size has no effect: one server runs one model on one device; tensor, pipeline and data parallelism are "
         "not there yet",
+        "--schedule-policy lmcache-like is fcfs here",
         "--enable-hierarchical-cache is --host-cache-ratio 2.0 here (SGLang's default size)",
     )
     assert parse_command_line([*MODEL, "--port", "1"]).notes == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
-from ....scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from ....scheduler.policies.registry import POLICIES
 from ....scheduler.policies.tools import PinTime
 from .variants import VARIANTS
 
@@ -12,6 +12,9 @@ Sender = Literal["generate", "chat", "plain"]
 """How a job's turns are sent: by /generate with its job_id; as chats with its job_id; as plain chats, without one."""
 
 EXTRAS = ("pin", "chat", "plain", "host")
+
+LMCACHE_LIKE = "lmcache-like"
+"""fcfs with a host tier, as vLLM runs with LMCache: the name under which studies compare it."""
 
 
 class Arm(NamedTuple):
@@ -33,19 +36,20 @@ def arm_named(name: str) -> Arm:
     """Raises ValueError."""
     timed, *extras = name.split("+")
     policy, at, time = timed.partition("@")
-    if policy not in (*POLICIES, *VARIANTS) or set(extras) - set(EXTRAS):
-        known, extra = ", ".join((*POLICIES, *VARIANTS)), "".join(f"[+{extra}]" for extra in EXTRAS)
+    names = (*POLICIES, *VARIANTS, LMCACHE_LIKE)
+    if policy not in names or set(extras) - set(EXTRAS):
+        known, extra = ", ".join(names), "".join(f"[+{extra}]" for extra in EXTRAS)
         raise ValueError(f"{name!r} is not POLICY[@TIME]{extra} with a policy among {known}")
     if {"chat", "plain"} <= set(extras):
         raise ValueError(f"{name!r}: a chat either names its job (+chat) or does not (+plain)")
     settings = _pin_time(name, time) if at else {}
     variant = policy if policy in VARIANTS else ""
     return Arm(
-        "handoff" if variant else policy,
+        "handoff" if variant else "fcfs" if policy == LMCACHE_LIKE else policy,
         variant,
         settings,
         "pin" in extras,
-        "host" in extras or policy in NEEDS_HOST_TIER,
+        "host" in extras or policy == LMCACHE_LIKE,
         "chat" if "chat" in extras else "plain" if "plain" in extras else "generate",
     )
 
@@ -65,8 +69,5 @@ def _pin_time(name: str, time: str) -> dict[str, Any]:
 
 def all_arms(with_host: bool) -> list[str]:
     """Every policy, fcfs also with pins; with a host tier if there is one."""
-    plain = [name for name in POLICIES if name not in NEEDS_HOST_TIER]
-    arms = ["fcfs", "fcfs+pin", *(name for name in plain if name != "fcfs")]
-    if with_host:
-        arms += [*(name for name in POLICIES if name in NEEDS_HOST_TIER), *(f"{name}+host" for name in plain)]
-    return arms
+    arms = ["fcfs", "fcfs+pin", *(name for name in POLICIES if name != "fcfs")]
+    return [*arms, *(f"{name}+host" for name in POLICIES)] if with_host else arms

@@ -11,7 +11,7 @@ from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import SimulationStuck
 from baton.entrypoints.simulate.metrics import JobRecord
 from baton.radix.invariants import InvariantError
-from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from baton.scheduler.policies.registry import POLICIES
 from tests.doubles.simulated import SECOND, USUAL, crowd, simulation, talk
 
 
@@ -109,9 +109,8 @@ def test_invariants_hold_under_pressure_and_every_job_ends(options: dict[str, An
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_plays_all_jobs_to_their_end(policy: str) -> None:
-    host = 4000 if policy in NEEDS_HOST_TIER else 0
     jobs = crowd(12, seed=1)
-    played = simulation(jobs, cost=USUAL, pool=1600, burst=16, check_every=20, schedule_policy=policy, host=host)
+    played = simulation(jobs, cost=USUAL, pool=1600, burst=16, check_every=20, schedule_policy=policy)
     check_ended(played.run())
 
 

@@ -11,7 +11,7 @@ from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.driver import Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
-from baton.scheduler.policies.registry import NEEDS_HOST_TIER, PINNING, POLICIES
+from baton.scheduler.policies.registry import PINNING, POLICIES
 from tests.doubles.simulated import simulation
 
 COST = Linear(fixed_s=0.01, prompt_token_s=4e-4, decode_row_s=1e-3, context_token_s=1e-6)
@@ -64,8 +64,7 @@ def test_plain_chats_are_sent_as_a_server_sends_them() -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_was_returned_to_outlasts_a_flood_of_one_shots(policy: str, page_size: int) -> None:
-    host = 1600 if policy in NEEDS_HOST_TIER else 0
-    done = played(scene(), "plain", policy, page_size=page_size, host=host)
+    done = played(scene(), "plain", policy, page_size=page_size)
     assert kept(done, first=2) > 0.9
     assert not any(record.refused for record in done.records)
 
@@ -73,8 +72,6 @@ def test_what_was_returned_to_outlasts_a_flood_of_one_shots(policy: str, page_si
 @pytest.mark.parametrize("host", [0, 1600])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_naming_a_job_never_keeps_less(policy: str, host: int) -> None:
-    if policy in NEEDS_HOST_TIER and not host:
-        return
     plain, named = (kept(played(scene(), sender, policy, host=host)) for sender in CHATS)
     assert named >= plain > 0.5
     if not host:
@@ -95,8 +92,7 @@ def test_conversations_that_are_over_hold_no_room_that_others_need(policy: str) 
 def test_one_shots_get_on_while_conversations_hold_the_budget(policy: str) -> None:
     """Leases of conversations fill it for as long as they may; nobody comes back for them."""
     jobs = [conversation(f"old{n}", 0.2 * n, turns=2, away_s=1.0) for n in range(40)]
-    host = 1600 if policy in NEEDS_HOST_TIER else 0
-    done = played([*jobs, *one_shots(1200, 8.0, 20.0)], "plain", policy, page_size=64, pool=1024, host=host)
+    done = played([*jobs, *one_shots(1200, 8.0, 20.0)], "plain", policy, page_size=64, pool=1024)
     assert all(record.end for record in done.records)
     waited = [record.turns[0].first_token - record.turns[0].sent for record in done.records if len(record.turns) == 1]
     assert max(waited) < 10.0, "less than the time for which a young lease is protected"

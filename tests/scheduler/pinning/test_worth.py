@@ -11,7 +11,7 @@ import pytest
 from baton.radix.lease import Lease
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
-from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from baton.scheduler.policies.registry import POLICIES
 from tests.doubles.kv_echo import expected_output
 from tests.doubles.scheduler_harness import PAGES, Harness
 
@@ -48,7 +48,7 @@ def worth(scene: Harness, rid: str) -> Worth:
     return kept.worth
 
 
-@pytest.mark.parametrize("policy", sorted({*POLICIES} - {*NEEDS_HOST_TIER}))
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_worth_grows_with_what_is_known(policy: str) -> None:
     scene = harness(policy=policy)
     said = chat(scene, "first", prompt(1))
@@ -118,7 +118,7 @@ def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
     assert next_to_break() == "tool", "both are late; this one for longer"
 
 
-@pytest.mark.parametrize("policy", sorted({*POLICIES} - {*NEEDS_HOST_TIER}))
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_first_turn_makes_room_for_a_newcomer_beside_those_that_run(policy: str) -> None:
     """It is young, and worth a lease as long as nobody needs the room."""
     scene = harness(policy=policy, num_tokens=256, lease_protection=100.0)

@@ -11,12 +11,11 @@ from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from baton.scheduler.policies.context_serve import FAST_S, ContextServe
 from baton.scheduler.policies.continuum import Continuum
 from baton.scheduler.policies.handoff import Handoff
-from baton.scheduler.policies.lmcache_like import LMCacheLike
 from baton.scheduler.policies.pin_times import MAX_PIN_S
 from baton.scheduler.policies.registry import PINNING, POLICIES, make_policy
 from baton.scheduler.policies.tools import PinTime, PolicyTools
 from tests.doubles.job_scene import finished, job, tools
-from tests.doubles.policy_scene import FILL_TIME, claimed_lease, fcfs, granted_lease, waiting_request
+from tests.doubles.policy_scene import claimed_lease, fcfs, granted_lease, waiting_request
 
 
 def knowing(**more: Any) -> PolicyTools:
@@ -33,9 +32,9 @@ def test_before_its_calls_are_read_a_step_is_kept_for_a_moment(policy: type[Cont
     assert policy(tools(provisional_s=0.7)).ttl(finished(read=False), 100.0) == 0.7
 
 
-def test_those_that_pin_nothing() -> None:
-    for policy in (fcfs(), LMCacheLike(FILL_TIME)):
-        assert policy.ttl(finished("ls"), 100.0) == policy.ttl(finished(read=False), 100.0) == 0.0
+def test_fcfs_pins_nothing() -> None:
+    policy = fcfs()
+    assert policy.ttl(finished("ls"), 100.0) == policy.ttl(finished(read=False), 100.0) == 0.0
 
 
 def test_continuum_pins_for_a_fixed_time_what_is_not_known_to_take_longer() -> None:

@@ -8,7 +8,7 @@ from baton.entrypoints.server_args import build_parser, compose, parse_command_l
 from baton.entrypoints.server_config import UsageError
 from baton.radix.lease import Lease
 from baton.scheduler.policies.fcfs import FirstComeFirstServed
-from baton.scheduler.policies.registry import NEEDS_HOST_TIER, POLICIES
+from baton.scheduler.policies.registry import POLICIES
 from baton.scheduler.request import Request, RequestStatus
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.policy_scene import FILL_TIME
@@ -57,11 +57,8 @@ def request_of(harness: Harness, rid: str) -> Request:
 def test_choices_of_the_flag_are_the_registry() -> None:
     assert f"{{{','.join(POLICIES)}}}" in "".join(build_parser().format_help().split())
     for name in POLICIES:
-        host = ["--host-cache-gb", "1"] if name in NEEDS_HOST_TIER else []
-        args = parse_command_line(["--model-path", "m", "--schedule-policy", name, *host])
+        args = parse_command_line(["--model-path", "m", "--schedule-policy", name])
         assert args.scheduler.schedule_policy == name
-    with pytest.raises(UsageError, match="--schedule-policy lmcache-like goes by a host cache"):
-        parse_command_line(["--model-path", "m", "--schedule-policy", "lmcache-like"])
     with pytest.raises(UsageError, match=f"'no such policy'; use one of {', '.join(POLICIES)}"):
         compose({"model_path": "m", "schedule_policy": "no such policy"})
 

@@ -8,9 +8,13 @@ from baton.entrypoints.simulate.arms.arm import Arm, all_arms, arm_named
 def test_arms_are_policies_with_extras() -> None:
     assert arm_named("fcfs") == Arm("fcfs", "", {}, pins=False, host=False)
     assert arm_named("lpm+pin+host") == Arm("lpm", "", {}, pins=True, host=True)
-    assert arm_named("lmcache-like").host
-    assert "lmcache-like" not in all_arms(False) and {"lmcache-like", "handoff+host"} <= set(all_arms(True))
+    assert "handoff+host" in all_arms(True) and not any(arm_named(name).host for name in all_arms(False))
     assert all_arms(True)[0] == "fcfs" and len(set(all_arms(True))) == len(all_arms(True))
+
+
+def test_lmcache_like_is_fcfs_with_a_host_tier() -> None:
+    assert arm_named("lmcache-like") == arm_named("fcfs+host")
+    assert arm_named("lmcache-like+chat") == arm_named("fcfs+host+chat")
 
 
 def test_an_arm_says_how_the_time_of_pins_is_chosen() -> None:
