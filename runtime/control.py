@@ -9,9 +9,9 @@ from ..scheduler.scheduler import Scheduler
 from ..scheduler.statistics.report import CacheStats, describe
 from .channels import Sender
 from .constraints.item_tries import ItemTries, unpack_trie
+from .kv_transfer.tier_report import report_tiers
 from .messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie
 from .runner.step_profile import StepProfiler
-from .tiers.report import report_tiers
 
 
 class Control:

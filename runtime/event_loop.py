@@ -27,9 +27,9 @@ from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
-from .dashboard.watch import Watch
 from .jobs.records import JobRecords
 from .kv_events.publisher import KVEventPublisher
+from .kv_transfer.tier_io import BlocksEnded, TierIO
 from .messages import (
     AbortRequest,
     DescribeJobs,
@@ -47,7 +47,7 @@ from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
 from .step_runner import StepInFlight, StepOutput, StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
-from .tiers.tier_io import BlocksEnded, TierIO
+from .watching.watch import Watch
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..scheduler.outcome import FoundTokens
 from ..scheduler.stats import CopyStats, TierStats
+from .cache_metrics import CacheMetrics
 from .messages import TokenOutput, WorkerStats
 from .prompt import Prompt
-from .statistics.cache_metrics import CacheMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

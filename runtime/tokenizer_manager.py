@@ -23,7 +23,6 @@ from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
 from .clients import Client
 from .control_client import Availability, ControlClient
-from .dashboard.watch_client import WatchClient
 from .jobs.step_reader import ReadCalls, StepReader
 from .messages import (
     AbortRequest,
@@ -43,6 +42,7 @@ from .recording.recorder import RequestRecorder
 from .text.bad_words import banned_sequences
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, tokens_to_read
 from .text.tokenizer import Tokenizer
+from .watching.watch_client import WatchClient
 
 _IDS_OF_A_TURN = 50_000
 _IDS_OF_A_WORD = 200

@@ -39,6 +39,10 @@ from .constraints.item_tries import ItemTries
 from .event_loop import EventLoop
 from .jobs.records import JobRecords, JobTraceFile, ToolHistoryFile
 from .kv_events.publisher import KVEventPublisher, open_kv_events
+from .kv_transfer.block_io import BlockIO
+from .kv_transfer.make_transfers import make_transfers
+from .kv_transfer.stores import Stores, model_fingerprint, open_stores
+from .kv_transfer.tier_io import TierIO, is_finite
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads
@@ -46,15 +50,11 @@ from .runner.device_backends import DeviceBackends
 from .runner.host_cache import HOST_POLICIES, make_host_pool
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
-from .sampling.probe import select_sampling_ops
+from .sampling.op_providers import select_sampling_ops
 from .sampling.sampler import Sampler
 from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
-from .tiers.block_io import BlockIO
-from .tiers.make_transfers import make_transfers
-from .tiers.stores import Stores, model_fingerprint, open_stores
-from .tiers.tier_io import TierIO, is_finite
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from baton.memory_pool.stores.disk_pool import DiskPool
-from baton.runtime.tiers.block_io import BlockIO
+from baton.runtime.kv_transfer.block_io import BlockIO
 from benchmarks.common.measured import RESULTS, about_this_run
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from baton.runtime.sampling.probe import select_sampling_ops
+from baton.runtime.sampling.op_providers import select_sampling_ops
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.sampling.sequences import SequenceState
 from baton.runtime.text.incremental_decode import IncrementalDecoder

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.dashboard.snapshot import Snapshot
-from ...runtime.dashboard.watch_client import RENEW_S, WatchClient
+from ...runtime.watching.snapshot import Snapshot
+from ...runtime.watching.watch_client import RENEW_S, WatchClient
 from ...scheduler.outcome import RequestRefused
 from .icicle import icicle
 from .texts import Texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ...runtime.dashboard.snapshot import Snapshot
+from ...runtime.watching.snapshot import Snapshot
 
 MAX_HELD = 2
 

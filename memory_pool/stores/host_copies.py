@@ -11,7 +11,7 @@ Pieces that small are what decides: each is a miss in the caches. That leaves th
 - `copy_pages_numpy`, for a CPU without Numba: slices where neighbours stay neighbours, else it gathers and scatters,
   which goes through memory twice.
 - `copy_pages_torch`, for a GPU: gathers on the device, and takes each run of host pages in one transfer. Where there is
-  a kernel for it, that is given to `HostPool` instead (runtime/tiers/kernel_copies.py).
+  a kernel for it, that is given to `HostPool` instead (runtime/kv_transfer/kernel_copies.py).
 
 None of them starts threads: a copy runs beside the model, whose threads have other work.
 """

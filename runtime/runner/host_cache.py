@@ -10,8 +10,8 @@ from ...memory_pool.kv_pool import MHAKVPool
 from ...memory_pool.stores.host_pool import HostPool
 from ...radix.tiers.host_tier import HostPolicy
 from ..config import TierConfig
+from ..kv_transfer.kernel_copies import choose_copies
 from ..layers.ops import CopyKVOp
-from ..tiers.kernel_copies import choose_copies
 from .host_cache_sizing import plan_host_tokens
 from .memory_sizing import available_memory
 

@@ -25,12 +25,12 @@ from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
+from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
 from ..layers.product_trials import SMALL_MODEL_BYTES, UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
-from ..tiers.transfer import Transfers
 from .chunk_trial import SMALLEST, choose_chunk
 from .cuda_graph import GraphRunner
 from .device_backends import DeviceBackends, choose_backends

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
+from baton.runtime.kv_transfer.block_io import BlockIO, Finished, Stored
 from tests.doubles.disk_blocks import key_of, payload_of
 
 NEVER = float("inf")

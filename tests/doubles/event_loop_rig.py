@@ -15,6 +15,7 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
+from baton.runtime.kv_transfer.transfer import Ended
 from baton.runtime.messages import (
     RequestError,
     TokenOutputs,
@@ -22,7 +23,6 @@ from baton.runtime.messages import (
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.step_runner import StepOutput
 from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
-from baton.runtime.tiers.transfer import Ended
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.request_spec import RequestSpec

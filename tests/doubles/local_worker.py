@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
+from baton.runtime.kv_transfer.tier_io import BlocksEnded
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepInFlight
-from baton.runtime.tiers.tier_io import BlocksEnded
 from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig

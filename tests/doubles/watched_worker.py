@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from baton.runtime.control_client import Availability
-from baton.runtime.dashboard.watch_client import WatchClient
 from baton.runtime.messages import TreeRows, WalkTree, WatchReport, WatchRequests
 from baton.runtime.prompt import ModelLimits
+from baton.runtime.watching.watch_client import WatchClient
 from baton.scheduler.watching.life import Life, LoadNow
 from tests.doubles.tree_snapshots import snapshot_of
 

@@ -11,8 +11,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ....radix.snapshot import NO_ROW, Has
-from ....runtime.dashboard.snapshot import Snapshot
-from ....runtime.dashboard.watch_client import WatchClient
+from ....runtime.watching.snapshot import Snapshot
+from ....runtime.watching.watch_client import WatchClient
 from ....scheduler.outcome import RequestRefused
 from ...dashboard.held_snapshots import HeldSnapshots
 from ...dashboard.texts import Texts

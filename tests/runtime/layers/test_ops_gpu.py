@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from baton.memory_pool.kv_pool import MHAKVPool
+from baton.runtime.layers.op_libraries import LIBRARIES, PREFERENCE, SGL, TRITON, select_ops
 from baton.runtime.layers.op_trials import OP_NAMES, OpShape, Trial, tolerance
 from baton.runtime.layers.ops import TORCH_OPS
-from baton.runtime.layers.probe import LIBRARIES, PREFERENCE, SGL, TRITON, select_ops
 
 pytestmark = pytest.mark.gpu
 
@@ -109,7 +109,7 @@ def test_selected_ops_run_in_a_graph(gpu, name):
 
 
 def test_selection_is_logged_and_takes_first_choices_that_load(gpu, caplog):
-    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.probe"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.op_libraries"):
         select_ops(gpu, torch.bfloat16, SHAPES["8B"])
     infos = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

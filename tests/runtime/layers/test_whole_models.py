@@ -13,8 +13,8 @@ import torch
 
 from baton.memory_pool.kv_pool import KVLayers
 from baton.runtime.config import ModelArgs
+from baton.runtime.layers.op_libraries import LIBRARIES
 from baton.runtime.layers.ops import TORCH_OPS, Ops
-from baton.runtime.layers.probe import LIBRARIES
 from baton.runtime.runner.device_backends import TORCH_BACKENDS
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies

@@ -16,9 +16,9 @@ import torch
 
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.config import ModelArgs
+from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
+from baton.runtime.kv_transfer.transfer import TransferError
 from baton.runtime.runner.model_runner import ModelRunner
-from baton.runtime.tiers.thread_transfer import ThreadTransfers
-from baton.runtime.tiers.transfer import TransferError
 from baton.scheduler.batch import KVCopies
 from tests.doubles.cpu_graphs import count_replays, graph_backends
 from tests.doubles.held_pool import HeldPool

@@ -20,8 +20,8 @@ from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
 from baton.runtime.sampling import torch_ops
 from baton.runtime.sampling.beam_candidates import BeamRanker
+from baton.runtime.sampling.op_providers import select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
-from baton.runtime.sampling.probe import select_sampling_ops
 from baton.runtime.sampling.sampler import Sampler
 from baton.runtime.step_runner import StepInFlight, StepRunner
 from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch

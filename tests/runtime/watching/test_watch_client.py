@@ -45,7 +45,7 @@ async def test_one_who_leaves_takes_the_walk_from_nobody() -> None:
 
 @on_a_loop
 async def test_a_walk_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.dashboard.watch_client.WALK_S", 0.01)
+    monkeypatch.setattr("baton.runtime.watching.watch_client.WALK_S", 0.01)
     worker = WatchedWorker()
     with pytest.raises(RequestRefused, match="did not see all") as refused:
         await worker.client.walk(with_heads=False)

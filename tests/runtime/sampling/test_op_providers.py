@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling.op_providers import PROVIDERS, Provider, probe, select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
-from baton.runtime.sampling.probe import PROVIDERS, Provider, probe, select_sampling_ops
 from baton.runtime.sampling.torch_ops import Filters
 from tests.doubles import fake_top_p
 from tests.doubles.draw_cases import random_case
@@ -27,7 +27,7 @@ def providing(**functions: Callable[..., Any]) -> Provider:
 
 def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> tuple[SamplingOps, str]:
     """The operations, and the warnings."""
-    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.probe"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_providers"):
         ops = probe(CPU, 3000, providers)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) <= 1 and len(caplog.records) == 1 + len(warnings)
@@ -39,7 +39,7 @@ def test_a_cpu_imports_nothing_of_a_gpu():
 import sys, torch
 from baton.runtime.step_runner import StepRunner
 from baton.runtime.sampling.ops import TORCH_OPS
-from baton.runtime.sampling.probe import select_sampling_ops
+from baton.runtime.sampling.op_providers import select_sampling_ops
 assert select_sampling_ops(torch.device("cpu"), 100) is TORCH_OPS
 print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashinfer", "sgl_kernel")])
 """
@@ -167,7 +167,7 @@ def test_both_nuclei_of_torch_agree(seed, vocab_size):
 @pytest.mark.parametrize("vocab_size", [128_256, 151_936])
 def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
     """Selection compares each with torch; here nothing may have fallen back."""
-    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.probe"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_providers"):
         select_sampling_ops(torch.device("cuda"), vocab_size)
     expected = (
         "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton"

@@ -10,9 +10,9 @@ import pytest
 
 from baton.radix.snapshot import ROW
 from baton.radix.statistics.tick_times import TickTimes
-from baton.runtime.dashboard.budget import BURST_S, SAVED_S, SHARE, SLICE_S, Budget
-from baton.runtime.dashboard.watch import MOST_STEPS, QUIET_S, REPORT_S, Watch
 from baton.runtime.messages import WalkTree, WatchReport, WatchRequests
+from baton.runtime.watching.budget import BURST_S, SAVED_S, SHARE, SLICE_S, Budget
+from baton.runtime.watching.watch import MOST_STEPS, QUIET_S, REPORT_S, Watch
 from tests.doubles.event_loop_rig import ask
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.watched_loop import WatchedLoop
@@ -111,9 +111,9 @@ def test_a_walk_without_a_watcher_of_requests() -> None:
 
 
 def test_who_asks_while_a_walk_is_under_way_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.dashboard.watch.MOST_STEPS", 6)
-    monkeypatch.setattr("baton.runtime.dashboard.watch.LEAST_STEPS", 6)
-    monkeypatch.setattr("baton.runtime.dashboard.watch.ROWS_IN_CHUNK", 6)
+    monkeypatch.setattr("baton.runtime.watching.watch.MOST_STEPS", 6)
+    monkeypatch.setattr("baton.runtime.watching.watch.LEAST_STEPS", 6)
+    monkeypatch.setattr("baton.runtime.watching.watch.ROWS_IN_CHUNK", 6)
     loop = filled()
     loop.say(WalkTree())
     loop.say(WalkTree())
@@ -135,8 +135,8 @@ def test_an_empty_tree() -> None:
 
 
 def test_a_flush_ends_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.dashboard.watch.MOST_STEPS", 4)
-    monkeypatch.setattr("baton.runtime.dashboard.watch.LEAST_STEPS", 4)
+    monkeypatch.setattr("baton.runtime.watching.watch.MOST_STEPS", 4)
+    monkeypatch.setattr("baton.runtime.watching.watch.LEAST_STEPS", 4)
     loop = filled()
     loop.say(WalkTree())
     assert loop.scheduler.flush_cache()
@@ -223,7 +223,7 @@ def test_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a look")
 
     for name in ("requests_now", "load_now", "leases_now", "jobs_now", "LifeRecorder", "TreeWalk"):
-        monkeypatch.setattr(f"baton.runtime.dashboard.watch.{name}", fail)
+        monkeypatch.setattr(f"baton.runtime.watching.watch.{name}", fail)
     loop.say(ask("a", prompt_of(20, 1), 9))
     loop.turns(20)
     assert watch.due == math.inf and not any(isinstance(message, WatchReport) for message in loop.sent)

@@ -15,9 +15,9 @@ import torch
 from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
 from baton.radix.tiers.host_tier import TierCopy
-from baton.runtime.tiers.block_io import BlockIO
-from baton.runtime.tiers.tier_io import BlocksEnded, TierIO, is_finite
-from baton.runtime.tiers.transfer import Ended
+from baton.runtime.kv_transfer.block_io import BlockIO
+from baton.runtime.kv_transfer.tier_io import BlocksEnded, TierIO, is_finite
+from baton.runtime.kv_transfer.transfer import Ended
 from tests.doubles.disk_blocks import fill, key_of, open_pool
 
 PAGE, PAGES_PER_BLOCK = 1000, 5

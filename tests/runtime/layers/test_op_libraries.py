@@ -14,9 +14,9 @@ import torch
 
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers import sgl_ops
+from baton.runtime.layers.op_libraries import LIBRARIES, SGL, TRITON, Library, load_sgl, load_triton, probe, select_ops
 from baton.runtime.layers.op_trials import OP_NAMES, OpShape
 from baton.runtime.layers.ops import TORCH_OPS, Ops
-from baton.runtime.layers.probe import LIBRARIES, SGL, TRITON, Library, load_sgl, load_triton, probe, select_ops
 from tests.doubles.fake_sgl_kernel import FakeSglKernel
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def chosen(ops: Ops, library: Mapping[str, Any]) -> set[str]:
 def run_probe(caplog, *libraries: Library) -> tuple[Ops, str, list[str]]:
     """-> ops, the info line, warnings"""
     caplog.clear()
-    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.probe"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.op_libraries"):
         ops = probe(libraries, SHAPE, torch.bfloat16, CPU)
     (info,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     return ops, info, [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -137,7 +137,7 @@ def test_a_cpu_gets_numba_and_imports_nothing_of_cuda():
         "import sys, torch\n"
         "import baton.runtime.runner.model_runner, baton.runtime.worker\n"
         "assert 'numba' not in sys.modules, 'only who uses it waits for it'\n"
-        "from baton.runtime.layers.probe import OpShape, select_ops\n"
+        "from baton.runtime.layers.op_libraries import OpShape, select_ops\n"
         "from baton.attention.numba_paged.team import Team\n"
         "ops = select_ops(torch.device('cpu'), torch.float32, OpShape(8, 8, 1, 1, 8, False, 1e-5), Team())\n"
         "assert 'numba_ops' in type(ops.rotate_and_store).__module__, ops\n"
@@ -151,7 +151,7 @@ def test_without_numba_a_cpu_has_torch_and_says_so(caplog, monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in [name for name in sys.modules if ".numba_ops" in name]:
         monkeypatch.delitem(sys.modules, name)
-    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.probe"):
+    with caplog.at_level(logging.INFO, logger="baton.runtime.layers.op_libraries"):
         assert select_ops(CPU, torch.float32, SHAPE, Team()) == TORCH_OPS
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install -e '.[cpu]'" in warning

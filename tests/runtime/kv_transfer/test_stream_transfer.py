@@ -12,10 +12,10 @@ import torch
 from baton.memory_pool.stores.host_copies import copy_pages_torch
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.host_tier import TierCopy
-from baton.runtime.tiers.make_transfers import make_transfers
-from baton.runtime.tiers.stream_transfer import StreamTransfers
-from baton.runtime.tiers.thread_transfer import ThreadTransfers
-from baton.runtime.tiers.transfer import Ended, TransferError
+from baton.runtime.kv_transfer.make_transfers import make_transfers
+from baton.runtime.kv_transfer.stream_transfer import StreamTransfers
+from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
+from baton.runtime.kv_transfer.transfer import Ended, TransferError
 from tests.doubles.fake_streams import FakeCuda
 from tests.doubles.held_pool import HeldPool, tier_copy
 from tests.doubles.host_pools import CPU, SMALL, device_bytes, device_pool, host_bytes, slots_of

@@ -14,8 +14,8 @@ import torch
 
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.radix.tiers.host_tier import TierCopy
-from baton.runtime.tiers.thread_transfer import ThreadTransfers
-from baton.runtime.tiers.transfer import Ended, TransferError
+from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
+from baton.runtime.kv_transfer.transfer import Ended, TransferError
 from tests.doubles.held_pool import HeldPool, tier_copy
 from tests.doubles.host_pools import device_bytes, device_pool, host_bytes, slots_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from baton.memory_pool.stores.redis_link import SOCKET_BYTES
 from baton.memory_pool.stores.remote_store import PAUSE_S, RemoteStore
-from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
+from baton.runtime.kv_transfer.block_io import BlockIO, Finished, Stored
 from tests.doubles.redis_servers import RedisServer
 
 PAGE = SOCKET_BYTES // 3

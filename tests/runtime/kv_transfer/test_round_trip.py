@@ -14,9 +14,9 @@ from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.block_orders import BlockRead, BlockWrite
 from baton.radix.tiers.host_tier import TierCopy
-from baton.runtime.tiers.block_io import BlockIO
-from baton.runtime.tiers.thread_transfer import ThreadTransfers
-from baton.runtime.tiers.tier_io import BlocksEnded, TierIO
+from baton.runtime.kv_transfer.block_io import BlockIO
+from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
+from baton.runtime.kv_transfer.tier_io import BlocksEnded, TierIO
 
 TOKENS, BLOCK = 256, 64
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baton.memory_pool.stores.disk_pool import DiskPool
-from baton.runtime.tiers.block_io import BlockIO
+from baton.runtime.kv_transfer.block_io import BlockIO
 from tests.doubles.block_io_rig import PAGE, Gate
 from tests.doubles.disk_blocks import BLOCK, open_pool
 

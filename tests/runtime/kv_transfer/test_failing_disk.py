@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from baton.memory_pool.stores.disk_pool import PAUSE_S, TOUCH_S, DiskPool
-from baton.runtime.tiers.block_io import BlockIO, BlockIOStats, Stored
+from baton.runtime.kv_transfer.block_io import BlockIO, BlockIOStats, Stored
 from tests.doubles.block_io_rig import NEVER, Gate, brief, collect, hold, keys, pages, store
 from tests.doubles.disk_blocks import BLOCK, file_of, fill, holds, key_of
 

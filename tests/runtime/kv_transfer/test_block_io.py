@@ -12,7 +12,7 @@ import pytest
 
 from baton.memory_pool.stores.block_store import BlockSource, BlockTarget
 from baton.memory_pool.stores.disk_pool import DiskPool
-from baton.runtime.tiers.block_io import BlockIO, Finished, Stored
+from baton.runtime.kv_transfer.block_io import BlockIO, Finished, Stored
 from tests.doubles.block_io_rig import NEVER, Gate, brief, collect, hold, keys, pages, payload_in, store
 from tests.doubles.disk_blocks import BLOCK, file_of, fill, key_of, payload_of
 
