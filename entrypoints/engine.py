@@ -216,7 +216,7 @@ class Engine:
         given = {name: value for name, value in given.items() if value is not None}
         if twice := given.keys() & fields.keys():
             raise RequestRefused(f"{twice.pop()} is given twice; give prompt or text, not both")
-        ignored = self._ignored.begin()
+        ignored = self._ignored.begin_request()
         batch = parse_generate({name: _plain(value) for name, value in (given | fields).items()}, ignored=ignored)
         self._ignored.report(ignored)
         return batch

@@ -48,7 +48,7 @@ class IgnoredLog:
         self._unknown: UnknownFields = unknown
         self._logged: set[str] = set()
 
-    def begin(self) -> Ignored:
+    def begin_request(self) -> Ignored:
         """For one request."""
         return Ignored(self._unknown)
 

@@ -19,9 +19,11 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
 from ..dashboard.texts import Texts
-from ..fields.ignored import WARNING_HEADER, IgnoredLog
+from ..fields.ignored import WARNING_HEADER
+from ..openai.responses.responses import Responses
 from ..server_config import ServerArgs
 from ..version import baton_version
+from .apis.calls import GenerationCalls
 from .apis.chat_routes import ChatRoutes
 from .apis.generation_routes import GenerationRoutes
 from .apis.messages_routes import MessagesRoutes
@@ -59,15 +61,16 @@ def server_routes(
     defaults: Mapping[str, Any],
 ) -> list[Route]:
     """Every route of one server. defaults: sampling parameters for what requests leave out."""
-    ignored = IgnoredLog(args.server.unknown_fields)
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
+    calls = GenerationCalls(manager, args, bodies, defaults)
+    responses = Responses(manager, chats, args.served_model_name, args.chat)
     texts = Texts(manager.tokenizer) if keys.has_admin else None
     subjects = (
-        GenerationRoutes(manager, args, bodies, ignored),
-        OpenAIRoutes(manager, args, bodies, defaults, ignored),
-        ChatRoutes(manager, chats, args, bodies, defaults, ignored),
-        ResponsesRoutes(manager, chats, args, bodies, defaults, ignored),
-        MessagesRoutes(manager, chats, args, bodies, defaults, ignored),
+        GenerationRoutes(manager, bodies, calls, streams_increments=args.server.incremental_streaming_output),
+        OpenAIRoutes(manager, args, calls),
+        ChatRoutes(calls, chats, manager.tokenizer.token_bytes),
+        ResponsesRoutes(calls, responses),
+        MessagesRoutes(calls, chats),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, chats, args, defaults),
         TokenizerRoutes(manager, chats, args, bodies),

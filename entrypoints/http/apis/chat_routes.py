@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from ....runtime.tokenizer_manager import TokenizerManager
+from ....runtime.text.token_bytes import TokenBytes
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
-from ...fields.ignored import IgnoredLog
-from ...fields.reading import check_model
+from ...fields.ignored import Ignored
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...openai.chat import BODY, CHAT_NAMES, parse_chat
+from ...openai.chat import BODY, CHAT_NAMES, ChatRequest, parse_chat
 from ...openai.chat_response import ChatResponse
 from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
-from ...server_config import ServerArgs
 from ..callers import caller
 from ..route import POST, Route
-from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
-from ..wire.transport import EventStream, client_gone, request_id, until_disconnect
+from ..wire.transport import client_gone, until_disconnect
+from .calls import GenerationCalls
 
 _CHAT = Operation(
     summary="Answer a chat",
@@ -38,42 +35,30 @@ _CHAT = Operation(
 
 
 class ChatRoutes:
-    def __init__(
-        self,
-        manager: TokenizerManager,
-        chats: Chats,
-        args: ServerArgs,
-        bodies: Bodies,
-        defaults: Mapping[str, Any],
-        ignored: IgnoredLog,
-    ) -> None:
-        """defaults: sampling parameters for what requests leave out."""
-        self._manager = manager
+    def __init__(self, calls: GenerationCalls, chats: Chats, token_bytes: TokenBytes) -> None:
+        self._calls = calls
         self._chats = chats
-        self._args = args
-        self._bodies = bodies
-        self._defaults = defaults
-        self._ignored = ignored
+        self._token_bytes = token_bytes
 
     def routes(self) -> list[Route]:
         return [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
 
     async def completions(self, request: Request) -> Response:
-        async with self._bodies.generation(request) as fields:
-            ignored = self._ignored.begin()
-            rid = request.headers.get("x-request-id")
-            asked = await parsed(request, lambda: parse_chat(fields, rid=rid, defaults=self._defaults, ignored=ignored))
-            check_model(asked.model, self._args.required_model_name)
+        calls = self._calls
+        async with calls.read_call(request, self._parse) as (asked, ignored):
+            calls.check_model(asked.model)
             with CHAT_NAMES.translated():
                 answer = await self._chats.open(caller(request), asked.call)
-        headers = request_id(asked.call.rid) | self._ignored.report(ignored)
-        token_bytes = self._manager.tokenizer.token_bytes
-        response = ChatResponse(asked, self._args.served_model_name, self._chats.parsers, token_bytes)
+        headers = calls.answer_headers(asked.call.rid, ignored)
+        response = ChatResponse(asked, calls.model, self._chats.parsers, self._token_bytes)
         if asked.call.stream:
-            return EventStream(answer.answer, response.chunks(answer), headers, self._manager.metrics.call_refused)
+            return calls.stream_answer(answer.answer, response.chunks(answer), headers)
         with CHAT_NAMES.translated(), answer.answer:
             updates = await until_disconnect(request.receive, answer.outputs())
         if updates is None:
             return client_gone()
         size = size_of([output for output, _ in updates])
         return await json_answer(lambda: response.whole(updates), size, headers)
+
+    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ChatRequest:
+        return parse_chat(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -9,18 +11,19 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import answered, flag, list_of, string, taken
 from ...description.operation import GENERATING, Operation
-from ...fields.ignored import IgnoredLog
+from ...fields.ignored import Ignored
+from ...fields.prompts import PromptBatch
 from ...fields.reading import MAX_RID_CHARS, read_rid, refuse_unserved
 from ...fields.shared_schema import JOB_HEADERS, RID, with_extra_body
 from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
 from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
-from ...server_config import ServerArgs
 from ..callers import caller, sees_all
 from ..route import POST, Route
-from ..wire.bodies import Bodies, parsed
+from ..wire.bodies import Bodies
 from ..wire.large_json import json_answer, size_of
-from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+from ..wire.transport import JSONAnswer, client_gone, until_disconnect
+from .calls import GenerationCalls
 
 _GENERATE = Operation(
     summary="Generate tokens",
@@ -53,11 +56,14 @@ _RELEASE = Operation(
 
 
 class GenerationRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies, ignored: IgnoredLog) -> None:
+    def __init__(
+        self, manager: TokenizerManager, bodies: Bodies, calls: GenerationCalls, *, streams_increments: bool
+    ) -> None:
+        """streams_increments: each event of a stream has only what is new, not the whole output so far."""
         self._manager = manager
-        self._args = args
         self._bodies = bodies
-        self._ignored = ignored
+        self._calls = calls
+        self._streams_increments = streams_increments
 
     def routes(self) -> list[Route]:
         return [
@@ -67,21 +73,20 @@ class GenerationRoutes:
         ]
 
     async def generate(self, request: Request) -> Response:
-        async with self._bodies.generation(request) as fields:
-            ignored = self._ignored.begin()
-            rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
-            batch = await parsed(request, lambda: parse_generate(fields, rid=rid, max_prompts=most, ignored=ignored))
+        async with self._calls.read_call(request, self._parse) as (batch, ignored):
             answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
-        headers = request_id(batch.rid) | self._ignored.report(ignored)
+        headers = self._calls.answer_headers(batch.rid, ignored)
         if batch.stream:
-            incremental = self._args.server.incremental_streaming_output
-            events = stream_events(answer, batch, incremental=incremental)
-            return EventStream(answer, events, headers, self._manager.metrics.call_refused)
+            events = stream_events(answer, batch, incremental=self._streams_increments)
+            return self._calls.stream_answer(answer, events, headers)
         with answer:
             outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:
             return client_gone()
         return await json_answer(lambda: lazy_response(outputs, batch), size_of(outputs), headers)
+
+    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> PromptBatch:
+        return parse_generate(fields, rid=rid, max_prompts=self._calls.max_prompts, ignored=ignored)
 
     async def abort_request(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:

@@ -3,13 +3,11 @@ name are not looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from ....runtime.tokenizer_manager import TokenizerManager
 from ...anthropic.errors import error_body
 from ...anthropic.message_response import whole_message
 from ...anthropic.message_schema import ANSWER, ERROR, EVENT, EXAMPLES, NUM_TOKENS
@@ -25,23 +23,13 @@ from ...anthropic.messages import (
 )
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
-from ...fields.ignored import Ignored, IgnoredLog
-from ...fields.reading import check_model
+from ...fields.ignored import Ignored
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...server_config import ServerArgs
 from ..callers import caller
 from ..route import POST, Route
-from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
-from ..wire.transport import (
-    EventFormat,
-    EventStream,
-    JSONAnswer,
-    client_gone,
-    named_event,
-    request_id,
-    until_disconnect,
-)
+from ..wire.transport import EventFormat, JSONAnswer, client_gone, named_event, until_disconnect
+from .calls import GenerationCalls
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 
@@ -69,22 +57,9 @@ _COUNT = Operation(
 
 
 class MessagesRoutes:
-    def __init__(
-        self,
-        manager: TokenizerManager,
-        chats: Chats,
-        args: ServerArgs,
-        bodies: Bodies,
-        defaults: Mapping[str, Any],
-        ignored: IgnoredLog,
-    ) -> None:
-        """defaults: sampling parameters for what requests leave out."""
-        self._manager = manager
+    def __init__(self, calls: GenerationCalls, chats: Chats) -> None:
+        self._calls = calls
         self._chats = chats
-        self._args = args
-        self._bodies = bodies
-        self._defaults = defaults
-        self._ignored = ignored
 
     def routes(self) -> list[Route]:
         return [
@@ -93,21 +68,16 @@ class MessagesRoutes:
         ]
 
     async def messages(self, request: Request) -> Response:
-        async with self._bodies.generation(request) as fields:
-            ignored = self._ignored.begin()
-            rid = request.headers.get("x-request-id")
-            asked = await parsed(
-                request, lambda: parse_messages(fields, rid=rid, defaults=self._defaults, ignored=ignored)
-            )
+        async with self._calls.read_call(request, self._parse) as (asked, ignored):
             self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
                 asked = await edited(asked, self._chats)
                 answer = await self._chats.open(caller(request), asked.call)
-        headers = _headers(asked.call.rid) | self._ignored.report(ignored)
-        model, new_call_id = self._args.served_model_name, self._chats.parsers.new_call_id
+        headers = _with_anthropic_id(self._calls.answer_headers(asked.call.rid, ignored))
+        model, new_call_id = self._calls.model, self._chats.parsers.new_call_id
         if asked.call.stream:
             events = message_events(asked, model, answer, new_call_id)
-            return EventStream(answer.answer, events, headers, self._manager.metrics.call_refused, _EVENTS)
+            return self._calls.stream_answer(answer.answer, events, headers, _EVENTS)
         with MESSAGE_NAMES.translated(), answer.answer:
             updates = await until_disconnect(request.receive, answer.outputs())
         if updates is None:
@@ -117,9 +87,7 @@ class MessagesRoutes:
         return await json_answer(lambda: whole_message(asked, model, update, new_call_id), size, headers)
 
     async def count_tokens(self, request: Request) -> Response:
-        async with self._bodies.generation(request) as fields:
-            ignored = self._ignored.begin()
-            asked = await parsed(request, lambda: parse_messages(fields, counts_only=True, ignored=ignored))
+        async with self._calls.read_call(request, _parse_to_count) as (asked, ignored):
             self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
                 asked = await edited(asked, self._chats, may_overflow=True)
@@ -128,16 +96,23 @@ class MessagesRoutes:
         if asked.applied_edits is not None:
             cleared = sum(edit["cleared_input_tokens"] for edit in asked.applied_edits)
             counted["context_management"] = {"original_input_tokens": len(ids) + cleared}
-        return JSONAnswer(counted, headers=self._ignored.report(ignored))
+        return JSONAnswer(counted, headers=self._calls.report_ignored(ignored))
+
+    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> MessagesRequest:
+        return parse_messages(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
 
     def _check(self, asked: MessagesRequest, ignored: Ignored) -> None:
         """Raises RequestRefused for another model. ignored: gets wishes that this one cannot be told of."""
-        check_model(asked.model, self._args.required_model_name)
+        self._calls.check_model(asked.model)
         thoughts_are_known = self._chats.parsers.reasoning_name is not None
         check_thinking(asked, self._chats.renderer.source, ignored, thoughts_are_known=thoughts_are_known)
 
 
-def _headers(rid: str) -> dict[str, str]:
-    """``request-id`` is where Anthropic's client looks for the name."""
-    headers = request_id(rid)
-    return headers | {"request-id": rid} if headers else {}
+def _parse_to_count(fields: dict[str, Any], _: str | None, ignored: Ignored) -> MessagesRequest:
+    return parse_messages(fields, counts_only=True, ignored=ignored)
+
+
+def _with_anthropic_id(headers: dict[str, str]) -> dict[str, str]:
+    """``request-id`` is where Anthropic's client looks for the request's name."""
+    rid = headers.get("X-Request-Id")
+    return headers if rid is None else headers | {"request-id": rid}

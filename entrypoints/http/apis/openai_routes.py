@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,18 +12,18 @@ from starlette.responses import Response
 from ....runtime.tokenizer_manager import TokenizerManager
 from ...description.json_schema import answered, enum, list_of, nullable, string
 from ...description.operation import COUNT, GENERATING, Operation
-from ...fields.ignored import IgnoredLog
+from ...fields.ignored import Ignored
 from ...fields.reading import check_model
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.completion_response import CompletionResponse
 from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
-from ...openai.completions import BODY, COMPLETION_NAMES, parse_completion
+from ...openai.completions import BODY, COMPLETION_NAMES, CompletionRequest, parse_completion
 from ...server_config import ServerArgs
 from ..callers import caller
 from ..route import GET, POST, Route
-from ..wire.bodies import Bodies, parsed
 from ..wire.large_json import json_answer, size_of
-from ..wire.transport import EventStream, JSONAnswer, client_gone, request_id, until_disconnect
+from ..wire.transport import JSONAnswer, client_gone, until_disconnect
+from .calls import GenerationCalls
 
 _MODEL = answered(
     {
@@ -72,20 +71,10 @@ _COMPLETE = Operation(
 
 
 class OpenAIRoutes:
-    def __init__(
-        self,
-        manager: TokenizerManager,
-        args: ServerArgs,
-        bodies: Bodies,
-        defaults: Mapping[str, Any],
-        ignored: IgnoredLog,
-    ) -> None:
-        """defaults: sampling parameters for what requests leave out."""
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, calls: GenerationCalls) -> None:
         self._manager = manager
         self._args = args
-        self._bodies = bodies
-        self._defaults = defaults
-        self._ignored = ignored
+        self._calls = calls
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -124,23 +113,22 @@ class OpenAIRoutes:
         }
 
     async def completions(self, request: Request) -> Response:
-        async with self._bodies.generation(request) as fields:
-            ignored = self._ignored.begin()
-            rid, most = request.headers.get("x-request-id"), self._args.server.max_prompts_per_request
-            call = await parsed(
-                request,
-                lambda: parse_completion(fields, rid=rid, max_prompts=most, defaults=self._defaults, ignored=ignored),
-            )
-            check_model(call.model, self._args.required_model_name)
-            batch, headers = call.batch, request_id(call.batch.rid) | self._ignored.report(ignored)
-            response = CompletionResponse(call, self._args.served_model_name, self._manager.tokenizer)
+        async with self._calls.read_call(request, self._parse) as (call, ignored):
+            self._calls.check_model(call.model)
+            batch, headers = call.batch, self._calls.answer_headers(call.batch.rid, ignored)
+            response = CompletionResponse(call, self._calls.model, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():
                 answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
         if batch.stream:
-            events = response.chunks(answer.updates())
-            return EventStream(answer, events, headers, self._manager.metrics.call_refused)
+            return self._calls.stream_answer(answer, response.chunks(answer.updates()), headers)
         with COMPLETION_NAMES.translated(), answer:
             outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:
             return client_gone()
         return await json_answer(lambda: response.whole(outputs), size_of(outputs), headers)
+
+    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> CompletionRequest:
+        calls = self._calls
+        return parse_completion(
+            fields, rid=rid, max_prompts=calls.max_prompts, defaults=calls.defaults, ignored=ignored
+        )

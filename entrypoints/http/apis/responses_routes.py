@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
-from ...chat.chats import Chats
 from ...description.json_schema import Properties, enum, string, whole
 from ...description.operation import GENERATING, Operation
-from ...fields.ignored import IgnoredLog
-from ...fields.reading import check_model, one_of
+from ...fields.ignored import Ignored
+from ...fields.reading import one_of
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...openai.responses.fields import BODY, parse_response
+from ...openai.responses.fields import BODY, ResponseRequest, parse_response
 from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
-from ...server_config import ServerArgs
 from ..callers import caller
 from ..route import DELETE, GET, POST, Route
-from ..wire.bodies import Bodies, parsed
 from ..wire.query import WHOSE_QUERY, whose
-from ..wire.transport import (
-    EventFormat,
-    EventStream,
-    JSONAnswer,
-    client_gone,
-    error_body,
-    named_event,
-    request_id,
-    until_disconnect,
-)
+from ..wire.transport import EventFormat, JSONAnswer, client_gone, error_body, named_event, until_disconnect
+from .calls import GenerationCalls
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 
@@ -85,22 +72,9 @@ _ITEMS = Operation(
 
 
 class ResponsesRoutes:
-    def __init__(
-        self,
-        manager: TokenizerManager,
-        chats: Chats,
-        args: ServerArgs,
-        bodies: Bodies,
-        defaults: Mapping[str, Any],
-        ignored: IgnoredLog,
-    ) -> None:
-        """defaults: sampling parameters for what requests leave out."""
-        self._manager = manager
-        self._args = args
-        self._bodies = bodies
-        self._defaults = defaults
-        self._ignored = ignored
-        self._responses = Responses(manager, chats, args.served_model_name, args.chat)
+    def __init__(self, calls: GenerationCalls, responses: Responses) -> None:
+        self._calls = calls
+        self._responses = responses
 
     def routes(self) -> list[Route]:
         return [
@@ -112,23 +86,20 @@ class ResponsesRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        async with self._bodies.generation(request) as fields:
-            ignored = self._ignored.begin()
-            rid = request.headers.get("x-request-id")
-            asked = await parsed(
-                request, lambda: parse_response(fields, rid=rid, defaults=self._defaults, ignored=ignored)
-            )
-            check_model(asked.model, self._args.required_model_name)
+        async with self._calls.read_call(request, self._parse) as (asked, ignored):
+            self._calls.check_model(asked.model)
             running = await self._responses.open(caller(request), asked)
-        headers = request_id(asked.call.rid) | self._ignored.report(ignored)
+        headers = self._calls.answer_headers(asked.call.rid, ignored)
         if asked.background:
             return _json(self._responses.in_background(running), headers)
         if asked.stream:
-            count = self._manager.metrics.call_refused
-            return EventStream(running, running.events(), headers, count, _EVENTS)
+            return self._calls.stream_answer(running, running.events(), headers, _EVENTS)
         with running:
             body = await until_disconnect(request.receive, running.whole())
         return client_gone() if body is None else _json(body, headers)
+
+    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ResponseRequest:
+        return parse_response(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
 
     async def get(self, request: Request, response_id: str) -> Response:
         namespace, _ = whose(request, _INCLUDE, _NO_STREAM)

@@ -11,14 +11,14 @@ from baton.entrypoints.fields.ignored import Ignored, IgnoredLog
 
 def test_nothing_ignored_is_no_header() -> None:
     log = IgnoredLog()
-    assert log.report(log.begin()) == {}
+    assert log.report(log.begin_request()) == {}
 
 
 def test_each_field_is_logged_once_and_told_each_time(caplog: pytest.LogCaptureFixture) -> None:
     log = IgnoredLog()
     with caplog.at_level(logging.WARNING):
         for name in ("keep_alive", "messages[3].mood", "messages[17].mood", "keep_alive", "provider"):
-            ignored = log.begin()
+            ignored = log.begin_request()
             ignored.add_field(name, "a reason")
             assert log.report(ignored) == {"X-Baton-Warning": f"no effect: {name}: a reason"}
     logged = [record.getMessage().split(" has no effect")[0] for record in caplog.records]
@@ -27,7 +27,7 @@ def test_each_field_is_logged_once_and_told_each_time(caplog: pytest.LogCaptureF
 
 def test_names_that_are_no_header() -> None:
     log = IgnoredLog("warn")
-    ignored = log.begin()
+    ignored = log.begin_request()
     ignored.add_field("a\r\nX-Other: 1", "unknown")
     ignored.add_field("größe\x7f", "unknown")
     ignored.add_field("n" * 10_000, "unknown")
@@ -39,7 +39,7 @@ def test_names_that_are_no_header() -> None:
 
 def test_many_names_are_cut() -> None:
     log = IgnoredLog("warn")
-    ignored = log.begin()
+    ignored = log.begin_request()
     for number in range(5_000):
         ignored.add_field(f"{'x' * 128}{chr(97 + number % 26)}{number}", "unknown")
     (header,) = log.report(ignored).values()
@@ -49,7 +49,7 @@ def test_many_names_are_cut() -> None:
 def test_the_log_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
     log = IgnoredLog("warn")
     for number in range(1_100):
-        ignored = log.begin()
+        ignored = log.begin_request()
         ignored.add_field("".join(chr(97 + int(digit)) for digit in str(number)), "unknown")
         log.report(ignored)
     assert len(caplog.records) == 1_000
@@ -57,4 +57,4 @@ def test_the_log_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_request_that_refuses_unknown_fields() -> None:
     assert not Ignored().takes_unknown and Ignored("warn").takes_unknown
-    assert IgnoredLog("warn").begin().takes_unknown
+    assert IgnoredLog("warn").begin_request().takes_unknown
