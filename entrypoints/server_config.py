@@ -1,4 +1,4 @@
-"""What the settings of a server are, part by part; `server_args.py` reads them."""
+"""The settings of a server, one dataclass per part; `server_args.py` reads them from flags, files and keywords."""
 
 from __future__ import annotations
 
@@ -25,52 +25,86 @@ SECRETS = ("api_key", "admin_api_key")
 class ServerConfig:
     """The HTTP side and the supervision of the processes. Times are in seconds."""
 
-    host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 listens on every interface")
-    port: int = flag(30000, "port to listen on; 0 takes a free one and logs it")
-    served_model_name: str = flag("", "the model's name in the API; default: --model-path")
-    serve_any_model_name: bool = flag(False, "take requests for any model name, also where --served-model-name is set")
+    host: str = flag("127.0.0.1", "Address to listen on. 0.0.0.0 listens on every interface.")
+    port: int = flag(30000, "TCP port to listen on. 0 picks a free port and logs it.")
+    served_model_name: str = flag(
+        "",
+        "Name of the model in the API. Empty: the value of --model-path. If set, requests that name another "
+        "model get 404.",
+    )
+    serve_any_model_name: bool = flag(False, "Accept requests for any model name, even if --served-model-name is set.")
     api_key: tuple[str, ...] = flag(
         (),
-        "key that a client must send as 'Authorization: Bearer KEY'; may be given several times, for several clients. "
-        "Better in a file or BATON_API_KEY",
+        "Key that clients must send as 'Authorization: Bearer KEY'. Repeat the flag to accept several keys, "
+        "one per client. A key on the command line is visible to other users: prefer --api-key-file or the "
+        "environment variable BATON_API_KEY.",
     )
     api_key_file: str = flag(
         "",
-        "file with that key, or with a line 'name: key' for each client; without either, BATON_API_KEY of the "
-        "environment; else no check",
+        "File with the API key, or with one line 'name: key' per client. Without --api-key and "
+        "--api-key-file, BATON_API_KEY of the environment is used; if that is not set either, no key is "
+        "required.",
     )
-    isolate_clients: bool = flag(False, "clients share no KV cache: each has a namespace of its own")
-    admin_api_key: str = flag("", "asked for instead where a call shows or changes what belongs to everybody")
-    admin_api_key_file: str = flag("", "file with that key; without either, BATON_ADMIN_API_KEY of the environment")
+    isolate_clients: bool = flag(False, "Give each client a cache namespace of its own, so that clients share no KV.")
+    admin_api_key: str = flag(
+        "",
+        "Key for calls that show or change what belongs to all clients; these then reject ordinary keys. A "
+        "key on the command line is visible to other users: prefer --admin-api-key-file or the environment "
+        "variable BATON_ADMIN_API_KEY.",
+    )
+    admin_api_key_file: str = flag(
+        "",
+        "File with the admin key. Without --admin-api-key and --admin-api-key-file, BATON_ADMIN_API_KEY of "
+        "the environment is used.",
+    )
     allowed_hosts: str = flag(
-        "", "names this server goes by, with commas between, or *; addresses, localhost and --host always count"
+        "",
+        "Comma-separated host names that requests may use in their Host header, or * for any. Addresses, "
+        "localhost and --host are always allowed.",
     )
-    cors_origin: str = flag("", "origin that browsers may call from, or * for any; empty: none")
-    ssl_certfile: str = flag("", "serve HTTPS with this certificate (PEM, with its chain)")
-    ssl_keyfile: str = flag("", "private key of --ssl-certfile, where that file does not hold it")
+    cors_origin: str = flag("", "Origin from which browsers may call the server, or * for any. Empty: none.")
+    ssl_certfile: str = flag("", "PEM file with the certificate and its chain. If set, the server speaks HTTPS.")
+    ssl_keyfile: str = flag(
+        "", "PEM file with the private key of --ssl-certfile. Needed only if that file does not contain the key."
+    )
     sampling_defaults: Literal["model", "openai"] = flag(
         "model",
-        "where OpenAI's and Anthropic's APIs take sampling parameters from that a request leaves out: model: from the "
-        "model's generation_config.json, as far as it has them; openai: OpenAI's (temperature and top_p 1)",
+        "Defaults of the OpenAI and Anthropic APIs for sampling parameters that a request leaves out. model: "
+        "the values in the model's generation_config.json, where it has them. openai: OpenAI's defaults "
+        "(temperature and top_p 1).",
     )
     unknown_fields: UnknownFields = flag(
-        "refuse", "request fields that no table lists: refuse answers 400, warn ignores them with X-Baton-Warning"
+        "refuse",
+        "Treatment of request fields that the API does not define. refuse: answer 400. warn: ignore them and "
+        "name them in the X-Baton-Warning header.",
     )
-    max_prompts_per_request: int = flag(1024, "prompts in one request; more are refused")
-    max_body_mb: int = flag(64, "larger request bodies are answered with 413, unread")
-    max_connections: int = flag(2048, "open at the same time; more are answered with 503")
-    header_timeout: float = flag(10.0, "a request's head must have arrived within this time")
-    body_timeout: float = flag(30.0, "and its body, beyond a second for each 64 KiB")
-    keep_alive_timeout: float = flag(65.0, "connections between two requests are closed after this time")
-    item_trie: tuple[str, ...] = flag((), "NAME=FILE.npy, an item trie to start with; may be given several times")
-    max_item_tries: int = flag(64, "item tries that may be loaded at the same time")
-    max_item_trie_mb: int = flag(1024, "memory of all item tries together")
-    dashboard: bool = flag(True, "serve a page that shows the server at work, at /dashboard")
-    incremental_streaming_output: bool = flag(False, "stream only what is new in each event, not the text so far")
-    log_level: Literal["debug", "info", "warning", "error"] = flag("info", "of all processes")
-    ready_timeout: float = flag(1200.0, "the model must be loaded within this time")
-    drain_timeout: float = flag(30.0, "open requests get this long to finish after SIGTERM")
-    watchdog_timeout: float = flag(300.0, "a worker without a sign of life for this long counts as hung")
+    max_prompts_per_request: int = flag(
+        1024, "Maximum number of prompts in one request. Requests with more are refused."
+    )
+    max_body_mb: int = flag(64, "Maximum size of a request body in MiB. Larger bodies get 413 and are not read.")
+    max_connections: int = flag(2048, "Maximum number of open connections. Further connections get 503.")
+    header_timeout: float = flag(10.0, "Seconds within which the head of a request must arrive.")
+    body_timeout: float = flag(30.0, "Seconds to receive a request body, plus 1 s per 64 KiB.")
+    keep_alive_timeout: float = flag(65.0, "Seconds after which a connection without a request is closed.")
+    item_trie: tuple[str, ...] = flag((), "Item trie to load at start, as NAME=FILE.npy. May be repeated.")
+    max_item_tries: int = flag(64, "Maximum number of loaded item tries.")
+    max_item_trie_mb: int = flag(1024, "Maximum memory of all item tries together, in MiB.")
+    dashboard: bool = flag(True, "Serve the live dashboard at /dashboard.")
+    incremental_streaming_output: bool = flag(
+        False, "Send only the new text in each event of a /generate stream, instead of the whole text so far."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = flag(
+        "info", "Lowest level that is logged, in all processes."
+    )
+    ready_timeout: float = flag(
+        1200.0,
+        "Seconds within which the server must be ready after its start, loading the model included. Otherwise"
+        " it exits.",
+    )
+    drain_timeout: float = flag(30.0, "Seconds that open requests get to finish after SIGTERM or SIGINT.")
+    watchdog_timeout: float = flag(
+        300.0, "Seconds without a report from the worker after which it counts as hung and the server exits."
+    )
 
     @property
     def max_body_bytes(self) -> int:
@@ -90,7 +124,7 @@ class ServerArgs:
     recording: RecordingConfig
     server: ServerConfig
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """For the log: flags of other servers, and what became of them."""
+    """Log lines about flags of other servers: how each was translated."""
 
     @property
     def tokenizer_path(self) -> str:

@@ -13,61 +13,95 @@ from ..scheduler.config import SchedulerConfig, flag
 class ModelArgs:
     """Which model to run, in which dtype, on which device."""
 
-    model_path: str = flag("", "Hugging Face folder, or a hub id where there is a network")
-    tokenizer_path: str = flag("", "folder with tokenizer.json; default: --model-path")
-    load_format: Literal["auto", "dummy"] = flag("auto", "auto: read safetensors; dummy: random weights, no files")
+    model_path: str = flag("", "Model to serve: a Hugging Face folder, or a hub id, which is downloaded.")
+    tokenizer_path: str = flag("", "Folder that contains tokenizer.json. Empty: the model's folder.")
+    load_format: Literal["auto", "dummy"] = flag(
+        "auto",
+        "Source of the weights. auto: the safetensors files of the model. dummy: random weights, no files needed.",
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag(
         "auto",
-        "weights and KV; auto: the checkpoint's; on a CPU float32, or bfloat16 where both have it and it is faster",
+        "Type of weights and KV. auto: the checkpoint's type; on a CPU float32, or bfloat16 if both "
+        "checkpoint and processor have it and it is faster.",
     )
-    device: Literal["auto", "cpu", "cuda"] = flag("auto", "auto: cuda where there is one")
+    device: Literal["auto", "cpu", "cuda"] = flag(
+        "auto", "Device that runs the model. auto: cuda if there is one, else cpu."
+    )
     attention_backend: Literal["auto", "torch_native", "flashinfer", "numba"] = flag(
         "auto",
-        "auto: FlashInfer on a GPU, Numba's kernels on a CPU; where they do not work, and with torch_native, torch's "
-        "own. On a CPU it also says who computes norms, rotations and gates",
+        "Attention implementation. auto: FlashInfer on a GPU, Baton's Numba kernels on a CPU, and torch where"
+        " these do not work. On a CPU this also selects the implementation of norms, rotations and gates.",
     )
     linear_backend: Literal["auto", "torch", "transposed", "onednn", "numba", "widened"] = flag(
         "auto",
-        "matrix products on a CPU; auto: the fastest for each shape, tried when the model is loaded, or widened (as "
-        "float32) where the processor has no arithmetic for the dtype",
+        "Implementation of matrix products on a CPU. auto: for each weight shape the fastest one, measured "
+        "when the model is loaded; widened (weights converted to float32 in blocks) if the processor has no "
+        "arithmetic for the dtype.",
     )
-    disable_cuda_graph: bool = flag(False, "launch every kernel by itself, on a CPU too; starts faster, decodes slower")
+    disable_cuda_graph: bool = flag(
+        False,
+        "Launch every kernel by itself: no CUDA graphs on a GPU, no recorded steps on a CPU. Starts faster, "
+        "decodes more slowly.",
+    )
     cuda_graph_max_bs: int = flag(
         512,
-        "largest decode step, in sequences, that runs as a CUDA graph; 0: none. On a CPU: largest recorded step, in "
-        "tokens of any kind, 48 at most",
+        "Largest decode step that runs as a CUDA graph, in sequences; 0: none. On a CPU: largest step that is"
+        " recorded, in tokens, at most 48.",
     )
     cuda_graph_max_tokens: int = flag(
-        512, "largest extend, in new tokens, that runs as a CUDA graph, on a GPU; 0: none"
+        512, "Largest extend step that runs as a CUDA graph, in new tokens; 0: none. No effect on a CPU."
     )
     mem_fraction_static: float = flag(
-        0.85, "share of free memory for weights and KV pool; on a CPU the pool gets 4 GiB at most unless set by tokens"
+        0.85,
+        "Fraction of the free memory that weights and KV pool may use together, 0 to 1. On a CPU the KV pool "
+        "gets at most 4 GiB unless --max-total-tokens sets its size.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierConfig:
-    """Where KV stays that the device has no room for."""
+    """Host memory, disk and remote store: where KV goes when it leaves the device."""
 
-    host_cache_gb: float = flag(0.0, "host memory for KV that leaves the device, in GiB; 0: none")
-    host_cache_ratio: float = flag(0.0, "the same in tokens, as a multiple of the KV pool's; 0: none")
+    host_cache_gb: float = flag(
+        0.0,
+        "Host memory for KV that leaves the device, in GiB; 0: no host cache, unless --host-cache-ratio sets its size.",
+    )
+    host_cache_ratio: float = flag(
+        0.0,
+        "Size of the host cache as a multiple of the KV pool's number of tokens; 0: no host cache, unless "
+        "--host-cache-gb sets its size.",
+    )
     host_write_policy: Literal["write_through", "write_through_selective", "write_back"] = flag(
-        "write_through", "KV goes to the host as soon as it is computed, once it was hit again, or when it is evicted"
+        "write_through",
+        "Time at which KV is copied to the host cache. write_through: as soon as it is computed. "
+        "write_through_selective: when it has been hit again. write_back: when it is evicted from the device.",
     )
-    disk_cache_path: str = flag("", "folder for KV that outlives the host's memory and the server; needs a host cache")
+    disk_cache_path: str = flag(
+        "",
+        "Folder for KV that leaves the host cache; it survives a restart of the server. Needs a host cache "
+        "and --disk-cache-gb.",
+    )
     remote_cache_url: str = flag(
-        "", "Redis server for KV that servers share, redis://… or rediss://…, or env:NAME of a variable that holds that"
+        "",
+        "Redis server for KV that several servers share: redis://… or rediss://…, or env:NAME for an "
+        "environment variable that holds the URL. Needs a host cache.",
     )
-    remote_cache_ttl: int = flag(86400, "seconds for which an unused block stays there; 0: until the server drops it")
-    disk_cache_gb: float = flag(0.0, "the most that one model's KV may take of that disk, in GiB")
+    remote_cache_ttl: int = flag(
+        86400, "Seconds after which the Redis server drops an unused block; 0: never, unless it runs out of memory."
+    )
+    disk_cache_gb: float = flag(0.0, "Maximum size of one model's KV in --disk-cache-path, in GiB.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """What is written down of the jobs of agents."""
+    """Files about agents' jobs."""
 
-    tool_history: str = flag("", "file in which the times of tools are kept from one start to the next")
-    scheduler_trace: str = flag("", "file that every event of a job is appended to, one JSON object a line")
+    tool_history: str = flag(
+        "", "File that keeps the measured times of agents' tools from one start to the next. Empty: they are forgotten."
+    )
+    scheduler_trace: str = flag(
+        "", "File to which every event of an agent's job is appended as a line of JSON. Empty: none is written."
+    )
 
 
 KVEventForm = Literal["maps", "arrays"]
@@ -75,34 +109,47 @@ KVEventForm = Literal["maps", "arrays"]
 
 @dataclass(frozen=True, kw_only=True)
 class KVEventConfig:
-    """Whom this server tells what its KV cache holds."""
+    """KV cache events: addresses, format and buffer."""
 
     kv_events_endpoint: str = flag(
         "",
-        "address, such as tcp://127.0.0.1:5557 or ipc://PATH, on which every block of KV that comes or goes is "
-        "published, as vLLM and SGLang do; whoever reaches it reads the token ids of all prompts",
+        "ZMQ address, such as tcp://127.0.0.1:5557 or ipc://PATH, on which an event is published for every "
+        "block of KV that is stored or removed, in the form of vLLM and SGLang. Everyone who reaches it can "
+        "read the token ids of all prompts. Empty: no events.",
     )
-    kv_events_replay_endpoint: str = flag("", "address at which followers ask for events they have missed")
-    kv_events_topic: str = flag("", "first frame of every message, for followers of several servers")
+    kv_events_replay_endpoint: str = flag(
+        "", "ZMQ address at which followers request events that they missed. Empty: none."
+    )
+    kv_events_topic: str = flag("", "First frame of every event message. Lets a follower tell several servers apart.")
     kv_events_block_size: int = flag(
-        0, "tokens of a block in events, a multiple of --page-size; 0: a page, but 16 at least"
+        0, "Tokens per block in events; a multiple of --page-size. 0: the page size, but at least 16."
     )
     kv_events_tiers: Literal["all", "device"] = flag(
-        "all", "device: say nothing of host memory, for followers that do not know of tiers"
+        "all", "Tiers that events report. device: leave out host memory, for followers that do not know tiers."
     )
-    kv_events_buffer_mb: int = flag(64, "memory for events that followers may ask for again")
+    kv_events_buffer_mb: int = flag(64, "Memory for past events that followers may request again, in MiB.")
     kv_events_format: KVEventForm = flag(
-        "maps", "form of an event: maps with named fields, as vLLM and SGLang send today; arrays, as both sent before"
+        "maps",
+        "Encoding of an event. maps: named fields, as vLLM and SGLang send today. arrays: positional fields, "
+        "as they sent before.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingConfig:
-    """What is written down of requests, for `baton.entrypoints.analyze`."""
+    """The recording of requests that `baton.entrypoints.analyze` reads."""
 
-    record_requests: str = flag("", "file that a line for each request is appended to: its token ids, no text")
-    record_requests_hashed: bool = flag(False, "with salted hashes of blocks of 16 tokens in it in place of the ids")
-    record_requests_gb: float = flag(1.0, "the most that this file and the one before it (PATH.1) take, in GiB")
+    record_requests: str = flag(
+        "",
+        "File to which each request is appended as a line of JSON, for baton.entrypoints.analyze: token ids, "
+        "no text. Empty: nothing is recorded.",
+    )
+    record_requests_hashed: bool = flag(
+        False, "Write salted hashes of blocks of 16 tokens to --record-requests instead of token ids."
+    )
+    record_requests_gb: float = flag(
+        1.0, "Maximum size of --record-requests and its predecessor (PATH.1) together, in GiB."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +162,8 @@ class WorkerConfig:
     jobs: JobConfig = field(default_factory=JobConfig)
     kv_events: KVEventConfig = field(default_factory=KVEventConfig)
     item_tries: dict[str, str] = field(default_factory=dict)
-    """The item tries to start with: name -> .npy file."""
+    """Item tries to load at start: name -> .npy file."""
     max_item_tries: int = 64
     max_item_trie_bytes: int = 2**30
-    """Of all item tries together."""
+    """Memory of all item tries together."""
     log_level: str = "info"

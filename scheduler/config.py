@@ -11,97 +11,128 @@ from .policies.registry import POLICIES
 from .policies.tools import PinTime
 
 MIN_VERIFIED = 64
-"""With speculation a step samples up to so many tokens, even if fewer requests may run."""
+"""Tokens that a step with speculation may sample at least, even if fewer requests may run."""
 
 
 def flag(default, help: str, choices: Collection[str] = ()):
-    """A dataclass field that becomes the CLI flag ``--name-with-dashes``. choices: the only values it takes, where its
-    type does not say them."""
+    """A dataclass field that becomes the CLI flag ``--name-with-dashes``.
+
+    help stands alone: what the setting is, its unit, its effect and the meaning of special values such as 0. --help
+    adds the default. choices: the allowed values, if the field's type does not list them.
+    """
     return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
 
 DEFAULT_CHUNK = 2048
-"""New prompt tokens per step, unless said or found otherwise."""
+"""New prompt tokens per step, if neither the operator nor a trial on a CPU sets them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """Limits and policy of one scheduler. Lengths are in tokens."""
 
-    context_length: int = flag(0, "longest prompt + output; 0 takes the model's")
-    max_total_tokens: int = flag(0, "tokens in the KV pool; 0 sizes it from --mem-fraction-static")
-    max_running_requests: int = flag(64, "requests that are computed at the same time")
-    max_beam_width: int = flag(128, "widest beam search; each beam counts as a running request")
+    context_length: int = flag(0, "Maximum length of prompt and output together, in tokens; 0: the model's.")
+    max_total_tokens: int = flag(0, "Size of the KV pool in tokens; 0: computed from --mem-fraction-static.")
+    max_running_requests: int = flag(64, "Maximum number of requests that are computed at the same time.")
+    max_beam_width: int = flag(128, "Maximum beam width of a search. Each beam counts as a running request.")
     chunked_prefill_size: int = flag(
         0,
-        "new prompt tokens per step; longer prompts are computed in chunks; 0: 2048, on a CPU fewer if that is as fast",
+        "Maximum number of new prompt tokens per step; longer prompts are computed in chunks. 0: 2048, or "
+        "less on a CPU that is as fast with smaller steps.",
     )
-    page_size: int = flag(1, "tokens per KV page: 1, 16, 64 or any other power of two")
+    page_size: int = flag(1, "Tokens per KV page: 1, 16, 64 or another power of two.")
     schedule_policy: str = flag(
         "fcfs",
-        "who goes first and what is kept: first come, longest cached prefix, those with most company below a cached "
-        "prefix (dfs-weight), whoever is drawn (random), or one for the jobs of agents",
+        "Order of admission, and choice of what stays cached. fcfs: by arrival. lpm: longest cached prefix "
+        "first. dfs-weight: requests that share a cached prefix with most others first. random: random order."
+        " The others are for agents' jobs (docs/policies.md).",
         POLICIES,
     )
     radix_eviction_policy: str = flag(
         "lru",
-        "which cached KV goes first when room is needed: the least recently used (lru), the least often used (lfu), "
-        "what was never used again (slru), the oldest (fifo), what requests of a low priority left (priority), or what "
-        "by experience is asked for again least likely and latest (learned)",
+        "Cached KV that is evicted first. lru: least recently used. lfu: least often used. slru: never used "
+        "again. fifo: oldest. priority: left by requests of low priority. learned: least likely to be used "
+        "soon, by a model that learns while serving.",
         ORDERS,
     )
     pin_time: PinTime = flag(
         "auto",
-        "how long a job's KV is pinned while its tool runs: for a fixed time, by past times, or as the policy does",
+        "Method that sets how long a job's KV is pinned while its tool runs. auto: the policy's own. fixed: always "
+        "--pin-seconds. cdf, posterior, thompson, gittins: from the tool's past times (docs/policies.md).",
     )
-    pin_seconds: float = flag(2.0, "that fixed time, and the time for tools of which nothing is known")
+    pin_seconds: float = flag(
+        2.0,
+        "Seconds for which a job's KV is pinned if --pin-time is fixed, and while nothing is known about a "
+        "tool's times.",
+    )
     learn_tools: bool = flag(
         False,
-        "learn from the words of commands which tools are slow; needs pip install -e '.[learned]'",
+        "Learn from the words of agents' commands which tools are slow. Needs pip install -e '.[learned]'.",
     )
-    provisional_ttl: float = flag(1.0, "seconds for which a step of a job is pinned until its tool is known")
+    provisional_ttl: float = flag(
+        1.0, "Seconds for which the KV of a job's step is pinned until its tool call has been read."
+    )
     hit_rate_alert: float = flag(
         0.0,
-        "share of prompt tokens, 0 to 1: where the prefix cache finds less, over five minutes, the log and "
-        "baton:hit_rate_alert say so; 0: never",
+        "Fraction of prompt tokens, 0 to 1. If the prefix cache finds less over five minutes, the log and the"
+        " metric baton:hit_rate_alert report it. 0: never.",
     )
-    disable_radix_cache: bool = flag(False, "no matching and no sharing between requests")
+    disable_radix_cache: bool = flag(
+        False,
+        "Turn the prefix cache off: requests match and share nothing. Continuations still inherit their parent's KV.",
+    )
     overlap_schedule: Literal["auto", "on", "off"] = flag(
-        "auto", "form and launch the next step before the last one's result is looked at; auto: on a GPU"
+        "auto",
+        "Form and launch the next step before the result of the last one is processed. auto: on with a GPU, "
+        "off with a CPU.",
     )
     enable_mixed_chunk: bool = flag(
         False,
-        "steps that compute prompts also compute a token for each running request; beam searches excepted; also on "
-        "where a CPU has found --chunked-prefill-size by itself",
+        "Let steps that compute prompts also compute one token for each running request, beam searches "
+        "excepted. Always on where --chunked-prefill-size 0 has chosen smaller steps on a CPU.",
     )
     speculative_algorithm: Literal["off", "NGRAM"] = flag(
         "off",
-        "NGRAM: guess the next tokens from what was said before and verify them together, where that is faster",
+        "Speculative decoding. NGRAM: guess the next tokens from earlier text and verify them in one step, "
+        "where that is faster.",
     )
-    speculative_num_draft_tokens: int = flag(16, "tokens that are guessed at a time for one request, at most")
-    decode_interval: int = flag(8, "extend steps in a row, at most, while running requests wait for a token")
+    speculative_num_draft_tokens: int = flag(
+        16, "Maximum number of tokens guessed at once for a request. Needs --speculative-algorithm."
+    )
+    decode_interval: int = flag(8, "Maximum number of prompt steps in a row while running requests wait for a token.")
     max_queued_requests: int = flag(
-        16384, "requests that may wait for admission; more are refused with 429. 0: no limit"
+        16384, "Maximum number of requests that wait for admission; further ones get 429. 0: no limit."
     )
-    request_timeout: float = flag(0.0, "seconds from a request's arrival until it ends with 408; 0: no limit")
-    max_leased_ratio: float = flag(0.5, "share of the KV pool that leases may hold between requests")
-    max_leased_requests: int = flag(64, "sequences that may be leased at the same time; each keeps its row")
+    request_timeout: float = flag(
+        0.0, "Seconds after its arrival at which an unfinished request ends with 408; 0: no limit."
+    )
+    max_leased_ratio: float = flag(0.5, "Fraction of the KV pool that leases may hold between requests, 0 to 1.")
+    max_leased_requests: int = flag(64, "Maximum number of leased sequences. Each keeps its row of req_to_token.")
     max_leases_per_client: int = flag(
-        0, "sequences that one client (user, salt or API key) may keep leased; 0: half of --max-leased-requests"
+        0, "Maximum number of leased sequences per client (user, salt or API key); 0: half of --max-leased-requests."
     )
-    max_client_leased_ratio: float = flag(0.5, "share of the leases' tokens that one client may hold")
-    max_retain_ttl: float = flag(86400.0, "longest retain_ttl in seconds; longer ones are cut to it")
+    max_client_leased_ratio: float = flag(0.5, "Fraction of all leased tokens that one client may hold, 0 to 1.")
+    max_retain_ttl: float = flag(86400.0, "Maximum retain_ttl of a request, in seconds. Longer ones are cut to it.")
     lease_protection: float = flag(
-        0.0, "seconds for which an idle lease is safe from newcomers; 0: as long as it takes to fill the pool, measured"
+        0.0,
+        "Seconds for which an idle lease is safe from new requests; 0: the measured time to compute the whole"
+        " KV pool anew.",
     )
-    default_retain_ttl: float = flag(0.0, "seconds a finished request stays leased if it does not say retain_ttl")
-    max_finished_requests: int = flag(1024, "finished requests whose tokens stay on record for continuations")
+    default_retain_ttl: float = flag(0.0, "Seconds for which a finished request stays leased if it sets no retain_ttl.")
+    max_finished_requests: int = flag(
+        1024, "Maximum number of finished requests whose token ids stay on record for continuations."
+    )
     max_finished_tokens: int = flag(
-        4_000_000, "room for tokens on record for continuations; a turn shares its parent's, which counts once"
+        4_000_000,
+        "Maximum number of token ids on record for continuations. Ids that a turn shares with its parent count once.",
     )
-    max_jobs: int = flag(4096, "jobs (job_id) that are remembered between their steps; the idle ones go first")
-    max_logprobs: int = flag(20, "likeliest tokens that a request may ask for at each position (top_logprobs_num)")
-    random_seed: int | None = flag(None, "seeds the seeds of requests that bring none; drawn at start if not given")
+    max_jobs: int = flag(
+        4096, "Maximum number of jobs (job_id) that are remembered between their steps. Idle jobs are forgotten first."
+    )
+    max_logprobs: int = flag(
+        20, "Maximum number of likeliest tokens per position that a request may ask for (top_logprobs_num)."
+    )
+    random_seed: int | None = flag(None, "Seed from which requests without a seed get theirs. Unset: drawn at start.")
 
     @property
     def num_rows(self) -> int:
@@ -110,7 +141,7 @@ class SchedulerConfig:
 
     @property
     def max_sampled_tokens(self) -> int:
-        """Tokens that are sampled in one step, at most: one for each row, and those that verify a draft."""
+        """Maximum number of tokens sampled in one step: one for each row, and those that verify drafts."""
         at_least = MIN_VERIFIED if self.speculative_algorithm != "off" else 0
         return max(self.max_running_requests, min(at_least, self.step_tokens))
 
