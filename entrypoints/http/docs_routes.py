@@ -39,7 +39,11 @@ _START = 'SwaggerUIBundle({url: "openapi.json", dom_id: "#api", docExpansion: "l
 _KINDS = {"css": "text/css", "js": "text/javascript"}
 _FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""No page of another origin may frame it: its buttons send requests in this server's name."""
 _DOCUMENT = Operation(summary="This description", answer=open_object(), tag="Documentation")
 _READ = Operation(summary="This description, for people", text="text/html", tag="Documentation")
 _ASSET = Operation(summary="A file of that page", text="*/*", refusals=(404,), tag="Documentation")

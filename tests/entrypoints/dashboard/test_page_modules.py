@@ -68,6 +68,17 @@ def test_words_for_numbers_and_times(call: Call) -> None:
     assert shares == ["0 %", "0.4 %", "10 %", "50 %", "100 %"]
 
 
+def test_no_name_hides_or_turns_what_follows(call: Call) -> None:
+    names = ["a\x00\x1b[31m\n", "\u202egnp", "\u200b\u200b", "\ufeff", "\u00ad\u2060\u3164", "\U000e0041x"]
+    shown = call("drawing/format", "return argument.map((name) => m.visible(name));", names)
+    signs = ["a␀␛[31m␊", "‹202E›gnp", "‹200B›‹200B›", "‹FEFF›", "‹00AD›‹2060›‹3164›", "‹E0041›x"]
+    assert shown == signs
+    blank = [" ", "\u00a0\u3000", "\u200d", "", "a b", "👩\u200d🚀"]
+    assert call("drawing/format", "return argument.map((name) => m.visible(name));", blank) == [
+        "␣", "␣␣", "␣", "", "a b", "👩\u200d🚀",
+    ]  # fmt: skip
+
+
 def test_text_is_shortened_between_characters(call: Call) -> None:
     assert call("drawing/format", "return m.shortened('ab🏃🏃', 4);") == "ab…"
     assert call("drawing/format", "return m.shortened('abcd', 4);") == "abcd"

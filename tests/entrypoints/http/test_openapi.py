@@ -157,7 +157,8 @@ def test_whatever_generates_says_how_it_is_told_its_job(open_server: ServerUnder
 def test_the_page_loads_nothing_from_elsewhere(open_server: ServerUnderTest) -> None:
     page = open_server.client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert "http" not in page.text and linked
     for link in linked:

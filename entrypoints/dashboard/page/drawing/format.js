@@ -39,17 +39,25 @@ export function countdown(seconds) {
   return `${Math.floor(left / 3600)} h ${Math.floor((left % 3600) / 60)} min`;
 }
 
-const CONTROL = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]/g;
+// Without the joiners U+200C and U+200D, which scripts and emoji need.
+const CONTROL = new RegExp(
+  "[\\u0000-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u115f\\u1160\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f" +
+    "\\u3164\\ufeff\\uffa0\\u{e0000}-\\u{e007f}]",
+  "gu",
+);
+const NO_SIGN = /^[\s\u200c\u200d]+$/;
 
-/** Text of clients and models: controls become signs that can be seen, so that nothing hides or turns what follows. */
+/** Text of clients and models: controls become signs that can be seen, so that nothing hides or turns what follows, and
+ * so do spaces where there is nothing else. */
 export function visible(text, { lines = false } = {}) {
-  return String(text).replace(CONTROL, (character) => {
+  const shown = String(text).replace(CONTROL, (character) => {
     const code = character.codePointAt(0);
     if (lines && character === "\n") return character;
     if (code < 0x20) return String.fromCodePoint(0x2400 + code);
     if (code === 0x7f) return "\u2421";
     return `\u2039${code.toString(16).toUpperCase().padStart(4, "0")}\u203a`;
   });
+  return NO_SIGN.test(shown) && !lines ? shown.replace(/./gu, "\u2423") : shown;
 }
 
 /** At most ``limit`` characters, none of them cut in two. */
