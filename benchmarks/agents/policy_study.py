@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton.entrypoints.simulate.arms.arm import arm_named
+from baton.entrypoints.simulate.arms import arm_named
+from baton.entrypoints.simulate.cell_plots import plot
+from baton.entrypoints.simulate.cells import Cell, cells_of
 from baton.entrypoints.simulate.cost_model import CARDS
-from baton.entrypoints.simulate.plot import plot
-from baton.entrypoints.simulate.report import Cell, cells_of
 from baton.entrypoints.simulate.runs import Plan
-from baton.entrypoints.simulate.study import Lines, find_peaks, jobs_in, peak_plan, run_all
+from baton.entrypoints.simulate.study import RunLines, find_peaks, jobs_in, peak_plan, run_all
 from benchmarks.agents.study_report import Studied, report
 
 
@@ -93,7 +93,7 @@ def arms_at(load: float, rivals: dict[str, str]) -> list[str]:
 
 def study(gpu: str, work: Work, args: argparse.Namespace) -> Studied | None:
     """A card and a kind of work, as far as they have been run; None before its rivals' times are known."""
-    lines = Lines(args.out / f"{gpu}-{work.name}.jsonl")
+    lines = RunLines(args.out / f"{gpu}-{work.name}.jsonl")
     cell = plan_of(gpu, work)
     peaks = find_peaks([cell], work.peak_minutes, lines, processes=args.jobs)
     peak = peaks[peak_plan(cell, work.peak_minutes).key]

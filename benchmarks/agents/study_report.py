@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from baton.entrypoints.simulate.report import Cell, Estimate
+from baton.entrypoints.simulate.cells import Cell, Estimate
 
 FIGURES = {"mean service": ("service_s", "mean"), "P95 of durations": ("duration_s", "p95")}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton.entrypoints.simulate.report import Estimate
+from baton.entrypoints.simulate.cells import Estimate
 
 BASE, OPTIMUM, LEARNED = "lru", "optimum", "learned"
 
@@ -51,12 +51,12 @@ class Cell:
             self.arms.setdefault((run.order, run.hints), {})[run.seed] = run
 
     def rate(self, order: str, hints: bool) -> Estimate:
-        return Estimate.of([run.hit_rate for run in self.arms[order, hints].values()])
+        return Estimate.from_values([run.hit_rate for run in self.arms[order, hints].values()])
 
     def closed(self, order: str, hints: bool) -> Estimate:
         """Of the gap between lru without hints and the optimum, seed by seed."""
         base, best = self.arms[BASE, False], self.arms[OPTIMUM, False]
-        return Estimate.of(
+        return Estimate.from_values(
             [
                 (run.hit_rate - base[seed].hit_rate) / max(best[seed].hit_rate - base[seed].hit_rate, 1e-9)
                 for seed, run in self.arms[order, hints].items()
@@ -66,7 +66,9 @@ class Cell:
     def above_lru(self, order: str, hints: bool) -> Estimate:
         """Hit rate above that of lru with the same hints, seed by seed."""
         base = self.arms[BASE, hints]
-        return Estimate.of([run.hit_rate - base[seed].hit_rate for seed, run in self.arms[order, hints].items()])
+        return Estimate.from_values(
+            [run.hit_rate - base[seed].hit_rate for seed, run in self.arms[order, hints].items()]
+        )
 
     def evict_us(self, order: str) -> float:
         """Of the quietest run: neighbours on the cores only ever add to it."""

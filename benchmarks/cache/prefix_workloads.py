@@ -33,8 +33,8 @@ import numpy as np
 from tqdm import tqdm
 
 from baton.entrypoints.analyze.analysis import Analysis
+from baton.entrypoints.analyze.log.logged_request import LoggedRequest
 from baton.entrypoints.analyze.log.prompt_text import id_units
-from baton.entrypoints.analyze.log.request import LoggedRequest
 from benchmarks.cache.workloads import PUBLISHED, PUBLISHED_NOTE, WORKLOADS, Tokens, Workload
 from benchmarks.common.clients import Call, EngineClient, Reply
 from benchmarks.common.measured import RESULTS, about_this_run
@@ -109,7 +109,7 @@ def count(cell: Cell, seen: Analysis, prompt: Tokens, reply: Reply) -> None:
     cell.cached_tokens += reply.cached_tokens or 0
     key, output = array("i", prompt).tobytes(), array("i", reply.output).tobytes()
     asked, answered = len(prompt), len(reply.output)
-    seen.add(
+    seen.add_request(
         LoggedRequest(prompt=key, prompt_tokens=asked, outputs=(output,), output_tokens=answered, has_outputs=True)
     )
 

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from baton.entrypoints.simulate.arms.arm import Sender
+from baton.entrypoints.simulate.arms import Sender
 from baton.entrypoints.simulate.cost_model import Linear
-from baton.entrypoints.simulate.driver import Conditions, Simulation
+from baton.entrypoints.simulate.simulation import Conditions, Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn, numbered
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.policies.registry import POLICIES

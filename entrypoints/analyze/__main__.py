@@ -1,4 +1,4 @@
-"""`python -m baton.entrypoints.analyze LOG`: what a prefix cache would do for the requests of a log. See
+"""`python -m baton.entrypoints.analyze LOG`: the effect of a prefix cache on the requests of a log. See
 docs/analyze.md."""
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..chat.template_choice import choose_templates
 from .advice import GIB
 from .analysis import Analysis
 from .arguments import parse
-from .log.lines import LogFile
+from .log.log_file import LogFile
+from .log.log_reader import LogReader, ReadOptions, refuse_empty
+from .log.logged_request import LogError
 from .log.prompt_text import BYTES_PER_TOKEN, PromptText
-from .log.read import LogReader, ReadOptions, refuse_empty
-from .log.request import LogError
+from .log_report import make_report
 from .model_size import ModelSizeError, kv_bytes_per_token
-from .report import make_report
+from .report_table import show
 from .reuse.curve import sizes
-from .table import show
 
 
 class OutputError(ValueError):
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     except (LogError, ModelSizeError, TokenizerError, ChatTemplateError, OutputError) as error:
         print(f"baton analyze: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read the table has gone
+    except BrokenPipeError:  # the reader of the table, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -67,7 +67,7 @@ def analyze(args: argparse.Namespace) -> int:
 
 
 def read_through(file: LogFile, reader: LogReader, max_bytes: int, pool_tokens: int | None) -> Analysis | None:
-    """None if there is no request in the log. pool_tokens: a size that the curves are to have, too."""
+    """None for a log without requests. pool_tokens: a size to add to the grid of the curves."""
     analysis = None
     with tqdm(total=file.size, unit="B", unit_scale=True, desc="reading", disable=None, file=sys.stderr) as bar:
         for request in reader.requests(lambda read: bar.update(read - bar.n)):
@@ -77,9 +77,9 @@ def read_through(file: LogFile, reader: LogReader, max_bytes: int, pool_tokens: 
                 extra = {pool_tokens // units.tokens} if pool_tokens else set()
                 grid = sorted({*sizes(), *extra})
                 analysis = Analysis(units, max_bytes=max_bytes, has_times=request.time is not None, grid=grid)
-            analysis.add(request)
+            analysis.add_request(request)
     if analysis is not None:
-        analysis.end()
+        analysis.end_log()
     return analysis
 
 
@@ -108,7 +108,7 @@ def write(report: dict, json_path: Path | None, plot_path: Path | None) -> None:
         if json_path is not None:
             json_path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         if plot_path is not None:
-            from .plot import plot
+            from .report_plots import plot
 
             plot(report, plot_path)
     except OSError as error:
@@ -116,11 +116,11 @@ def write(report: dict, json_path: Path | None, plot_path: Path | None) -> None:
 
 
 def _need_matplotlib() -> None:
-    """Raises OutputError: better now than after an hour of reading."""
+    """Raises OutputError, before the log is read for an hour."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise OutputError("--plot needs matplotlib, which is not there: pip install -e '.[bench]'") from None
+        raise OutputError("--plot needs matplotlib, which is not installed: pip install -e '.[bench]'") from None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From the curve to sizes: how large pool, host cache and disk cache should be for a log like this one."""
+"""Recommended sizes of pool, host cache and disk cache, from the curve of a log."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ GIB = 2**30
 
 TIERS = ("device", "host", "disk")
 REACH = (0.8, 0.95, 0.99)
-"""Of the hits of an endless cache, what each tier is to find together with those above it."""
+"""Share of an infinite cache's hits that each tier should find together with the tiers above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """tokens: it should have room for, what is above it included; None where that cannot be told or it is not worth
-    having, and ``why`` says so. hit_rate: of all prompt tokens, with it and those above it."""
+    """tokens: its size, including the tiers above it; None where the size is unknown or the tier is not worthwhile,
+    with the reason in ``why``. hit_rate: share of all prompt tokens found in it and the tiers above."""
 
     tier: str
     tokens: int | None
@@ -41,7 +41,7 @@ def gib(tokens: int | None, kv_bytes: int | None) -> float | None:
 
 
 def recommend(analysis: Analysis, reach: tuple[float, ...] = REACH) -> list[Tier]:
-    """A size for each tier: the smallest that reaches its share of what any cache could find."""
+    """A size for each tier: the smallest that reaches its share of an infinite cache's hits."""
     totals, per_unit, curve = analysis.totals, analysis.units.tokens, analysis.curve
     hits = curve.hits()
     found: list[Tier] = []
@@ -49,16 +49,19 @@ def recommend(analysis: Analysis, reach: tuple[float, ...] = REACH) -> list[Tier
     for tier, share in zip(TIERS, reach):
         size = curve.least_size(share * totals.endless_hits / per_unit, analysis.tree.exact_units)
         if size is None:
-            why = f"more than {analysis.exact_tokens:,} tokens, which is as far as --memory-gb lets this look"
+            why = f"more than {analysis.exact_tokens:,} tokens, the limit of exact sizes with this --memory-gb"
             found.append(Tier(tier, None, None, why))
             continue
-        tokens, why = size * per_unit, f"{share:.0%} of the hits that any cache could have"
+        tokens, why = size * per_unit, f"{share:.0%} of the hits of an infinite cache"
         if tier == "device" and tokens < totals.longest:
-            tokens, why = totals.longest, "room for the longest request; the hits need less"
+            tokens, why = totals.longest, "room for the longest request; the hits alone need less"
         if tier == "device" and tokens < analysis.running.peak_tokens:
-            tokens, why = analysis.running.peak_tokens, "room for what ran at once; the hits need less"
+            tokens, why = (
+                analysis.running.peak_tokens,
+                "room for concurrent requests; the hits alone need less",
+            )
         elif tier != "device" and tokens <= 1.1 * largest:
-            found.append(Tier(tier, None, None, "none: what is above it finds nearly as much"))
+            found.append(Tier(tier, None, None, "not needed: the tiers above it find nearly as much"))
             continue
         largest = max(largest, tokens)
         rate = hits_at(hits, curve.grid, tokens // per_unit) * per_unit / max(1, totals.prompt_tokens)
@@ -67,7 +70,7 @@ def recommend(analysis: Analysis, reach: tuple[float, ...] = REACH) -> list[Tier
 
 
 def hits_at(hits: list[int], grid: list[int], size: int) -> int:
-    """Units found by a cache of ``size`` units: those of the largest size of the grid that is not above it."""
+    """Units found by a cache of ``size`` units, at the largest size of the grid that is not above it."""
     return hits[max(0, bisect_right(grid, size) - 1)]
 
 

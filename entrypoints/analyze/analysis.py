@@ -1,17 +1,17 @@
-"""One pass over the requests of a log: everything that a report needs, in bounded memory."""
+"""One pass over the requests of a log, in bounded memory: collects everything that a report needs."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from .log.request import LoggedRequest, Units
+from .log.logged_request import LoggedRequest, Units
 from .reuse.curve import Curve, sizes
 from .reuse.forgotten import Forgotten
 from .reuse.histogram import Histogram
-from .reuse.running import Running
+from .reuse.reuse_tree import Access, ReuseTree
 from .reuse.sharing import Sharing
-from .reuse.tree import Access, ReuseTree
 from .reuse.turns import Turns
 from .reuse.working_set import WorkingSet
 
@@ -19,12 +19,16 @@ WINDOWS_S = (60.0, 600.0, 3600.0)
 WINDOWS_REQUESTS = (100.0, 1000.0, 10_000.0)
 
 _CHUNK_TOKENS = 64
-"""In which what was forgotten is remembered."""
+"""Chunk of the filter of forgotten prefixes."""
+
+MAX_RUNNING = 100_000
+"""Limit of requests that count as running at once; more mean that the log's times are wrong."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Over the log, in tokens but for the first. recorded_hits: what the server itself found, where the log says."""
+    """Totals over the log, in tokens unless they count requests. recorded_hits: prompt tokens that the server found,
+    where the log tells."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -32,19 +36,39 @@ class Totals:
     longest: int = 0
     """Prompt and output of one request."""
     endless_hits: int = 0
-    """Prompt tokens that a cache without end had."""
+    """Prompt tokens that an infinite cache has."""
     hinted: int = 0
     """Requests with ``no_reuse_from``."""
     recorded: int = 0
-    """Prompt tokens of the requests of which the log says how many were cached."""
+    """Prompt tokens of the requests for which the log tells how many were cached."""
     recorded_hits: int = 0
 
 
+class RunningPeak:
+    """The peak of concurrent requests, from the times of a log. Requests come roughly in order of arrival."""
+
+    def __init__(self) -> None:
+        self.peak_requests = 0
+        self.peak_tokens = 0
+        """Tokens of prompts and outputs; shared ones count for each request."""
+        self._ends: list[tuple[float, int]] = []
+        self._tokens = 0
+
+    def add_request(self, arrived: float, seconds: float, tokens: int) -> None:
+        ends = self._ends
+        while ends and (ends[0][0] <= arrived or len(ends) >= MAX_RUNNING):
+            self._tokens -= heappop(ends)[1]
+        heappush(ends, (arrived + seconds, tokens))
+        self._tokens += tokens
+        self.peak_requests = max(self.peak_requests, len(ends))
+        self.peak_tokens = max(self.peak_tokens, self._tokens)
+
+
 class Analysis:
-    """Takes requests in the order of the log: each is looked up, and then used as a whole, before the next comes."""
+    """Takes the requests in the log's order: each is looked up, and then inserted as a whole, before the next."""
 
     def __init__(self, units: Units, *, max_bytes: int, has_times: bool, grid: list[int] | None = None) -> None:
-        """max_bytes: of memory for the tree; 0 for any. grid: sizes in units for the curves, in place of all."""
+        """max_bytes: memory of the tree; 0 for no limit. grid: sizes in units for the curves, instead of `sizes`."""
         self.units = units
         self.has_times = has_times
         self.totals = Totals()
@@ -53,22 +77,22 @@ class Analysis:
         self.curve = Curve(grid)
         self.turns = Turns(Curve(grid))
         self.sharing = Sharing()
-        self.running = Running()
+        self.running = RunningPeak()
         self.working_set = WorkingSet(self.tree, WINDOWS_S if has_times else WINDOWS_REQUESTS)
         self.forgotten: Forgotten | None = None
         self.lengths = Histogram()
         self.span = 0.0
-        """Seconds from the first request to the last; 0 where there are no times."""
+        """Seconds from the first request to the last; 0 for a log without times."""
         self._began: float | None = None
         self._points_at = 0.0
 
     @property
     def exact_tokens(self) -> int | None:
-        """Sizes up to this are exact; None if all are."""
+        """Sizes up to this number of tokens are exact; None for all."""
         exact = self.tree.exact_units
         return None if exact is None else exact * self.units.tokens
 
-    def add(self, request: LoggedRequest) -> None:
+    def add_request(self, request: LoggedRequest) -> None:
         totals = self.totals
         totals.requests += 1
         totals.prompt_tokens += request.prompt_tokens
@@ -77,7 +101,7 @@ class Analysis:
         totals.longest = max(totals.longest, longest)
         totals.hinted += request.hinted
         self.turns.named += request.continues
-        self.lengths.add(request.prompt_tokens)
+        self.lengths.add_value(request.prompt_tokens)
         if request.cached_tokens is not None:
             totals.recorded += request.prompt_tokens
             totals.recorded_hits += request.cached_tokens
@@ -85,18 +109,19 @@ class Analysis:
         self.working_set.before_access(at)
         found = self._use(request)
         totals.endless_hits += found
-        self.sharing.add(request.prompt_tokens, found)
+        self.sharing.add_request(request.prompt_tokens, found)
         self.working_set.after_access(at, totals.prompt_tokens, totals.endless_hits)
         self._forget()
 
-    def end(self) -> None:
-        """The log has ended."""
+    def end_log(self) -> None:
+        """Take the last point of the working set; call it after the last request."""
         if self.totals.requests:
             totals = self.totals
             self.working_set.after_access(self._points_at, totals.prompt_tokens, totals.endless_hits, last=True)
 
     def _moment(self, request: LoggedRequest) -> float:
-        """Of the working set: seconds since the log began, never backwards; or how many requests came before."""
+        """The position on the working set's axis: seconds since the log began, never decreasing, or the number of
+        requests so far."""
         if not self.has_times:
             self._points_at = float(self.totals.requests)
         elif request.time is not None and math.isfinite(request.time):
@@ -105,12 +130,12 @@ class Analysis:
             self._points_at = max(self._points_at, request.time - self._began)
             self.span = self._points_at
             if math.isfinite(request.seconds):
-                self.running.add(request.time, request.seconds, request.prompt_tokens + request.output_tokens)
+                self.running.add_request(request.time, request.seconds, request.prompt_tokens + request.output_tokens)
         return self._points_at
 
     def _use(self, request: LoggedRequest) -> int:
-        """Look a request's prompt up and put it, with its outputs, into the tree. Returns the tokens an endless cache
-        had of its prompt."""
+        """Look up a request's prompt and insert it, with its outputs, into the tree. Returns the prompt tokens that an
+        infinite cache has."""
         per_unit = self.units.tokens
         limit = (request.prompt_tokens - 1) // per_unit  # at least the last token is computed
         first, *others = self._sequences(request)
@@ -119,22 +144,22 @@ class Analysis:
         if first:
             access = self.tree.access(request.namespace, first)
             found = self._count(request, access, first, limit)
-            self.turns.ended(access.last, request.prompt_tokens + self._output_tokens(request, 0), ended)
+            self.turns.note_end(access.last, request.prompt_tokens + self._output_tokens(request, 0), ended)
         for number, key in enumerate(others, 1):
             if key:
                 last = self.tree.access(request.namespace, key, counts=False).last
-                self.turns.ended(last, request.prompt_tokens + self._output_tokens(request, number), ended)
+                self.turns.note_end(last, request.prompt_tokens + self._output_tokens(request, number), ended)
         return found * per_unit
 
     def _count(self, request: LoggedRequest, access: Access, key: bytes, limit: int) -> int:
         left = limit
         for above, units in access.runs:
-            self.curve.add(above, min(units, left))
+            self.curve.add_run(above, min(units, left))
             left -= min(units, left)
-        self.turns.arrived(access, limit, request.prompt_tokens, self.units.num_bytes, request.time)
+        self.turns.note_arrival(access, limit, request.prompt_tokens, self.units.num_bytes, request.time)
         found = min(access.known, limit)
         if self.forgotten is not None and access.known < limit:
-            found += self.forgotten.known(request.namespace, key, access.known, limit)
+            found += self.forgotten.count_known(request.namespace, key, access.known, limit)
         return found
 
     def _sequences(self, request: LoggedRequest) -> list[bytes]:
@@ -162,4 +187,4 @@ class Analysis:
         for namespace, key, start in self.tree.forget_oldest():
             if self.forgotten is None:
                 self.forgotten = Forgotten(self.units.num_bytes, max(1, _CHUNK_TOKENS // self.units.tokens))
-            self.forgotten.add(namespace, key, start)
+            self.forgotten.add_path(namespace, key, start)

@@ -15,45 +15,51 @@ from .log.prompt_text import BYTES_PER_TOKEN
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m baton.entrypoints.analyze",
-        description="Read a log of requests and tell what a prefix cache of each size would find, how large the cache "
-        "should be, and what continuations and leases would save.",
+        description="Read a log of requests, and report the hit rate of a prefix cache by size, the size to choose, "
+        "and the savings of continuations and leases.",
     )
-    parser.add_argument("log", help="file of JSON lines, or one JSON array; gzip too; - for the standard input")
-    reading = parser.add_argument_group("how the log is read")
-    reading.add_argument("--format", choices=FORMATS, help="default: seen from its first item")
+    parser.add_argument("log", help="file of JSON lines or of one JSON array, gzipped or not; - for the standard input")
+    reading = parser.add_argument_group("reading the log")
+    reading.add_argument("--format", choices=FORMATS, help="format of the log (default: detected from its first item)")
     reading.add_argument(
-        "--tokenizer", type=Path, help="folder with tokenizer.json, for logs of text; default: --model"
+        "--tokenizer", type=Path, help="folder with tokenizer.json, for logs of text (default: --model)"
     )
-    reading.add_argument("--chat-template", type=Path, help="file, in place of the tokenizer's")
+    reading.add_argument("--chat-template", type=Path, help="file of a chat template to use instead of the tokenizer's")
     reading.add_argument(
-        "--bytes-per-token", type=_count, help=f"of text without a tokenizer (default: {BYTES_PER_TOKEN})"
+        "--bytes-per-token",
+        type=_count,
+        help=f"bytes of text per token, without a tokenizer (default: {BYTES_PER_TOKEN})",
     )
-    reading.add_argument("--page-size", type=_count, help="tokens, as the server's (default: 1, or the log's blocks)")
-    reading.add_argument("--block-tokens", type=_count, help=f"of Mooncake's blocks (default: {MOONCAKE_BLOCK})")
-    reading.add_argument("--max-line-mb", type=_count, default=32, help="longer lines are passed over (default: 32)")
-    reading.add_argument("--max-requests", type=_count, help="stop after so many")
+    reading.add_argument("--page-size", type=_count, help="tokens per KV page (default: 1, or the log's blocks)")
+    reading.add_argument(
+        "--block-tokens", type=_count, help=f"tokens per block of a mooncake log (default: {MOONCAKE_BLOCK})"
+    )
+    reading.add_argument("--max-line-mb", type=_count, default=32, help="skip longer lines (default: 32)")
+    reading.add_argument("--max-requests", type=_count, help="stop after so many requests")
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--model", type=Path, help="Hugging Face folder: its config.json says what a token's KV takes")
-    sizes.add_argument("--kv-bytes-per-token", type=_count, help="in place of what --model says")
+    sizes.add_argument("--model", type=Path, help="Hugging Face folder, for the size of a token's KV")
+    sizes.add_argument("--kv-bytes-per-token", type=_count, help="size of a token's KV, instead of --model")
     pool = sizes.add_mutually_exclusive_group()
-    pool.add_argument("--pool-tokens", type=_count, help="your KV pool, for what leases save; default: as recommended")
-    pool.add_argument("--pool-gb", type=_positive, help="the same in GiB")
+    pool.add_argument(
+        "--pool-tokens", type=_count, help="size of the KV pool, to assess leases (default: as recommended)"
+    )
+    pool.add_argument("--pool-gb", type=_positive, help="size of the KV pool in GiB")
     sizes.add_argument(
         "--reach",
         type=_share,
         nargs=3,
         default=REACH,
         metavar=("DEVICE", "HOST", "DISK"),
-        help="of the hits that any cache could have, what each tier is to reach (default: 0.8 0.95 0.99)",
+        help="share of an infinite cache's hits that each tier should reach (default: 0.8 0.95 0.99)",
     )
-    out = parser.add_argument_group("what comes out")
-    out.add_argument("--json", type=Path, help="write the report there, too")
-    out.add_argument("--plot", type=Path, help="PNG of it (needs matplotlib: pip install -e '.[bench]')")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", type=Path, help="also write the report to this file")
+    out.add_argument("--plot", type=Path, help="also plot the report to this PNG file; needs pip install -e '.[bench]'")
     out.add_argument(
         "--memory-gb",
         type=_positive,
         default=1.0,
-        help="for the tree; beyond that the oldest is forgotten (default: 1)",
+        help="memory of the prefix tree; beyond it the oldest entries are forgotten (default: 1)",
     )
     args = parser.parse_args(argv)
     if args.kv_bytes_per_token is None and args.model is None and args.pool_gb is not None:

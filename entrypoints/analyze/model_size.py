@@ -1,4 +1,4 @@
-"""What a token's KV takes in a model, from its config.json alone: no torch, and any architecture that keeps K and V."""
+"""The size of a token's KV in a model, from its config.json: for any architecture with K and V in every layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ModelSizeError(ValueError):
-    """It cannot be told from the file; the message says why."""
+    """The size cannot be told from the file; the message says why."""
 
 
 def kv_bytes_per_token(folder: Path) -> int:
@@ -23,10 +23,10 @@ def kv_bytes_per_token(folder: Path) -> int:
     except ValueError as error:
         raise ModelSizeError(f"--model {folder}: config.json is not valid JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ModelSizeError(f"--model {folder}: config.json holds no object")
+        raise ModelSizeError(f"--model {folder}: config.json is not a JSON object")
     text = config.get("text_config")
     config |= text if isinstance(text, dict) else {}
-    otherwise = "; say --kv-bytes-per-token"
+    otherwise = "; give --kv-bytes-per-token"
     for name, why in _OTHER_CACHES.items():
         if config.get(name):
             raise ModelSizeError(f"--model {folder}: {name} in config.json: {why}{otherwise}")
@@ -53,5 +53,5 @@ _OTHER_CACHES = {
 def _dtype_bytes(config: dict[str, Any], folder: Path) -> int:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise ModelSizeError(f"--model {folder}: dtype {dtype} in config.json; say --kv-bytes-per-token")
+        raise ModelSizeError(f"--model {folder}: dtype {dtype} in config.json; give --kv-bytes-per-token")
     return DTYPE_BYTES[dtype]

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from .arguments import cells, parse, plans
+from .cells import LEGEND, Cell, cells_of, show
 from .cost_model import CostError
 from .recommend import recommend
-from .report import LEGEND, Cell, cells_of, show
-from .study import Lines, find_peaks, run_all
+from .study import RunLines, find_peaks, run_all
 from .work.traces import TraceError
 
 
@@ -26,22 +26,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    lines = Lines(args.out / "runs.jsonl" if args.out is not None else None)
+    lines = RunLines(args.out / "runs.jsonl" if args.out is not None else None)
     peaks = find_peaks(cells(args), args.minutes, lines, processes=args.jobs) if args.load else {}
     wanted = plans(args, peaks)
     found = run_all(wanted, lines, processes=args.jobs, most=args.limit)
     if not found:
-        print("no run has been made; --limit is 0 for all of them", file=sys.stderr)
+        print("no run was made; leave out --limit to make all of them", file=sys.stderr)
         return 1
     compared = cells_of(found)
     show(compared)
     print(LEGEND)
     words = recommend(compared)
-    print("\nrecommended, for this work on these machines as simulated:")
+    print("\nrecommended for this work on these simulated machines:")
     for line in words:
         print(f"  {line}")
     if len(found) < len(wanted):
-        print(f"\n{len(wanted) - len(found)} of {len(wanted)} runs are still to be made; call it again")
+        print(f"\n{len(wanted) - len(found)} of {len(wanted)} runs remain; run the same command again")
     if args.out is not None:
         report = {"peaks": peaks, "runs": found, "recommended": words}
         (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -51,7 +51,7 @@ def simulate(args: argparse.Namespace) -> int:
 
 def draw(compared: Sequence[Cell], args: argparse.Namespace) -> None:
     try:
-        from .plot import plot
+        from .cell_plots import plot
 
         plot(compared, args.out / "report.png")
     except ImportError:

@@ -1,4 +1,4 @@
-"""The command line of the simulator, and the runs that it asks for."""
+"""The command line of the simulator, and the grid of runs that it asks for."""
 
 from __future__ import annotations
 
@@ -14,84 +14,124 @@ from typing import Any
 import msgspec
 
 from ...scheduler.config import SchedulerConfig
-from .arms.arm import all_arms, arm_named
+from .arms import all_arms, arm_named
 from .cost_model import CARDS, MODELS
 from .runs import Plan
 from .study import jobs_in, peak_plan
-from .work.tools import SHAPES
+from .work.tool_shapes import SHAPES
 from .work.workloads import WORKLOADS
 
 OWN_SETTINGS = ("schedule_policy", "max_total_tokens", "context_length")
-"""Of the scheduler, what flags of the simulator or the jobs decide."""
+"""Scheduler settings that flags of the simulator or the jobs decide, so that --set may not."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m baton.entrypoints.simulate",
-        description="Play agents' jobs on Baton's scheduler without a model, and compare policies. Flags that take "
-        "several values make a grid; every combination is run.",
+        description="Play agents' jobs on Baton's scheduler without a model, and compare policies. Flags with several "
+        "values form a grid; every combination is run.",
     )
     work = parser.add_argument_group("work")
-    work.add_argument("trace", nargs="?", default="", help="jobs from a file, instead of --workload")
-    work.add_argument("--workload", choices=WORKLOADS, default="agents")
-    work.add_argument("--tools", nargs="+", choices=SHAPES, default=["shell"], help="how long tools run")
-    work.add_argument("--scale", nargs="+", type=_positive, default=[1.0], help="multiplies the lengths of prompts")
-    work.add_argument("--one-shots", type=_share, default=0.0, help="share of the jobs that end with their first turn")
+    work.add_argument("trace", nargs="?", default="", help="file of jobs (JSON lines) to play instead of --workload")
+    work.add_argument("--workload", choices=WORKLOADS, default="agents", help="shape of the generated jobs")
+    work.add_argument("--tools", nargs="+", choices=SHAPES, default=["shell"], help="distribution of tool times")
+    work.add_argument("--scale", nargs="+", type=_positive, default=[1.0], help="factor on the lengths of prompts")
+    work.add_argument("--one-shots", type=_share, default=0.0, help="share of jobs that end with their first turn")
     load = work.add_mutually_exclusive_group()
-    load.add_argument("--load", nargs="+", type=_positive, help="in %% of the peak of fcfs, which is looked for first")
-    load.add_argument("--rate", nargs="+", type=_positive, help="jobs/s; of a trace: times as fast as it was recorded")
-    work.add_argument("--minutes", type=_positive, default=10.0, help="of arrivals in a run")
-    work.add_argument("--num-jobs", type=_whole, default=0, help="in place of --minutes; of a trace: the first so many")
-    work.add_argument("--seeds", type=_whole, default=3, help="runs of each kind, each with other made-up jobs")
+    load.add_argument(
+        "--load", nargs="+", type=_positive, help="load in %% of the peak of fcfs, which is measured first"
+    )
+    load.add_argument(
+        "--rate", nargs="+", type=_positive, help="jobs per second; for a trace, the speed-up over its recording"
+    )
+    work.add_argument("--minutes", type=_positive, default=10.0, help="minutes of arrivals in a run")
+    work.add_argument(
+        "--num-jobs",
+        type=_whole,
+        default=0,
+        help="number of jobs, instead of --minutes; for a trace, play only the first so many",
+    )
+    work.add_argument(
+        "--seeds", type=_whole, default=3, help="runs per combination, each with different generated jobs"
+    )
 
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpu", nargs="+", choices=CARDS, default=["H200"])
-    machine.add_argument("--model", nargs="+", choices=MODELS, default=["llama-3.1-8b"])
-    machine.add_argument("--costs", default="", help="JSON file of measured costs, in place of those of card and model")
-    machine.add_argument("--pool-tokens", nargs="+", type=_whole, default=[0], help="KV pool; 0: what the card leaves")
-    machine.add_argument("--host-gb", nargs="+", type=_not_negative, default=[0.0], help="sizes of the host tier")
+    machine.add_argument("--gpu", nargs="+", choices=CARDS, default=["H200"], help="cards to simulate")
+    machine.add_argument("--model", nargs="+", choices=MODELS, default=["llama-3.1-8b"], help="models, by shape")
+    machine.add_argument("--costs", default="", help="JSON file of measured step costs, instead of --gpu and --model")
+    machine.add_argument(
+        "--pool-tokens",
+        nargs="+",
+        type=_whole,
+        default=[0],
+        help="tokens in the KV pool; 0: as many as fit on the card",
+    )
+    machine.add_argument("--host-gb", nargs="+", type=_not_negative, default=[0.0], help="sizes of the host tier in GB")
 
-    compared = parser.add_argument_group("what is compared")
+    compared = parser.add_argument_group("comparison")
     compared.add_argument(
         "--policies",
         nargs="+",
         default=["all"],
         metavar="POLICY[@TIME][+pin][+chat][+plain][+host]",
-        help="the first is what the others are compared with; +pin: turns ask for a lease of --pin-ttl; +chat: turns "
-        "are chats that name their job; +plain: chats that do not; +host: with the host tier; @TIME: how its pins' "
-        "time is chosen, seconds or a rule of --pin-time; all: every policy",
-    )
-    compared.add_argument("--pin-ttl", type=_positive, default=2.0, help="seconds (retain_ttl)")
-    compared.add_argument(
-        "--conversation-ttl", type=_not_negative, default=60.0, help="seconds for which chats are leased"
+        help="policies to compare; the first is the baseline, all stands for every policy. @TIME: time of the pins, in "
+        "seconds or a rule of --pin-time; +pin: turns ask for a lease of --pin-ttl; +chat: turns are chats that name "
+        "their job; +plain: turns are chats that do not; +host: with a host tier",
     )
     compared.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the scheduler, as chunked_prefill_size"
+        "--pin-ttl", type=_positive, default=2.0, help="seconds of the lease that +pin asks for (retain_ttl)"
+    )
+    compared.add_argument(
+        "--conversation-ttl", type=_not_negative, default=60.0, help="seconds for which turns of chats are leased"
+    )
+    compared.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of the scheduler, such as chunked_prefill_size=4096",
     )
 
-    how = parser.add_argument_group("how")
-    how.add_argument("--burst", type=_whole, default=16, help="most tokens of a row in one step; 1: as a server")
-    how.add_argument("--check", type=int, nargs="?", const=1, default=0, metavar="N", help="invariants each N steps")
-    how.add_argument("--trim", type=float, default=0.2, help="share of jobs at each end that is not measured")
-    how.add_argument("--jobs", type=_whole, default=1, help="processes")
-    how.add_argument("--limit", type=_whole, default=0, help="new runs at most; the rest when it is called again")
-    how.add_argument("--out", type=Path, help="folder for runs.jsonl, report.json and report.png; what it has is kept")
+    how = parser.add_argument_group("execution")
+    how.add_argument(
+        "--burst",
+        type=_whole,
+        default=16,
+        help="most tokens of a row in one step; 1 plays every step, as a server does",
+    )
+    how.add_argument(
+        "--check",
+        type=int,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="N",
+        help="check the invariants every N steps (1 without a value)",
+    )
+    how.add_argument("--trim", type=float, default=0.2, help="share of jobs at each end of a run that does not count")
+    how.add_argument("--jobs", type=_whole, default=1, help="number of processes")
+    how.add_argument(
+        "--limit", type=_whole, default=0, help="most new runs in this call; call again for the rest; 0: no limit"
+    )
+    how.add_argument(
+        "--out", type=Path, help="folder for runs.jsonl, report.json and report.png; runs that it has are not repeated"
+    )
     args = parser.parse_args(argv)
     _check(parser, args)
     if args.out is not None:
         try:
             args.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            parser.error(f"--out {args.out}: {error.strerror}; hours of runs would be lost")
+            parser.error(f"--out {args.out}: {error.strerror}; choose a folder that can be written")
     return args
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.trace and args.load:
-        parser.error("--load is for made-up workloads; of a trace say --rate, how many times as fast it is played")
+        parser.error("--load is for generated workloads; for a trace, use --rate, the speed-up over its recording")
     for name in ("workload", "tools", "minutes", "seeds", "one_shots"):
         if args.trace and getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')} is for made-up workloads; a trace has its own")
+            parser.error(f"--{name.replace('_', '-')} is for generated workloads; a trace has its own")
     if not 0 <= args.trim < 0.5:
         parser.error(f"--trim is {args.trim}; it should be from 0 to below 0.5")
     if args.check < 0:
@@ -107,7 +147,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         if arm.host and not has_host:
             parser.error(f"{name} needs a host tier; give its size with --host-gb")
     if has_host and not any(arm_named(name).host for name in args.policies):
-        parser.error("--host-gb sizes a host tier, and none of --policies has one; add +host to one of them")
+        parser.error("--host-gb sizes a host tier, but none of --policies has one; add +host to one of them")
     try:
         args.settings = dict(map(_setting, args.set))
     except ValueError as error:
@@ -131,21 +171,30 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def cells(args: argparse.Namespace) -> list[Plan]:
-    """A plan for each combination of the grid, but for loads, policies, host tiers and seeds."""
-    work = {"trace": args.trace, "workload": args.workload, "costs": args.costs, "settings": args.settings}
-    work["files"] = _digest(args.trace, args.costs)
-    work["one_shots"] = args.one_shots
-    how = {"burst": args.burst, "check_every": args.check, "trim": args.trim}
-    how["conversation_ttl_s"] = args.conversation_ttl
-    product = itertools.product(args.gpu, args.model, args.tools, args.scale, args.pool_tokens)
+    """A plan for each combination of cards, models, tools, scales and pools."""
+    first = Plan(
+        arm="",
+        trace=args.trace,
+        workload=args.workload,
+        costs=args.costs,
+        files=_digest(args.trace, args.costs),
+        settings=args.settings,
+        one_shots=args.one_shots,
+        burst=args.burst,
+        check_every=args.check,
+        trim=args.trim,
+        conversation_ttl_s=args.conversation_ttl,
+    )
     return [
-        Plan(arm="", gpu=gpu, model=model, tools=tools, scale=scale, pool=pool, **work, **how)
-        for gpu, model, tools, scale, pool in product
+        msgspec.structs.replace(first, gpu=gpu, model=model, tools=tools, scale=scale, pool=pool)
+        for gpu, model, tools, scale, pool in itertools.product(
+            args.gpu, args.model, args.tools, args.scale, args.pool_tokens
+        )
     ]
 
 
 def plans(args: argparse.Namespace, peaks: dict[str, float]) -> list[Plan]:
-    """All runs. peaks: of the cells, as `study.find_peaks` returns them; needed for --load."""
+    """The plans of all runs. peaks: from `study.find_peaks`, by the key of a cell's `peak_plan`; needed for --load."""
     found = []
     for cell in cells(args):
         rates = args.rate or [1.0]
@@ -155,13 +204,13 @@ def plans(args: argparse.Namespace, peaks: dict[str, float]) -> list[Plan]:
         for rate, arm in itertools.product(rates, _arms(args)):
             count = args.num_jobs or (0 if args.trace else jobs_in(args.minutes, rate))
             run = msgspec.structs.replace(cell, rate=rate, num_jobs=count, **arm)
-            seeds = 1 if args.trace else args.seeds  # a trace has the same jobs each time
+            seeds = 1 if args.trace else args.seeds  # a trace has the same jobs for every seed
             found += [msgspec.structs.replace(run, seed=seed) for seed in range(seeds)]
     return found
 
 
 def _digest(*paths: str) -> str:
-    """Of what is in these files; those that cannot be read are complained of by whoever needs them."""
+    """A digest of these files' contents. Files that cannot be read are left to their readers to report."""
     digest = hashlib.sha256()
     for path in paths:
         if path and Path(path).is_file():
@@ -171,7 +220,8 @@ def _digest(*paths: str) -> str:
 
 
 def _arms(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the plans of a cell differ in: each policy once, and once for each size of the host tier if it has one."""
+    """The fields in which the plans of a cell differ: one dict per policy, or per size of the host tier if it has
+    one."""
     arms = []
     for name in args.policies:
         arm = arm_named(name)

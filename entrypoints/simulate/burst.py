@@ -1,13 +1,15 @@
 """Decode steps of several tokens a row, so that a simulation needs fewer of them.
 
-A burst does at once what so many decode steps would have done one after the other: each row gets the slots of the
-tokens it computes, and its result brings as many. All else is the scheduler's own: admission, retraction, what a
-request leaves behind. Whoever drives the scheduler says how far a burst may go; one of a single token is a plain step.
+A burst does at once what several decode steps would do one after the other: each row gets the slots of the tokens it
+computes, and its result brings as many. All else is the scheduler's own: admission, retraction, what a request leaves
+behind. `burst_ends` says how far a burst may go: as many decode steps as pass before the scheduler would decide
+anything else. A burst of a single token is a plain step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,21 +20,22 @@ from ...scheduler.memory.beam_memory import BeamMemory
 from ...scheduler.memory.kv_memory import KVMemory
 from ...scheduler.prefill import DecodeReserve
 from ...scheduler.request import Request
+from .cost_model import StepCost, StepSize
 
 PlanBurst = Callable[[Sequence[Request]], list[int]]
-"""How many tokens each of these requests gets in the coming step: at least 1."""
+"""Tokens for each of these requests in the coming step, at least 1 each."""
 
 
 class BurstDecode(DecodeScheduler):
-    """`settle` must be called when a step has ended, before its result is processed. No beam searches, and one step in
-    flight at a time."""
+    """Call `settle_burst` when a step has ended, before its result is processed. There are no beam searches, and at
+    most one step is in flight."""
 
     def __init__(self, memory: KVMemory, beams: BeamMemory, reserve: DecodeReserve, plan: PlanBurst) -> None:
         super().__init__(memory, beams)
         self._reserve = reserve
         self._plan = plan
         self._ahead: list[Request] = []
-        """Requests of the step in flight that got more than one token."""
+        """Requests in the step in flight, if it is a burst of more than one token."""
         self._longest = 1
 
     def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
@@ -40,7 +43,7 @@ class BurstDecode(DecodeScheduler):
         return super().next_batch(step_id, previous, now)
 
     def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
-        """A step that also computes prompts gives one token to each of these."""
+        """One token for each of these requests, in a step that also computes prompts."""
         allocated = super()._allocate(wanting, [], previous, now)
         return allocated[0] if allocated is not None else None
 
@@ -81,10 +84,46 @@ class BurstDecode(DecodeScheduler):
         self._ahead, self._longest = requests, int(counts.max())
         return TokenRows(requests, next_ids(requests, None), slots, new), slots[:0]
 
-    def settle(self) -> None:
-        """The step in flight has ended: its result counts as one, however many tokens it brings."""
+    def settle_burst(self) -> None:
+        """Count the step in flight, which has ended, as one result, however many tokens it brings."""
         for request in self._ahead:
             request.num_output_placeholders = 1
         for _ in range(self._longest - 1):
             self._reserve.decoded()
         self._ahead, self._longest = [], 1
+
+
+class RowAhead(NamedTuple):
+    """The coming steps of a row."""
+
+    tokens: int
+    """Tokens until its turn ends."""
+    context: int
+    """Tokens that its next token attends to, itself included."""
+    away_s: float
+    """Seconds from the end of its turn to its job's next one."""
+
+
+def burst_ends(
+    rows: Sequence[RowAhead], cost: StepCost, now: float, horizon: float, most: int, waiting: bool
+) -> list[float]:
+    """The end of each of the coming decode steps, up to the last one that the burst may include; ``most`` at most.
+
+    horizon: time of the next known event. waiting: a request waits for room, so the first row that ends ends the burst;
+    otherwise the other rows go on without it.
+    """
+    ending = sorted(row for row in rows if row.tokens <= most)
+    count, context, first = len(rows), sum(row.context for row in rows), 0
+    ends: list[float] = []
+    clock = now
+    while count and len(ends) < most and clock < horizon:
+        clock += cost.step_s(StepSize(0, count, context, context))
+        ends.append(clock)
+        done = len(ends)
+        while first < len(ending) and ending[first].tokens == done:
+            context -= ending[first].context + done - 1
+            count -= 1
+            horizon = now if waiting else min(horizon, clock + ending[first].away_s)
+            first += 1
+        context += count
+    return ends

@@ -1,4 +1,4 @@
-"""Copies between card and host by the clock of a simulation: one lane each way, one copy after the other in each."""
+"""Copies between device and host by the clock of a simulation: one lane each way, one copy at a time in each."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ class EndedCopy(NamedTuple):
     end: float
     fence: int
     seconds: float
-    """How long it took itself."""
+    """Duration of the copy, without its wait for the lane."""
 
 
 class CopyLanes:
+    """One lane to the host and one from there. Times are seconds of the simulation's clock."""
+
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._free = {True: 0.0, False: 0.0}
-        """When the lane to the host, and the one from there, has done all that was ordered."""
+        """Time at which each lane is free: key True for the one to the host, False for the one from there."""
         self._under_way: list[EndedCopy] = []
         """A heap."""
         self.loads_end = 0.0
-        """When the last load has come: a step that is launched now waits for that, layer by layer."""
+        """End of the last load ordered; a step that is launched before then waits for it, layer by layer."""
 
-    def order(self, orders: Sequence[TierCopy | BlockOrder], now: float) -> None:
+    def order_copies(self, orders: Sequence[TierCopy | BlockOrder], now: float) -> None:
         for order in orders:
             assert isinstance(order, TierCopy), "nothing behind the host is simulated"
             tokens = len(order.host_slots)
@@ -39,7 +41,7 @@ class CopyLanes:
             if not order.to_host:
                 self.loads_end = end
 
-    def take_ended(self, now: float) -> list[EndedCopy]:
+    def take_ended_copies(self, now: float) -> list[EndedCopy]:
         ended: list[EndedCopy] = []
         while self._under_way and self._under_way[0].end <= now:
             ended.append(heapq.heappop(self._under_way))

@@ -1,12 +1,11 @@
-"""What a step costs: seconds, from what the step computes and reads.
+"""The duration of a step in seconds, from the amount that it computes and reads.
 
-Two forms. A roofline, from a card's data sheet and a model's shape: the larger of compute and memory time, and the
-host's own time. And a straight line, from figures that were measured (`read_cost_file`):
+There are two models. `Roofline` takes a card's data sheet and a model's shape: the larger of compute and memory time,
+plus the host's time. `Linear` takes measured figures (`read_cost_file`):
 
     seconds = fixed + prompt tokens × a + decode rows × b + context tokens read × c
 
-Nothing here knows of tensors, and nothing was measured here: the shares of a card's peak below are assumptions, said in
-docs/simulator.md beside what they were compared with.
+The shares of a card's peak below are assumptions; docs/simulator.md compares them with measurements.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Card:
     flops: float
     """Dense 16-bit tensor FLOP/s."""
     host_bandwidth: float
-    """Between the card and pinned host memory, one direction, as copies reach it."""
+    """Bytes/s that copies reach between the card and pinned host memory, in one direction."""
 
 
 CARDS = {
@@ -64,7 +63,7 @@ class ModelShape:
 
     @property
     def body_parameters(self) -> int:
-        """Of the layers: what every token is multiplied with."""
+        """Parameters of the layers, which every token is multiplied with."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
@@ -96,7 +95,7 @@ MODELS = {
 
 
 class StepSize(NamedTuple):
-    """What a step computes."""
+    """The work of one step."""
 
     prompt_tokens: int
     """New tokens of prompts."""
@@ -105,20 +104,20 @@ class StepSize(NamedTuple):
     context: int
     """Tokens whose KV is read, all rows together; each row reads its own once."""
     attended: int
-    """(new token, token it looks at) pairs."""
+    """(new token, token it attends to) pairs."""
     prompt_rows: int = 0
 
 
 class StepCost(Protocol):
     @property
     def layers(self) -> int:
-        """A step waits for a load layer by layer."""
+        """Number of layers: a step waits for a load layer by layer."""
         ...
 
     def step_s(self, step: StepSize) -> float: ...
 
     def load_s(self, tokens: int) -> float:
-        """Seconds to bring the KV of so many tokens back from the host."""
+        """Seconds to copy the KV of so many tokens from the host to the device."""
         ...
 
     def store_s(self, tokens: int) -> float: ...
@@ -126,7 +125,7 @@ class StepCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """How much of a card's peak is reached, and what the host adds."""
+    """Shares of a card's peak that steps reach, and the host's time."""
 
     compute: float = 0.6
     memory: float = 0.88
@@ -175,9 +174,9 @@ class Linear:
     decode_row_s: float
     context_token_s: float
     prompt_row_s: float = 0.0
-    """Of each prompt that a step computes, however long: what its request costs outside the model, too."""
+    """For each prompt in a step, whatever its length; includes the costs of its request outside the model."""
     attended_s: float = 0.0
-    """Of each pair of a new token and one that it looks at."""
+    """For each pair of a new token and a token that it attends to."""
     load_token_s: float = 0.0
     store_token_s: float = 0.0
     layers: int = 1
@@ -200,7 +199,7 @@ class Linear:
 
 
 class CostError(ValueError):
-    """A card, a model or a file of costs that cannot be used, and what to change."""
+    """A card, a model or a file of costs cannot be used; the message says what to change."""
 
 
 def read_cost_file(path: Path) -> Linear:

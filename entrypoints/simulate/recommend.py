@@ -1,4 +1,4 @@
-"""What the runs say one should do: which policy, and how much host memory. It goes no further than they do."""
+"""Recommendations from the runs: which policy, and how much host memory. Nothing is extrapolated."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .report import Cell, Estimate
+from .cells import Cell, Estimate
 
 FIGURE = ("service_s", "mean")
 
 ENOUGH = 0.02
-"""A gain below this share is not worth a change, however sure it is."""
+"""A gain below this share is not worth a change, even a certain one."""
 
 
 MANY_JOBS = 100
-"""Runs of fewer show little of what load does."""
+"""Runs with fewer jobs show little of the effect of load."""
 
 
 class Choice(NamedTuple):
     cell: Cell
     arm: str
     over_base: Estimate | None
-    """Of the service time, against the simplest arm; None if that is it."""
+    """Change of the service time against ``base``; None if ``arm`` is the base."""
     base: str
     runner_up: str
     over_runner_up: Estimate | None
 
     @property
     def is_sure(self) -> bool:
-        """Seeds agree that it is better than the simplest."""
+        """The seeds agree that the arm is better than the base."""
         gain = self.over_base
         return gain is not None and gain.mean + gain.half_width < 0
 
 
 def choose(cell: Cell) -> Choice:
-    """The arm with the least mean service time, of those that completed jobs; the simplest that comes within 2 % of it,
-    by the order in which the arms were given."""
+    """The first arm, in the order given, with a mean service time within 2 % of the least. Arms that completed no job
+    do not count, nor do those that refused jobs, unless all did."""
     arms = [arm for arm in cell.arms if math.isfinite(cell.mean(arm, *FIGURE))]
     whole = [arm for arm in arms if not cell.mean(arm, "jobs_refused")] or arms
     best = min(whole, key=lambda arm: cell.mean(arm, *FIGURE))
@@ -55,12 +55,12 @@ def choose(cell: Cell) -> Choice:
 
 
 def recommend(cells: Sequence[Cell]) -> list[str]:
-    """In words: a line for each cell, one where host tiers of several sizes were tried, and one for all cells."""
+    """Sentences: one for each cell, one more where host tiers of several sizes were tried, and one over all cells."""
     lines: list[str] = []
     for cell in cells:
         if _is_empty(cell):
             lines.append(
-                f"{cell.title}: nothing can be said, as no job was completed; the pool may be too small for any"
+                f"{cell.title}: no job was completed, so there is no recommendation; the pool may be too small"
             )
         else:
             lines += [_say(choose(cell)), *_host_sizes(cell)]
@@ -81,24 +81,24 @@ def _say(choice: Choice) -> str:
         gain = choice.over_base
         said = f"{title}: {choice.arm}; service time {gain.percent()} % against {choice.base}"
         if not math.isfinite(gain.half_width):
-            said += " (one seed: how sure that is, only more --seeds can say)"
+            said += " (one seed; run more --seeds to see how certain that is)"
         elif not choice.is_sure:
-            said += f" (not sure: the 95 % interval of {gain.seeds} seeds includes 0)"
+            said += f" (uncertain: the 95 % interval of {gain.seeds} seeds includes 0)"
         else:
             said += f" ({gain.seeds} seeds)"
     if choice.runner_up and choice.over_runner_up is not None and choice.runner_up != choice.base:
-        said += f"; next: {choice.runner_up}, beside which it is {choice.over_runner_up.percent()} %"
+        said += f"; next best: {choice.runner_up}, against which it is {choice.over_runner_up.percent()} %"
     jobs = _jobs(choice.cell)
-    return said if jobs >= MANY_JOBS else f"{said} ({jobs} jobs a run are few: of more, more could be said)"
+    return said if jobs >= MANY_JOBS else f"{said} ({jobs} jobs per run are few; use more)"
 
 
 def _jobs(cell: Cell) -> int:
-    """Jobs of the run that had fewest."""
+    """Jobs in the run that has fewest."""
     return min(int(line["figures"]["jobs"]) for results in cell.arms.values() for line in results.values())
 
 
 def _host_sizes(cell: Cell) -> list[str]:
-    """Of the policy that a host tier serves best: the smallest size that is nearly as good as the best."""
+    """For the arm with a host tier that is best: the smallest size of the tier that is within 2 % of the best size."""
     by_arm: dict[str, dict[float, float]] = {}
     for label, results in cell.arms.items():
         plan = next(iter(results.values()))["plan"]
@@ -116,8 +116,8 @@ def _host_sizes(cell: Cell) -> list[str]:
 
 
 def _worst_case(cells: Sequence[Cell]) -> list[str]:
-    """Over several cells: of the arms that all have, whose worst case against the first is (nearly) the least bad, the
-    one with the best mean."""
+    """The safest arm over several cells: among the arms that all cells have, with a worst change against the first arm
+    within 2 points of the best such worst case, the one with the best mean."""
     if len(cells) < 2:
         return []
     base = next(iter(cells[0].arms))

@@ -1,4 +1,4 @@
-"""One run: a cell of a study under one policy, from one seed. Plain data in, plain data out; runs share nothing."""
+"""One run: a cell of a study under one policy, with one seed. Plain data in, plain data out; runs share nothing."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ import msgspec
 
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.scheduler import Scheduler
-from .arms.arm import arm_named
+from .arms import arm_named
 from .cost_model import CARDS, GB, MODELS, Roofline, StepCost, pool_tokens, read_cost_file
-from .driver import Conditions, Simulation
-from .metrics import completion_rate, measured, summarize
+from .job_records import completion_rate, measured, summarize
+from .simulation import Conditions, Simulation
 from .work.job import Job
 from .work.traces import read_trace
 from .work.workloads import make_jobs, tools_named, workload_named
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run depends on."""
+    """Everything that a run depends on."""
 
     arm: str
-    """POLICY[@TIME][+pin][+chat][+plain][+host]; see arms/arm.py."""
+    """POLICY[@TIME][+pin][+chat][+plain][+host]; see arms.py."""
     seed: int = 0
     rate: float = 1.0
-    """Jobs per second. Of a trace: how many times as fast as it was recorded."""
+    """Jobs per second; for a trace, the speed-up over the recording."""
     num_jobs: int = 300
-    """Made up; of a trace the first so many, 0 for all."""
+    """Number of generated jobs; for a trace, how many of its first jobs are played, 0 for all."""
     workload: str = "agents"
     tools: str = "shell"
     scale: float = 1.0
     one_shots: float = 0.0
-    """Share of the jobs, made up, that end with their first turn."""
+    """Share of the generated jobs that end with their first turn."""
     trace: str = ""
     files: str = ""
-    """A digest of ``trace`` and ``costs``: where they change, so do the runs."""
+    """A digest of the files ``trace`` and ``costs``, so that a changed file gives a new run."""
     gpu: str = "H200"
     model: str = "llama-3.1-8b"
     costs: str = ""
     """A file of measured costs, in place of card and model."""
     pool: int = 0
-    """Tokens of KV on the card; 0: what card and model leave."""
+    """Tokens of KV on the card; 0 for as many as fit beside the model."""
     host_gb: float = 0.0
     """0 for an arm without a host tier."""
     pin_s: float = 2.0
     conversation_ttl_s: float = 60.0
-    """For which chats are leased."""
+    """Seconds for which chats are leased."""
     burst: int = 16
     check_every: int = 0
     trim: float = 0.2
@@ -58,12 +58,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The same for the same run."""
+        """Identifies the run: equal for equal plans."""
         return msgspec.json.encode(self, order="sorted").decode()
 
     @property
     def cell(self) -> Plan:
-        """What runs have in common that are compared with each other."""
+        """The plan without arm and seed: equal for runs that are compared with each other."""
         return msgspec.structs.replace(self, arm="", seed=0, host_gb=0.0, pin_s=0.0)
 
     @property
@@ -89,7 +89,7 @@ def machine_of(plan: Plan) -> Machine:
 
 @lru_cache(maxsize=2)
 def _trace(path: str, digest: str) -> list[Job]:
-    """digest: of what is in the file."""
+    """digest: of the file's content; part of the cache's key."""
     return read_trace(Path(path))
 
 
@@ -98,8 +98,8 @@ def jobs_of(plan: Plan) -> tuple[list[Job], int]:
     if not plan.trace:
         workload = workload_named(plan.workload, plan.scale)
         tools = tools_named(plan.tools)
-        made = {"rate": plan.rate, "count": plan.num_jobs, "seed": plan.seed, "one_shots": plan.one_shots}
-        return make_jobs(workload, tools, **made), workload.max_new_tokens
+        jobs = make_jobs(workload, tools, rate=plan.rate, count=plan.num_jobs, seed=plan.seed, one_shots=plan.one_shots)
+        return jobs, workload.max_new_tokens
     jobs = [
         replace(job, arrival=job.arrival / plan.rate) for job in _trace(plan.trace, plan.files)[: plan.num_jobs or None]
     ]
@@ -107,7 +107,7 @@ def jobs_of(plan: Plan) -> tuple[list[Job], int]:
 
 
 def make_simulation(plan: Plan) -> Simulation:
-    """Raises CostError, TraceError, or ValueError for an arm that is none."""
+    """Raises CostError, TraceError, or ValueError for an unknown arm or setting."""
     machine, arm = machine_of(plan), arm_named(plan.arm)
     jobs, max_new_tokens = jobs_of(plan)
     known = {field.name for field in fields(SchedulerConfig)}
@@ -120,7 +120,7 @@ def make_simulation(plan: Plan) -> Simulation:
         "max_total_tokens": machine.pool,
         "max_running_requests": 256,
         "max_leased_requests": 256,
-        "max_leases_per_client": 256,  # one client is all there is here
+        "max_leases_per_client": 256,  # there is one client
         "max_client_leased_ratio": 1.0,
         "max_finished_requests": 4096,
         "max_queued_requests": 0,
@@ -148,7 +148,7 @@ def make_simulation(plan: Plan) -> Simulation:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """The figures of a run. All but ``wall_s`` are the same each time."""
+    """The figures of a run. All but ``wall_s`` are reproducible."""
     started = time.perf_counter()
     simulation = make_simulation(plan)
     records = simulation.run()

@@ -1,10 +1,9 @@
-"""Many runs: in parallel, in pieces, and resumed. Each run is a line of a file; what is there already is not run again.
+"""Many runs: in parallel, in pieces, and resumed. Each run is a line of a file; runs that the file has are not
+repeated.
 
-Also the peak of a cell, by which loads are said:
-
-    the highest rate at which fcfs completes jobs, whatever the rate at which they come: that is doubled until less than
-    nine tenths of them are completed, and the last doubling is then tried in smaller steps. Completions count in the
-    second half of the arrivals, with no host tier and seed 0.
+Loads are given in percent of a cell's peak, which is found here: the highest rate at which fcfs completes jobs, at any
+arrival rate. The arrival rate is doubled until less than nine tenths of the jobs are completed; the last doubling is
+then tried in smaller steps. Completions count in the second half of the arrivals, with no host tier and seed 0.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from .metrics import completion_rate
+from .job_records import completion_rate
 from .runs import Plan, make_simulation, run
 
 Line = dict[str, Any]
@@ -28,16 +27,16 @@ Line = dict[str, Any]
 STEPS_PER_DOUBLING = 4
 
 
-class Lines:
-    """What is known: in memory, and in a file if there is one."""
+class RunLines:
+    """Results by key: in memory, and in a file if there is one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._known: dict[str, Line] = {}
         if path is not None and path.exists():
-            self._read(path)
+            self._read_lines(path)
 
-    def _read(self, path: Path) -> None:
+    def _read_lines(self, path: Path) -> None:
         content, damaged = path.read_text(), 0
         for line in content.splitlines():
             try:
@@ -51,10 +50,10 @@ class Lines:
             with path.open("a") as file:
                 file.write("\n")
 
-    def get(self, key: str) -> Line | None:
+    def get_line(self, key: str) -> Line | None:
         return self._known.get(key)
 
-    def add(self, key: str, line: Line) -> None:
+    def add_line(self, key: str, line: Line) -> None:
         line = {"key": key, **line}
         self._known[key] = line
         if self._path is not None:
@@ -63,25 +62,27 @@ class Lines:
                 file.write(json.dumps(line) + "\n")
 
 
-def run_all(plans: Sequence[Plan], lines: Lines, *, processes: int, most: int = 0) -> list[Line]:
-    """The results that there are now of these plans, in their order. most: new runs at most; 0: all."""
-    missing = list({plan.key: plan for plan in plans if lines.get(plan.key) is None}.values())
+def run_all(plans: Sequence[Plan], lines: RunLines, *, processes: int, most: int = 0) -> list[Line]:
+    """The results of these plans that exist after this call, in the order of the plans. most: limit of new runs; 0:
+    all."""
+    missing = list({plan.key: plan for plan in plans if lines.get_line(plan.key) is None}.values())
     for plan, result in _each(run, missing[: most or None], processes, "simulating", "run"):
-        lines.add(plan.key, result)
-    return [line for plan in plans if (line := lines.get(plan.key)) is not None]
+        lines.add_line(plan.key, result)
+    return [line for plan in plans if (line := lines.get_line(plan.key)) is not None]
 
 
-def find_peaks(plans: Iterable[Plan], minutes: float, lines: Lines, *, processes: int) -> dict[str, float]:
+def find_peaks(plans: Iterable[Plan], minutes: float, lines: RunLines, *, processes: int) -> dict[str, float]:
     """The peak of each of these cells, in jobs/s, by the key of its `peak_plan`."""
     wanted = {plan.key: plan for plan in (peak_plan(plan, minutes) for plan in plans)}
-    missing = [plan for key, plan in wanted.items() if lines.get("peak " + key) is None]
+    missing = [plan for key, plan in wanted.items() if lines.get_line("peak " + key) is None]
     for plan, found in _each(find_peak, missing, processes, "finding peaks", "cell"):
-        lines.add("peak " + plan.key, found)
-    return {key: line["peak"] for key in wanted if (line := lines.get("peak " + key)) is not None}
+        lines.add_line("peak " + plan.key, found)
+    return {key: line["peak"] for key in wanted if (line := lines.get_line("peak " + key)) is not None}
 
 
 def peak_plan(plan: Plan, minutes: float) -> Plan:
-    """What the peak of a plan's cell depends on. Its ``rate`` stands for the minutes of arrivals of each trial."""
+    """The plan that identifies the search for the peak of a plan's cell. Its ``rate`` is the minutes of arrivals of
+    each trial."""
     return msgspec.structs.replace(plan, arm="fcfs", seed=0, host_gb=0.0, num_jobs=0, rate=minutes, check_every=0)
 
 
@@ -106,14 +107,14 @@ def find_peak(plan: Plan) -> Line:
 
 
 def jobs_in(minutes: float, rate: float) -> int:
-    """Jobs that come in so many minutes; enough to say something of."""
+    """Jobs that arrive in so many minutes, at least 100."""
     return max(100, round(60 * minutes * rate))
 
 
 def _each(
     work: Callable[[Plan], Line], plans: Sequence[Plan], processes: int, what: str, unit: str
 ) -> Iterator[tuple[Plan, Line]]:
-    """Results as they come. One process, or one plan, is worked on right here."""
+    """(plan, result) in order of completion. With one process or one plan the work is done in this process."""
     progress = tqdm(total=len(plans), desc=what, unit=unit, disable=None if plans else True)
     with progress:
         if processes <= 1 or len(plans) <= 1:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton.entrypoints.simulate.arms.arm import Sender
+from baton.entrypoints.simulate.arms import Sender
 from baton.entrypoints.simulate.cost_model import Linear
-from baton.entrypoints.simulate.driver import Conditions, Simulation
+from baton.entrypoints.simulate.simulation import Conditions, Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn, numbered
-from baton.entrypoints.simulate.work.tools import SHAPES
+from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import make_jobs, workload_named
 from baton.scheduler.config import SchedulerConfig
 

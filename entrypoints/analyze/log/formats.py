@@ -1,12 +1,15 @@
-"""The formats of logs: each reader makes requests of an item. Which one a log has is seen from its first good item.
+"""The formats of logs. Each reader turns an item into requests; the first good item tells a log's format.
 
-| format | an item |
-|---|---|
-| requests | an object with ``text``, ``messages``, ``input_ids`` or ``input_blocks``: what --record-requests writes, and any other that keeps to it |
-| sharegpt | ``{"id", "conversations": [{"from", "value"}, …]}``, as in the ShareGPT collection: a request for each answer |
-| mooncake | ``{"timestamp", "input_length", "output_length", "hash_ids"}``, Mooncake's traces: an id for each block and what comes before it |
-| openai-batch | ``{"custom_id", "method", "url", "body"}``, a line of a batch file |
-"""  # noqa: E501
+requests
+    An object with ``text``, ``messages``, ``input_ids`` or ``input_blocks``, as --record-requests writes it.
+sharegpt
+    ``{"id", "conversations": [{"from", "value"}, …]}``, as in the ShareGPT collection: a request for each answer.
+mooncake
+    ``{"timestamp", "input_length", "output_length", "hash_ids"}``, as in Mooncake's traces: an id stands for a block
+    and everything before it.
+openai-batch
+    ``{"custom_id", "method", "url", "body"}``, a line of a batch file.
+"""
 
 from __future__ import annotations
 
@@ -14,46 +17,46 @@ from array import array
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from .logged_request import BadItem, LogError, LoggedRequest, Units
 from .prompt_text import PromptText
 from .recorded import MAX_NUMBER, RequestReader, number
-from .request import BadItem, LogError, LoggedRequest, Units
 
 MOONCAKE_BLOCK = 512
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
-"""ShareGPT's names -> those of chat templates; others stay."""
+"""ShareGPT's names of roles -> those of chat templates; other names stay."""
 
 
 class Reader(Protocol):
-    """Of one log."""
+    """Reads the items of one log."""
 
     notes: list[str]
-    """What a reader of the report has to know of this format."""
+    """Limitations of the format, for the report."""
 
     @property
     def units(self) -> Units | None:
-        """None until the first request says."""
+        """None before the first request."""
         ...
 
-    def read(self, item: Any) -> Iterator[LoggedRequest]:
+    def read_item(self, item: Any) -> Iterator[LoggedRequest]:
         """The requests of an item, in order. Raises BadItem."""
         ...
 
 
 class ShareGPTReader:
-    """Conversations: a request for each answer, with all that was said before."""
+    """Conversations: each answer is a request, with everything before it as its prompt."""
 
     def __init__(self, text: PromptText, page_size: int) -> None:
         self.units = text.units(page_size)
-        self.notes = ["conversations have no times: the turns of each follow each other at once"]
+        self.notes = ["conversations have no times: the turns of each count as following each other at once"]
         self._text = text
 
-    def read(self, item: Any) -> Iterator[LoggedRequest]:
+    def read_item(self, item: Any) -> Iterator[LoggedRequest]:
         turns = _field(item, "conversations", list)
         messages: list[dict[str, str]] = []
         answered = False
         for turn in turns:
             if not isinstance(turn, dict):
-                raise BadItem("a turn of conversations is no object")
+                raise BadItem("a turn of conversations is not an object")
             role = turn.get("from", turn.get("role"))
             said = turn.get("value", turn.get("content"))
             if not isinstance(role, str) or not isinstance(said, str):
@@ -61,7 +64,7 @@ class ShareGPTReader:
             role = ROLES.get(role, role)
             if role == "assistant" and messages:
                 answered = True
-                prompt, output = self._text.encode_chat(messages), self._text.go_on(said)
+                prompt, output = self._text.encode_chat(messages), self._text.encode_output(said)
                 yield LoggedRequest(
                     prompt=prompt,
                     prompt_tokens=self._text.num_tokens(prompt),
@@ -71,20 +74,18 @@ class ShareGPTReader:
                 )
             messages.append({"role": role, "content": said})
         if not answered:
-            raise BadItem("the conversation has no answer with something before it")
+            raise BadItem("the conversation has no answer with a prompt before it")
 
 
 class MooncakeReader:
-    """Blocks by their ids, which stand for all up to their end."""
+    """Blocks by their ids; an id stands for the block and everything before it."""
 
     def __init__(self, block_tokens: int) -> None:
         self.units = Units(8, block_tokens, f"blocks of {block_tokens} tokens, by the log's ids")
-        self.notes = [
-            "the log has no outputs: what they take is not counted, and what is told of turns goes by prompts alone"
-        ]
+        self.notes = ["the log has no outputs: their memory is not counted, and turns are found by their prompts alone"]
         self._block = block_tokens
 
-    def read(self, item: Any) -> Iterator[LoggedRequest]:
+    def read_item(self, item: Any) -> Iterator[LoggedRequest]:
         length, ids = _field(item, "input_length", int), _field(item, "hash_ids", list)
         if length < 1 or len(ids) != -(-length // self._block):
             raise BadItem(
@@ -93,10 +94,10 @@ class MooncakeReader:
         try:
             key = array("q", ids).tobytes()
         except (TypeError, OverflowError):
-            raise BadItem("hash_ids is no list of whole numbers") from None
+            raise BadItem("hash_ids is not a list of whole numbers") from None
         output = item.get("output_length", 0)
         if isinstance(output, int) and not 0 <= output <= MAX_NUMBER:
-            raise BadItem("its output_length is no number of tokens")
+            raise BadItem("its output_length is not a number of tokens")
         at = number(item, "timestamp")
         yield LoggedRequest(
             prompt=key[: length // self._block * 8],
@@ -117,7 +118,7 @@ class BatchReader:
     def units(self) -> Units | None:
         return self._requests.units
 
-    def read(self, item: Any) -> Iterator[LoggedRequest]:
+    def read_item(self, item: Any) -> Iterator[LoggedRequest]:
         body = _field(item, "body", dict)
         prompt = body.get("prompt")
         if isinstance(prompt, str):
@@ -125,15 +126,15 @@ class BatchReader:
         elif isinstance(prompt, list):
             many = prompt if prompt and isinstance(prompt[0], list | str) else [prompt]
             for each in many:
-                yield from self._requests.read({"text" if isinstance(each, str) else "input_ids": each})
+                yield from self._requests.read_item({"text" if isinstance(each, str) else "input_ids": each})
             return
         elif "messages" not in body:
             body = {"messages": _responses_messages(body)}
-        yield from self._requests.read(body)
+        yield from self._requests.read_item(body)
 
 
 def _responses_messages(body: dict[str, Any]) -> list[Any]:
-    """What a body of /v1/responses, or /v1/embeddings, asks. Raises BadItem."""
+    """The messages in a body of /v1/responses or /v1/embeddings. Raises BadItem."""
     asked = body.get("input")
     if isinstance(asked, str):
         asked = [{"role": "user", "content": asked}]
@@ -162,13 +163,14 @@ def detect(item: Any) -> str | None:
 
 
 def make_reader(name: str, text: PromptText, page_size: int | None, block_tokens: int | None) -> Reader:
-    """page_size, block_tokens: None where the caller said nothing. Raises LogError for what a format does not have."""
+    """page_size, block_tokens: None for the format's own. Raises LogError for a setting that the format does not
+    have."""
     if name == "mooncake":
         if page_size is not None:
-            raise LogError("--page-size: this log has blocks, of a size of its own; see --block-tokens")
+            raise LogError("--page-size: this log has blocks of its own size; see --block-tokens")
         return MooncakeReader(block_tokens or MOONCAKE_BLOCK)
     if block_tokens is not None:
-        raise LogError(f"--block-tokens is for logs of Mooncake's shape; this one is of the format {name}")
+        raise LogError(f"--block-tokens is for logs in the format mooncake; this one has the format {name}")
     if name == "sharegpt":
         return ShareGPTReader(text, page_size or 1)
     if name == "openai-batch":

@@ -1,4 +1,4 @@
-"""Texts and chats of a log -> keys: token ids where there is a tokenizer, else the text's bytes."""
+"""Texts and chats of a log -> keys: token ids with a tokenizer, the text's bytes without."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ....scheduler.outcome import RequestRefused
 from ...chat.messages import Conversation, join_parts
 from ...chat.rendering import Renderer
 from ...chat.template_choice import ChatTemplates, choose_templates
-from .request import BadItem, Units
+from .logged_request import BadItem, Units
 
 ID_BYTES = 4
 BYTES_PER_TOKEN = 4
-"""Of English text, about. Without a tokenizer so many bytes count as a token."""
+"""Bytes that count as a token without a tokenizer: about the average of English text."""
 
 
 class PromptText:
-    """tokenizer: None to go by bytes. renderer: of its chat template, or another; used with a tokenizer only."""
+    """tokenizer: None to use bytes. renderer: by default of the tokenizer's chat template; unused without a
+    tokenizer."""
 
     def __init__(
         self,
@@ -34,11 +35,11 @@ class PromptText:
 
     @property
     def has_tokens(self) -> bool:
-        """Texts become token ids."""
+        """True if texts become token ids."""
         return self._tokenizer is not None
 
     def units(self, page_size: int) -> Units:
-        """Of the keys of texts, for pages of so many tokens."""
+        """Units of the keys, for pages of ``page_size`` tokens."""
         if self.has_tokens:
             return id_units(page_size)
         bytes_per_token = self._bytes_per_token
@@ -53,7 +54,7 @@ class PromptText:
         data = _utf8(text, "text")
         return data if self._tokenizer is None else array("i", self._tokenizer.encode(text, special)).tobytes()
 
-    def go_on(self, text: str) -> bytes:
+    def encode_output(self, text: str) -> bytes:
         """The key of an output, which follows its prompt. Raises BadItem."""
         data = _utf8(text, "output")
         return data if self._tokenizer is None else array("i", self._tokenizer.encode_continuation(text)).tobytes()
@@ -74,7 +75,7 @@ def _utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise BadItem(f"its {what} holds half a surrogate pair, which no UTF-8 can encode") from None
+        raise BadItem(f"its {what} has half a surrogate pair, which UTF-8 cannot encode") from None
 
 
 def id_units(page_size: int) -> Units:
@@ -88,13 +89,13 @@ def key_of_ids(ids: Any, name: str) -> bytes:
             return array("i", ids).tobytes()
         except (TypeError, OverflowError):
             pass
-    raise BadItem(f"{name} is no list of token ids")
+    raise BadItem(f"{name} is not a list of token ids")
 
 
 def _plain(messages: Any) -> list[dict[str, Any]]:
-    """Messages with their text as one string each. Raises BadItem."""
+    """The messages, each with its content as one string. Raises BadItem."""
     if not isinstance(messages, list) or not messages:
-        raise BadItem("messages is no list of messages")
+        raise BadItem("messages is not a list of messages")
     plain = []
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
@@ -107,6 +108,6 @@ def _plain(messages: Any) -> list[dict[str, Any]]:
             except RequestRefused as error:
                 raise BadItem(error.message) from None
         if content is not None and not isinstance(content, str):
-            raise BadItem("the content of a message is no text")
+            raise BadItem("the content of a message is not text")
         plain.append({**message, "content": content or ""})
     return plain

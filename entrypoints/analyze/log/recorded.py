@@ -1,7 +1,7 @@
-"""The format that ``--record-requests`` writes (runtime/recording), and any log that keeps to its names.
+"""The format that ``--record-requests`` writes (runtime/recording), and any log with the same field names.
 
 A line has the prompt as ``input_ids``, ``text``, ``messages`` (with ``tools``), or ``input_blocks``: hashes of blocks.
-It may have ``output_ids``: of one output, or a list for each; ``output_text``, ``output_blocks``; ``time``,
+It may have ``output_ids``, for one output or a list for each; ``output_text``, ``output_blocks``; ``time``,
 ``seconds``, ``namespace``, ``continuation_of``, ``no_reuse_from``, ``cached_tokens``.
 """
 
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....runtime.recording.lines import HASH_BYTES, HEADER
+from .logged_request import BadItem, LoggedRequest, Units
 from .prompt_text import ID_BYTES, PromptText, id_units, key_of_ids
-from .request import BadItem, LoggedRequest, Units
 
 MAX_NUMBER = 1e18
-"""Of seconds on any clock, and of tokens: larger ones are a mistake, and would be too large to reckon with."""
+"""Limit of times in seconds and of token counts: larger ones are mistakes, and would overflow."""
 
 _PROMPTS = ("input_ids", "text", "messages", "input_blocks")
 
 
 class RequestReader:
-    """Reads lines of one kind: ids and texts mix where there is a tokenizer, nothing else does."""
+    """Reads lines with prompts of one kind; only ids and texts may mix, and only with a tokenizer."""
 
     def __init__(self, text: PromptText, page_size: int | None) -> None:
-        """page_size: None where nobody asked for one."""
+        """page_size: None for the default."""
         self.units: Units | None = None
         self.notes: list[str] = []
         self._text = text
@@ -34,9 +34,9 @@ class RequestReader:
     def knows(item: dict[str, Any]) -> bool:
         return HEADER in item or any(name in item for name in _PROMPTS)
 
-    def read(self, item: Any) -> Iterator[LoggedRequest]:
+    def read_item(self, item: Any) -> Iterator[LoggedRequest]:
         if not isinstance(item, dict):
-            raise BadItem("it is no object")
+            raise BadItem("it is not an object")
         if HEADER in item:
             return
         name = next((name for name in _PROMPTS if item.get(name) is not None), None)
@@ -46,7 +46,7 @@ class RequestReader:
         if self.units is None:
             self.units = units
         elif units != self.units:
-            raise BadItem(f"it is made of {units.what}, and the log before it of {self.units.what}")
+            raise BadItem(f"its prompt is made of {units.what}, but earlier ones are made of {self.units.what}")
         yield self._request(name, item)
 
     def _units(self, name: str, item: dict[str, Any]) -> Units:
@@ -55,7 +55,7 @@ class RequestReader:
             if type(block) is not int or block < 1:
                 raise BadItem("it has input_blocks without block_tokens")
             if self._page_size not in (None, block):
-                raise BadItem(f"its blocks are of {block} tokens; leave --page-size out")
+                raise BadItem(f"its blocks have {block} tokens; leave out --page-size")
             return Units(HASH_BYTES, block, f"hashed blocks of {block} tokens")
         return id_units(self._page_size or 1) if name == "input_ids" else self._text.units(self._page_size or 1)
 
@@ -72,7 +72,7 @@ class RequestReader:
             raise BadItem("its prompt is empty")
         cached = item.get("cached_tokens")
         if type(cached) is int and not 0 <= cached <= MAX_NUMBER:
-            raise BadItem("its cached_tokens is no number of tokens")
+            raise BadItem("its cached_tokens is not a number of tokens")
         return LoggedRequest(
             prompt=key,
             prompt_tokens=prompt_tokens,
@@ -96,7 +96,7 @@ class RequestReader:
         if name == "messages":
             return self._text.encode_chat(value, item.get("tools"))
         if not isinstance(value, str):
-            raise BadItem("text is no string")
+            raise BadItem("text is not a string")
         return self._text.encode(value)
 
     def _outputs(self, name: str, item: dict[str, Any]) -> list[bytes]:
@@ -108,7 +108,7 @@ class RequestReader:
             return [key_of_ids(each, "output_ids") for each in many]
         text = item.get("output_text")
         if isinstance(text, str) and name != "input_ids":
-            return [self._text.go_on(text)]
+            return [self._text.encode_output(text)]
         return []
 
 
@@ -117,33 +117,33 @@ def _list(item: dict[str, Any], name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadItem(f"{name} is no list")
+        raise BadItem(f"{name} is not a list")
     return value
 
 
 def _hashes(value: Any, name: str) -> bytes:
-    """Hashes in hexadecimal, one after the other."""
+    """The bytes of concatenated hexadecimal hashes."""
     try:
         key = bytes.fromhex(value)
     except (TypeError, ValueError):
-        raise BadItem(f"{name} is no text of hexadecimal digits") from None
+        raise BadItem(f"{name} is not a string of hexadecimal digits") from None
     if len(key) % HASH_BYTES:
-        raise BadItem(f"{name} is cut short: its hashes have {2 * HASH_BYTES} digits each")
+        raise BadItem(f"{name} is cut short: each hash has {2 * HASH_BYTES} digits")
     return key
 
 
 def _count(item: dict[str, Any], name: str, default: int | None = None) -> int:
     value = item.get(name, default)
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise BadItem(f"its {name} is no number of tokens")
+        raise BadItem(f"its {name} is not a number of tokens")
     return value
 
 
 def number(item: dict[str, Any], name: str) -> float | None:
-    """None if there is none. Raises BadItem for one that cannot be reckoned with."""
+    """The number, or None if the item has none. Raises BadItem for one that is too large, or NaN."""
     value = item.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     if not -MAX_NUMBER <= value <= MAX_NUMBER:  # so is NaN
-        raise BadItem(f"its {name} is no number that can be")
+        raise BadItem(f"its {name} is out of range")
     return float(value)

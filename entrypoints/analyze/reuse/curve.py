@@ -1,4 +1,4 @@
-"""How many units each size of cache finds, summed up over a log in bounded memory."""
+"""Hits of every cache size, summed over a log in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 STEPS = 32
-"""Sizes for each doubling: 2 % from one to the next."""
+"""Sizes per doubling: 2 % from one to the next."""
 
 _LARGEST = 1 << 46
 
 
 def sizes() -> list[int]:
-    """The sizes in units that a curve knows exactly, unless it is asked for others: one by one at first, then in steps
-    of 2 %."""
+    """The default grid of a curve, in units: every size at first, then in steps of 2 %."""
     found, size = [0], 1.0
     while size < _LARGEST:
         if int(size) > found[-1]:
@@ -23,21 +22,21 @@ def sizes() -> list[int]:
 
 
 class Curve:
-    """Hits by size of cache. A run of units has distances a + 1, a + 2, … b; a cache of g units has min(g, b) - min(g,
-    a) of them. So a run is the difference of two ramps, and a sum of ramps is known by how many begin below g, and
-    where."""
+    """Hits by cache size. A cache of g units has min(g, b) - min(g, a) units of a run with distances a + 1, a + 2, … b.
+    A run is thus the difference of two ramps, and the sum of ramps at g follows from the number and the sum of the
+    starts below g."""
 
     def __init__(self, grid: Sequence[int]) -> None:
-        """grid: sizes in units, growing."""
+        """grid: sizes in units, ascending."""
         self.grid = list(grid)
         self._begun = [0] * (len(grid) + 1)
         self._places = [0] * (len(grid) + 1)
-        """Of the ramps between two sizes: how many begin there less how many end, and the sums of where."""
+        """Between two sizes of the grid: ramps that begin less ramps that end, and the sums of their places."""
         self.units = 0
-        """Hits of an endless cache."""
+        """Hits of an infinite cache."""
 
-    def add(self, above: int, units: int) -> None:
-        """A run with distances above + 1 … above + units has been asked for."""
+    def add_run(self, above: int, units: int) -> None:
+        """Count a requested run with distances above + 1 … above + units."""
         if units <= 0:
             return
         self.units += units

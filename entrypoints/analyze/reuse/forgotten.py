@@ -1,7 +1,7 @@
-"""What a tree has forgotten, well enough to say whether an endless cache would have it.
+"""A filter of the prefixes that a tree has forgotten, to tell whether an infinite cache would have them.
 
-A Bloom filter (Bloom, 1970) of the prefixes that end at every chunk of what was forgotten. It never takes something it
-was given for new; what is new it takes for known with a small probability, which `false_share` estimates.
+A Bloom filter (Bloom, 1970) of the prefixes that end at the chunks of forgotten paths. It never misses a prefix that it
+was given; it reports an unknown one as known with a small probability, which `false_share` estimates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_BYTES = 128 << 20
 
 
 class Forgotten:
-    """unit_bytes: of the keys. chunk: units; what is known is rounded down to them."""
+    """unit_bytes: bytes of key per unit. chunk: units to which answers are rounded down."""
 
     def __init__(self, unit_bytes: int, chunk: int, max_bytes: int = MAX_BYTES) -> None:
         """max_bytes: a power of two."""
@@ -25,9 +25,9 @@ class Forgotten:
         self._mask = 8 * max_bytes - 1
         self._num_set = 0
 
-    def add(self, namespace: str, key: bytes, start: int) -> None:
-        """A path is forgotten from unit ``start`` on."""
-        first = -(-(start + 1) // self._chunk)  # the first chunk that ends in what is forgotten
+    def add_path(self, namespace: str, key: bytes, start: int) -> None:
+        """Add a path that is forgotten from unit ``start`` on."""
+        first = -(-(start + 1) // self._chunk)  # the first chunk that ends in the forgotten part
         for places in self._chunks(namespace, key, first):
             for place in places:
                 byte, bit = place >> 3, 1 << (place & 7)
@@ -35,8 +35,8 @@ class Forgotten:
                     self._bits[byte] |= bit
                     self._num_set += 1
 
-    def known(self, namespace: str, key: bytes, start: int, limit: int) -> int:
-        """Units from ``start`` on, at which the tree's knowledge ends, that were known once; up to unit ``limit``."""
+    def count_known(self, namespace: str, key: bytes, start: int, limit: int) -> int:
+        """Number of units from ``start``, where the tree's knowledge ends, up to ``limit`` that were known once."""
         end = start
         number = start // self._chunk + 1
         for places in self._chunks(namespace, key[: limit // self._chunk * self._chunk_bytes], number):
@@ -48,11 +48,11 @@ class Forgotten:
 
     @property
     def false_share(self) -> float:
-        """Of what is new, the share that `known` takes for known, chunk by chunk."""
+        """Share of unknown chunks that `count_known` takes for known."""
         return (self._num_set / (self._mask + 1)) ** HASHES
 
     def _chunks(self, namespace: str, key: bytes, first: int) -> Iterator[list[int]]:
-        """The places in the filter of each whole chunk's end, from chunk ``first`` on; the first one is number 1."""
+        """The filter's bits for each prefix that ends with a whole chunk, from chunk ``first`` (counted from 1) on."""
         width, mask = self._chunk_bytes, self._mask
         digest = xxhash.xxh3_128(namespace.encode("utf-8", "surrogatepass") + b"\0")
         digest.update(key[: (first - 1) * width])

@@ -1,4 +1,4 @@
-"""Requests that go on from an earlier one's prompt and output: what continuations and leases could do for them."""
+"""Turns: requests that continue an earlier one's prompt and output, for which continuations and leases could help."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from .curve import Curve
 from .histogram import Histogram
-from .tree import Access, Node
+from .reuse_tree import Access, Node
 
 
 @dataclass(slots=True)
 class _Ended:
-    """Of the last request that ended at a node. at: when it ended; None where the log has no times."""
+    """The last request that ended at a node. at: time of its end; None for a log without times."""
 
     tokens: int
     at: float | None
@@ -19,24 +19,24 @@ class _Ended:
 
 
 class Turns:
-    """curve: the reuse distances of what was inherited. gaps: seconds from a request's end to the first that goes on
-    from it, weighted by the tokens that it had; requests: the same, each counting once."""
+    """curve: reuse distances of the inherited units. gaps: seconds from a request's end to the first request that
+    continues it. token_gaps: the gaps, weighted by the tokens of the continued request."""
 
     def __init__(self, curve: Curve) -> None:
         self.count = 0
-        """Requests that go on from an earlier one."""
+        """Requests that continue an earlier one."""
         self.named = 0
-        """Of all requests: those that named their parent, so that they were continuations already."""
+        """Requests that named their parent: they were continuations already."""
         self.parents = 0
-        """Requests that one or more went on from."""
+        """Requests that at least one other continued."""
         self.inherited_units = 0
         self.curve = curve
         self.gaps = Histogram()
         self.token_gaps = Histogram()
 
-    def arrived(self, access: Access, limit: int, tokens: int, unit_bytes: int, at: float | None) -> int:
-        """A prompt of ``tokens`` tokens has been looked up, of which ``limit`` units may be found. Returns the units
-        that it inherits: those of the longest earlier request that it goes on from."""
+    def note_arrival(self, access: Access, limit: int, tokens: int, unit_bytes: int, at: float | None) -> int:
+        """Note a prompt of ``tokens`` tokens that has been looked up; at most ``limit`` units may be found. Returns the
+        units that it inherits: those of the longest earlier request that it continues."""
         for node in reversed(access.path):
             ended = node.ended
             if ended is not None and ended.tokens < tokens and end_of(node, unit_bytes) <= limit:
@@ -48,18 +48,18 @@ class Turns:
         self.inherited_units += inherited
         left = inherited
         for above, units in access.runs:
-            self.curve.add(above, min(units, left))
+            self.curve.add_run(above, min(units, left))
             left -= min(units, left)
         if not ended.returned:
             ended.returned = True
             self.parents += 1
             if ended.at is not None and at is not None and at >= ended.at:
-                self.gaps.add(at - ended.at)
-                self.token_gaps.add(at - ended.at, ended.tokens)
+                self.gaps.add_value(at - ended.at)
+                self.token_gaps.add_value(at - ended.at, ended.tokens)
         return inherited
 
-    def ended(self, node: Node, tokens: int, at: float | None) -> None:
-        """A request whose prompt and output have so many tokens has ended at a node."""
+    def note_end(self, node: Node, tokens: int, at: float | None) -> None:
+        """Note the end, at a node, of a request with so many tokens of prompt and output."""
         node.ended = _Ended(tokens, at)
 
 

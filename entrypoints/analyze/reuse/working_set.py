@@ -1,24 +1,24 @@
-"""How much was used in the last minutes, over the time of the log."""
+"""The working set: units used within a window, over the time of the log."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from .tree import Mark, ReuseTree
+from .reuse_tree import Mark, ReuseTree
 
 MARKS = 128
-"""In each window: it is longer than it says by at most one part in so many."""
+"""Marks in each window: its real length exceeds the nominal one by at most 1/MARKS."""
 
 POINTS = 256
-"""Kept over the log; when there are more, every other one goes."""
+"""Limit of points; at more, every other one is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """at: seconds since the log began, or requests where it has no times. units: used in each window before that, None
-    for a window that is longer than the log so far. asked, found: units asked for so far, and those of them that an
-    endless cache had."""
+    """at: seconds since the log began, or requests in a log without times. units: units used in each window up to then,
+    None for a window that is longer than the log so far. asked, found: prompt tokens so far, and the ones among them
+    that an infinite cache has."""
 
     at: float
     units: tuple[int | None, ...]
@@ -33,7 +33,7 @@ class _Window:
 
 
 class WorkingSet:
-    """Follows a tree. windows: their lengths, in seconds, or requests."""
+    """Follows a tree. windows: their lengths, in seconds or requests."""
 
     def __init__(self, tree: ReuseTree, windows: tuple[float, ...]) -> None:
         self.lengths = windows
@@ -44,7 +44,7 @@ class WorkingSet:
         self._next: float = self._interval
 
     def before_access(self, at: float) -> None:
-        """Something is about to be used. at: never less than the last time."""
+        """Call it before each access. at: not less than the last time."""
         for window in self._windows:
             marks = window.marks
             if not marks or at - marks[-1][0] >= window.length / MARKS:
@@ -53,7 +53,7 @@ class WorkingSet:
                 self._tree.forget_mark(marks.popleft()[1])
 
     def after_access(self, at: float, asked: int, found: int, *, last: bool = False) -> None:
-        """It has been used. last: take a point in any case."""
+        """Call it after each access. last: take a point in any case."""
         if at < self._next and not last:
             return
         units = tuple(

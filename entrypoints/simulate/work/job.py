@@ -1,11 +1,11 @@
-"""An agent's job as the simulator plays it: turns of a model, each with a tool call behind it.
+"""An agent's job as the simulator plays it: turns of a model, each followed by a tool call.
 
     turn k's prompt:   | kept of turn k-1's prompt + output |  new tokens |
                         `kept` tokens                         `new` tokens: the tool's output, the user's words
-    then the model says `output` tokens, a tool runs for `tool_s` seconds, and turn k+1 begins
+    then the model generates `output` tokens, a tool runs for `tool_s` seconds, and turn k+1 begins
 
-Token ids are made up but real: a job counts its own upwards, so that two jobs share nothing but their system prompt,
-and a turn finds in the tree what the turns before it left there.
+The prompts have token ids: each job counts its own upwards, so that two jobs share nothing but their system prompt, and
+a turn finds in the tree the KV that the job's earlier turns left there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EOS = 0
 
 ID_LIMIT = 2**31 - 1
 SYSTEM_IDS = 2**28
-"""Ids from 1 to here are those of system prompts; jobs take theirs above."""
+"""System prompts have ids from 1 to here; jobs have theirs above."""
 
 SYSTEM_STRIDE = 2**17
 """Room for the longest system prompt."""
@@ -28,12 +28,12 @@ SYSTEM_STRIDE = 2**17
 @dataclass(frozen=True, slots=True)
 class Turn:
     kept: int
-    """Leading tokens of the turn before it that its prompt begins with; of a first turn the system prompt's."""
+    """Leading tokens that its prompt shares with the previous turn, or in a first turn with the system prompt."""
     new: int
     output: int
-    """Tokens that the model says, the eos among them; no later prompt has that one."""
+    """Tokens that the model generates, including the eos, which no later prompt has."""
     tool: str | None = None
-    """What is called at its end; "" for nothing that can be named, None if nobody reads its text."""
+    """The tool called at its end; "" if the server reads the text and finds no call, None if it does not read it."""
     tool_s: float = 0.0
 
     @property
@@ -43,7 +43,7 @@ class Turn:
 
     @property
     def known(self) -> int:
-        """The most tokens that the next turn can keep."""
+        """Limit of ``kept`` in the next turn."""
         return self.prompt + self.output - 1
 
 
@@ -54,11 +54,11 @@ class Job:
     turns: tuple[Turn, ...]
     first_id: int
     system: int = 0
-    """Which system prompt the first turn's kept tokens are; jobs with the same share them."""
+    """Number of the system prompt that the first turn's kept tokens are from; jobs with the same number share it."""
 
     @property
     def own_tokens(self) -> int:
-        """Ids that it uses up."""
+        """Number of ids that it uses up."""
         return sum(turn.new + turn.output - 1 for turn in self.turns)
 
     @property
@@ -72,7 +72,7 @@ class Job:
 
 
 def numbered(jobs: list[Job]) -> list[Job]:
-    """The same jobs, each with ids of its own. Where ids run out the first come again, long after their jobs' ends."""
+    """The same jobs, each with its own ids. Ids are reused when they run out, long after their first jobs ended."""
     first, given = SYSTEM_IDS, []
     for job in jobs:
         if first + job.own_tokens > ID_LIMIT:
@@ -84,22 +84,22 @@ def numbered(jobs: list[Job]) -> list[Job]:
 
 @dataclass(slots=True)
 class Conversation:
-    """The tokens of a job, as far as it has got."""
+    """The tokens of a job up to its current turn."""
 
     job: Job
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    """int32: the last turn's prompt, and what the model said to it without the eos."""
+    """int32: the last turn's prompt and its output without the eos."""
     _used: int = 0
 
-    def begin(self, number: int) -> tuple[np.ndarray, list[int]]:
-        """A turn's prompt (int32), and what the model will say to it. Turns are begun in order."""
+    def begin_turn(self, number: int) -> tuple[np.ndarray, list[int]]:
+        """(a turn's prompt as int32, its output). Turns must begin in order."""
         turn = self.job.turns[number]
         kept = self.ids[: turn.kept] if number else system_prompt(self.job.system, turn.kept)
-        said = self._next(turn.new + turn.output - 1)
+        said = self._next_ids(turn.new + turn.output - 1)
         self.ids = np.concatenate([kept, said])
         return self.ids[: turn.prompt], [*self.ids[turn.prompt :].tolist(), EOS]
 
-    def _next(self, count: int) -> np.ndarray:
+    def _next_ids(self, count: int) -> np.ndarray:
         start = self.job.first_id + self._used
         self._used += count
         return np.arange(start, start + count, dtype=np.int32)

@@ -1,11 +1,11 @@
-"""Jobs from a file, JSON lines of one of two shapes; the first line says which.
+"""Jobs from a file of JSON lines in one of two formats; the first line tells which.
 
     {"job_id": "a", "arrival": 0.0, "system_tokens": 0, "turns":
         [{"prompt_tokens": 92, "output_tokens": 60, "tool": "ls", "tool_s": 0.1}, …]}         one job a line
     {"event": "arrival" | "departure" | "called" | …, "job_id": "a", "time": 1.5, …}        a server's scheduler trace
 
-A prompt that is at least as long as the turn before it, output included, is taken to begin with that; a shorter one is
-new but for the system prompt. Other fields and events are passed over.
+A prompt that is at least as long as the previous turn, output included, is assumed to begin with it; a shorter one is
+assumed to share only the system prompt. Other fields and events are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .job import Job, Turn, numbered
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read: which line, and what is wrong with it."""
+    """A trace cannot be read; the message names the line and the fault."""
 
 
 class PlainTurn(msgspec.Struct):
@@ -45,7 +45,7 @@ class PlainJob(msgspec.Struct):
     arrival: float
     turns: list[PlainTurn]
     system_tokens: int = 0
-    """Of the first prompt, shared by all jobs."""
+    """Leading tokens of the first prompt that all jobs share."""
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -53,7 +53,7 @@ class PlainJob(msgspec.Struct):
         if self.system_tokens < 0:
             raise ValueError(f"system_tokens is {self.system_tokens}; it should be 0 or more")
 
-    def job(self) -> Job:
+    def make_job(self) -> Job:
         turns: list[Turn] = []
         for turn in self.turns:
             system = min(self.system_tokens, turn.prompt_tokens - 1)
@@ -82,27 +82,27 @@ class _Event(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Traced:
-    """A job of a scheduler trace, as far as it has been read."""
+    """A job of a scheduler trace, up to the last event read."""
 
     arrival: float
     open: dict[str, _Event] = field(default_factory=dict)
     """Arrivals that have not departed."""
     gone: dict[str, set[int]] = field(default_factory=dict)
-    """The outputs of a request that have departed: of several (``n``) the first to end is what is played."""
+    """Indices of the outputs that have departed, by rid; of several (``n``) the first to end is played."""
     turns: list[PlainTurn] = field(default_factory=list)
     ended: float | None = None
     system: int = 0
     is_over: bool = False
-    """Its last step has departed: an arrival under its id begins another job."""
+    """Its last step has departed; an arrival with the same id begins another job."""
 
-    def arrived(self, event: _Event) -> None:
+    def note_arrival(self, event: _Event) -> None:
         if self.ended is not None:
             self.turns[-1].tool_s = max(0.0, event.time - self.ended)
             self.ended = None
         self.open[event.rid] = event
         self.gone.pop(event.rid, None)
 
-    def departed(self, event: _Event) -> None:
+    def note_departure(self, event: _Event) -> None:
         """Raises ValueError if it had not arrived."""
         arrival = self.open.pop(event.rid, None)
         others = self.gone.setdefault(event.rid, set())
@@ -178,7 +178,7 @@ def _read_plain(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
             raise TraceError(f"{path}, line {number}: {error}") from error
         if (before := seen.setdefault(job.job_id, number)) != number:
             raise TraceError(f"{path}, line {number}: job_id {job.job_id!r} is that of line {before}, too")
-        jobs.append(job.job())
+        jobs.append(job.make_job())
     return jobs
 
 
@@ -188,7 +188,7 @@ def _read_events(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
     def close(name: str) -> None:
         traced = jobs.pop(name)
         if traced.turns:
-            made.append(PlainJob(name, traced.arrival, traced.turns, traced.system).job())
+            made.append(PlainJob(name, traced.arrival, traced.turns, traced.system).make_job())
 
     for number, line in lines:
         try:
@@ -196,10 +196,10 @@ def _read_events(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
             known = jobs.get(event.job_id)
             if event.event == "arrival" and known is not None and known.is_over and not known.open:
                 close(event.job_id)
-            if event.event == "start":  # of a server: it knows none of the jobs before
+            if event.event == "start":  # a restarted server knows no earlier jobs
                 for name in list(jobs):
                     close(name)
-            _note(jobs, event)
+            _note_event(jobs, event)
         except (msgspec.DecodeError, ValueError) as error:
             raise TraceError(f"{path}, line {number}: {error}") from error
     for name in list(jobs):
@@ -207,14 +207,14 @@ def _read_events(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[Job]:
     return made
 
 
-def _note(jobs: dict[str, _Traced], event: _Event) -> None:
+def _note_event(jobs: dict[str, _Traced], event: _Event) -> None:
     match event.event:
         case "arrival":
-            jobs.setdefault(event.job_id, _Traced(event.time)).arrived(event)
+            jobs.setdefault(event.job_id, _Traced(event.time)).note_arrival(event)
         case "departure":
             if event.job_id not in jobs:
                 raise ValueError(f"job {event.job_id!r} departs, but has not arrived")
-            jobs[event.job_id].departed(event)
+            jobs[event.job_id].note_departure(event)
         case "called":
             traced = jobs.get(event.job_id)
             if traced is not None and traced.turns:

@@ -1,38 +1,38 @@
-"""Agent jobs by the name of a workload: Poisson arrivals, growing contexts, tools. A seed fixes the jobs."""
+"""Generated jobs, by the name of a workload: Poisson arrivals, growing contexts, tools. A seed fixes the jobs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from .job import SYSTEM_STRIDE, Job, Turn, numbered
-from .tools import SHAPES, ToolShape
+from .tool_shapes import SHAPES, ToolShape
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The shape of a job. (low, high) are drawn from evenly, both included."""
+    """The shape of a job. Values are drawn uniformly from (low, high), both included."""
 
     new: tuple[tuple[int, int], ...]
-    """New prompt tokens of each turn; a job with more turns goes on with the last entry."""
+    """New prompt tokens of each turn; the last entry holds for all further turns."""
     output: tuple[int, int]
     turns: tuple[int, int]
     system: tuple[int, int] = (0, 0)
     """Tokens of the system prompt."""
     systems: int = 1
-    """How many different ones there are."""
+    """Number of different system prompts."""
     compacted: float = 0.0
-    """Share of the jobs that, once, go on with a summary of what was said."""
+    """Share of the jobs that replace their history with a summary once."""
     max_new_tokens: int = 512
-    """What an agent asks for; it stops by itself long before."""
+    """Limit that requests ask for; outputs end long before."""
     one_shot: tuple[int, int] = (300, 900)
-    """New prompt tokens of a job that ends with its first turn, where some do."""
+    """New prompt tokens of a job that ends with its first turn."""
 
 
 def _grown(contexts: tuple[int, ...], output: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """New tokens per turn, so that prompts have these lengths on average."""
+    """(low, high) of each turn's new tokens, so that prompts have these lengths on average."""
     said = sum(output) // 2
     means = [contexts[0], *(b - a - said for a, b in pairwise(contexts))]
     return tuple((mean - mean // 2, mean + mean // 2) for mean in means)
@@ -75,8 +75,8 @@ WORKLOADS = {
 def make_jobs(
     workload: Workload, tools: ToolShape, *, rate: float, count: int, seed: int, one_shots: float = 0.0
 ) -> list[Job]:
-    """``count`` jobs that arrive at ``rate`` a second. Turns and tools do not depend on the rate: other loads see the
-    same jobs, closer together. one_shots: the share of them that end with their first turn."""
+    """``count`` jobs that arrive at ``rate`` a second. Turns and tools do not depend on the rate: other loads get the
+    same jobs, closer together. one_shots: share of the jobs that end with their first turn."""
     gaps = np.random.default_rng((seed, 0)).exponential(size=count)
     arrivals = np.cumsum(gaps) / rate
     lengths = np.random.default_rng((seed, 1)).integers(*workload.system, endpoint=True, size=workload.systems)
@@ -104,14 +104,14 @@ def make_turns(workload: Workload, tools: ToolShape, system: int, rng: np.random
         new, output = int(rng.integers(low, high, endpoint=True)), int(rng.integers(*workload.output, endpoint=True))
         kept = turns[-1].known if turns else system
         if number == compacted_at:
-            new, kept = new + (kept - system) // 8, system  # what was said, in an eighth of its length
+            new, kept = new + (kept - system) // 8, system  # the history, at an eighth of its length
         tool, tool_s = calls[number] if number < count - 1 else (None, 0.0)
         turns.append(Turn(kept, max(1, new), output, tool, tool_s))
     return tuple(turns)
 
 
 def workload_named(name: str, scale: float = 1.0) -> Workload:
-    """scale: multiplies every length but what the model says."""
+    """scale: multiplies every length except those of outputs."""
     found = WORKLOADS[name]
     if scale == 1.0:
         return found
@@ -122,16 +122,7 @@ def workload_named(name: str, scale: float = 1.0) -> Workload:
     system = scaled(found.system)
     if system[1] > SYSTEM_STRIDE:
         raise ValueError(f"scaled by {scale:g}, a system prompt has {system[1]} tokens; at most {SYSTEM_STRIDE}")
-    return Workload(
-        tuple(map(scaled, found.new)),
-        found.output,
-        found.turns,
-        system,
-        found.systems,
-        found.compacted,
-        found.max_new_tokens,
-        scaled(found.one_shot),
-    )
+    return replace(found, new=tuple(map(scaled, found.new)), system=system, one_shot=scaled(found.one_shot))
 
 
 def tools_named(name: str) -> ToolShape:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.entrypoints.simulate.report import Cell, cells_of
+from baton.entrypoints.simulate.cells import Cell, cells_of
 from baton.entrypoints.simulate.runs import Plan
 from benchmarks.agents.policy_study import Work, arms_at, at_load, best_times, plan_of, runs_of
 from benchmarks.agents.study_report import Studied, against_best, compare, find, report, table, verdicts, worst_job

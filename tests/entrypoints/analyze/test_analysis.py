@@ -11,11 +11,11 @@ import pytest
 
 from baton.entrypoints.analyze.advice import ceil_gib, flags, recommend
 from baton.entrypoints.analyze.analysis import Analysis
+from baton.entrypoints.analyze.log.log_reader import LogStory
+from baton.entrypoints.analyze.log.logged_request import LoggedRequest, Units
 from baton.entrypoints.analyze.log.prompt_text import id_units
-from baton.entrypoints.analyze.log.read import LogStory
-from baton.entrypoints.analyze.log.request import LoggedRequest, Units
+from baton.entrypoints.analyze.log_report import make_report
 from baton.entrypoints.analyze.model_size import ModelSizeError, kv_bytes_per_token
-from baton.entrypoints.analyze.report import make_report
 
 REACH = (0.8, 0.95, 0.99)
 
@@ -39,8 +39,8 @@ def request(prompt: list[int], output: list[int] | None = None, at: float | None
 def analysed(*requests: LoggedRequest, page: int = 1, max_bytes: int = 0) -> Analysis:
     analysis = Analysis(id_units(page), max_bytes=max_bytes, has_times=requests[0].time is not None)
     for each in requests:
-        analysis.add(each)
-    analysis.end()
+        analysis.add_request(each)
+    analysis.end_log()
     return analysis
 
 
@@ -72,9 +72,9 @@ def test_namespaces_share_nothing() -> None:
 def test_units_stand_for_many_tokens() -> None:
     analysis = Analysis(Units(8, 512, "blocks"), max_bytes=0, has_times=True)
     blocks = array("q", [1, 2, 3]).tobytes()
-    analysis.add(LoggedRequest(prompt=blocks[:16], prompt_tokens=1500, time=0.0))
-    analysis.add(LoggedRequest(prompt=blocks, prompt_tokens=1536, time=9.0))
-    analysis.end()
+    analysis.add_request(LoggedRequest(prompt=blocks[:16], prompt_tokens=1500, time=0.0))
+    analysis.add_request(LoggedRequest(prompt=blocks, prompt_tokens=1536, time=9.0))
+    analysis.end_log()
     assert analysis.totals.endless_hits == 1024 and analysis.span == 9.0
     assert analysis.turns.count == 1 and analysis.turns.inherited_units == 2
 
@@ -183,7 +183,7 @@ def test_bytes_of_a_token_come_from_the_models_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kv_lora_rank": 512}, "keeps a compressed KV; say --kv-bytes-per-token"),
+        ({"kv_lora_rank": 512}, "keeps a compressed KV; give --kv-bytes-per-token"),
         ({"num_hidden_layers": 2, "num_attention_heads": 4}, "has no hidden_size"),
         ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 0}, "has no num_hidden_layers"),
         ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 1, "dtype": "float8"}, "dtype float8"),
@@ -198,5 +198,5 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelSizeError, match="cannot be read: No such file"):
         kv_bytes_per_token(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ModelSizeError, match="holds no object"):
+    with pytest.raises(ModelSizeError, match="is not a JSON object"):
         kv_bytes_per_token(tmp_path)

@@ -48,7 +48,7 @@ def test_a_report_in_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "12 requests",
         f"{rate:.1%}",
         "1 of 13 items are broken",
-        "number 13: no valid JSON",
+        "number 13: invalid JSON",
         "GiB",
         "flags:",
     ):
@@ -63,9 +63,9 @@ def test_a_report_in_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["LOG", "--model", "no-folder"], "config.json cannot be read"),
         (["LOG", "--tokenizer", "no-folder"], "no tokenizer.json in 'no-folder'"),
         (["EMPTY"], "is empty"),
-        (["BROKEN"], "has no request that can be read; of 1 items, number 1"),
-        (["LOG", "--format", "mooncake"], "number 1: it has no input_length"),
-        (["LOG", "--block-tokens", "16"], "--block-tokens is for logs of Mooncake's shape"),
+        (["BROKEN"], "has no readable request among 1 items; item 1"),
+        (["LOG", "--format", "mooncake"], "item 1: it has no input_length"),
+        (["LOG", "--block-tokens", "16"], "--block-tokens is for logs in the format mooncake"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -12,7 +12,7 @@ import pytest
 from baton.entrypoints.simulate.__main__ import main
 from baton.entrypoints.simulate.arguments import parse, plans
 from baton.entrypoints.simulate.cost_model import CARDS, MODELS
-from baton.entrypoints.simulate.work.tools import SHAPES
+from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import WORKLOADS
 
 SMALL = ["--gpu", "RTX6000", "--pool-tokens", "3000", "--scale", "0.2", "--num-jobs", "8", "--rate", "2"]
@@ -22,7 +22,7 @@ def test_it_compares_reports_draws_and_goes_on(tmp_path: Path, capsys: pytest.Ca
     flags = [*SMALL, "--seeds", "2", "--policies", "fcfs", "continuum", "lpm+host", "--host-gb", "1"]
     flags += ["--out", str(tmp_path)]
     assert main([*flags, "--check", "50", "--limit", "4"]) == 0
-    assert "2 of 6 runs are still to be made" in capsys.readouterr().out
+    assert "2 of 6 runs remain" in capsys.readouterr().out
     assert main([*flags, "--check", "50"]) == 0
     said = capsys.readouterr().out
     assert "RTX6000, llama-3.1-8b, pool 3000: agents, shell tools × 0.2, 2 jobs/s" in said
@@ -70,11 +70,11 @@ def test_a_grid_has_every_combination_once() -> None:
         (["--set", "page_size=big"], "should be of type int"),
         (["--set", "enable_mixed_chunk=1"], "should be of type bool"),
         (["--set", "schedule_policy=lpm"], "with a name among"),
-        (["trace.jsonl", "--load", "90"], "--load is for made-up workloads"),
+        (["trace.jsonl", "--load", "90"], "--load is for generated workloads"),
         (["--rate", "1", "--load", "90"], "not allowed with"),
-        (["trace.jsonl", "--tools", "heavy"], "--tools is for made-up workloads; a trace has its own"),
-        (["trace.jsonl", "--minutes", "5"], "--minutes is for made-up workloads"),
-        (["trace.jsonl", "--one-shots", "0.5"], "--one-shots is for made-up workloads"),
+        (["trace.jsonl", "--tools", "heavy"], "--tools is for generated workloads; a trace has its own"),
+        (["trace.jsonl", "--minutes", "5"], "--minutes is for generated workloads"),
+        (["trace.jsonl", "--one-shots", "0.5"], "--one-shots is for generated workloads"),
         (["--one-shots", "1.5"], "1.5 is not a share, 0 to 1"),
         (["--policies", "fcfs+chat+plain"], "a chat either names its job (+chat) or does not"),
         (["--host-gb", "10", "--policies", "fcfs", "handoff"], "none of --policies has one; add +host"),
@@ -97,19 +97,19 @@ def test_it_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_the_page_names_all_that_can_be_chosen() -> None:
+def test_the_page_names_every_choice() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
     for name in (*CARDS, *MODELS, *WORKLOADS, *SHAPES):
         assert f"`{name}`" in page, name
 
 
-def test_where_no_job_fits_nothing_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_recommendation_where_no_job_fits(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--pool-tokens", "20", "--num-jobs", "5", "--rate", "1", "--seeds", "1", "--policies", "fcfs", "handoff"]
     assert main([*flags, "--gpu", "H200", "RTX6000"]) == 0
-    assert capsys.readouterr().out.count("nothing can be said, as no job was completed") == 2
+    assert capsys.readouterr().out.count("no job was completed, so there is no recommendation") == 2
 
 
-def test_of_few_jobs_little_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recommendation_warns_of_few_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--num-jobs", "8", "--rate", "1", "--seeds", "2", "--policies", "fcfs", "handoff"]
     assert main(flags) == 0
-    assert "8 jobs a run are few" in capsys.readouterr().out
+    assert "8 jobs per run are few" in capsys.readouterr().out

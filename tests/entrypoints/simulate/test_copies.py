@@ -19,10 +19,10 @@ def copy(fence: int, tokens: int, *, to_host: bool) -> TierCopy:
 def test_each_lane_works_in_order_and_does_not_wait_for_the_other() -> None:
     lanes = CopyLanes(COST)
     assert lanes.next_end() is None
-    lanes.order([copy(1, 4, to_host=False), copy(2, 4, to_host=True), copy(3, 2, to_host=False)], 10.0)
+    lanes.order_copies([copy(1, 4, to_host=False), copy(2, 4, to_host=True), copy(3, 2, to_host=False)], 10.0)
     assert lanes.next_end() == 11.0 and lanes.loads_end == 13.0
-    assert lanes.take_ended(10.9) == []
-    assert lanes.take_ended(12.0) == [(11.0, 2, 1.0), (12.0, 1, 2.0)]
-    lanes.order([copy(4, 4, to_host=True)], 20.0)  # the lane has been free since 11
-    assert lanes.take_ended(30.0) == [(13.0, 3, 1.0), (21.0, 4, 1.0)]
+    assert lanes.take_ended_copies(10.9) == []
+    assert lanes.take_ended_copies(12.0) == [(11.0, 2, 1.0), (12.0, 1, 2.0)]
+    lanes.order_copies([copy(4, 4, to_host=True)], 20.0)  # the lane has been free since 11
+    assert lanes.take_ended_copies(30.0) == [(13.0, 3, 1.0), (21.0, 4, 1.0)]
     assert lanes.loads_end == 13.0 and lanes.next_end() is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.simulate.work.job import EOS, ID_LIMIT, SYSTEM_IDS, Conversation, Job, Turn, numbered
-from baton.entrypoints.simulate.work.tools import SHAPES
+from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import CONTEXTS, WORKLOADS, make_jobs, workload_named
 
 
@@ -14,10 +14,10 @@ def test_a_turn_goes_on_from_what_was_said() -> None:
     first, second = Turn(3, 4, 3, "ls", 1.0), Turn(9, 2, 1)
     (job,) = numbered([Job("a", 0.0, (first, second), 0, system=5)])
     talk = Conversation(job)
-    prompt, said = talk.begin(0)
+    prompt, said = talk.begin_turn(0)
     assert len(prompt) == first.prompt == 7 and said[-1] == EOS and len(said) == 3
     known = [*prompt.tolist(), *said[:-1]]
-    after, said = talk.begin(1)
+    after, said = talk.begin_turn(1)
     assert after.tolist()[:9] == known and len(after) == 11 and said == [EOS]
     assert len(set(after.tolist())) == 11 and first.known == 9
 
@@ -25,15 +25,15 @@ def test_a_turn_goes_on_from_what_was_said() -> None:
 def test_jobs_share_a_system_prompt_and_nothing_else() -> None:
     turn = Turn(10, 20, 5)
     jobs = numbered([Job(name, 0.0, (turn,), 0, system) for name, system in (("a", 1), ("b", 1), ("c", 2))])
-    a, b, c = (set(Conversation(job).begin(0)[0].tolist()) for job in jobs)
+    a, b, c = (set(Conversation(job).begin_turn(0)[0].tolist()) for job in jobs)
     assert len(a & b) == 10 and not a & c and not b & c
 
 
 def test_a_compacted_turn_keeps_what_it_says() -> None:
     (job,) = numbered([Job("a", 0.0, (Turn(4, 10, 5), Turn(4, 6, 5)), 0)])
     talk = Conversation(job)
-    before, _ = talk.begin(0)
-    after, _ = talk.begin(1)
+    before, _ = talk.begin_turn(0)
+    after, _ = talk.begin_turn(1)
     assert after[:4].tolist() == before[:4].tolist()
     assert not {*after[4:].tolist()} & {*talk.ids[:0].tolist(), *before.tolist()}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.simulate.arms.arm import Sender
+from baton.entrypoints.simulate.arms import Sender
 from baton.entrypoints.simulate.cost_model import Linear
-from baton.entrypoints.simulate.driver import Simulation
+from baton.entrypoints.simulate.simulation import Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from baton.scheduler.policies.registry import PINNING, POLICIES

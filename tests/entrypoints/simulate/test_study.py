@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from baton.entrypoints.simulate import study
-from baton.entrypoints.simulate.metrics import JobRecord
+from baton.entrypoints.simulate.job_records import JobRecord
 from baton.entrypoints.simulate.runs import Plan, make_simulation, run
-from baton.entrypoints.simulate.study import Lines, find_peak, find_peaks, peak_plan, run_all
+from baton.entrypoints.simulate.study import RunLines, find_peak, find_peaks, peak_plan, run_all
 from tests.doubles.simulated import talk
 
 SMALL = Plan(arm="fcfs", gpu="RTX6000", pool=3000, scale=0.2, num_jobs=6, rate=2.0, trim=0.0)
@@ -26,8 +26,10 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_same_plan_gives_the_same_figures_in_any_process() -> None:
-    here = run_all(plans(2), Lines(), processes=1)
-    assert [without_times(line) for line in run_all(plans(2), Lines(), processes=2)] == list(map(without_times, here))
+    here = run_all(plans(2), RunLines(), processes=1)
+    assert [without_times(line) for line in run_all(plans(2), RunLines(), processes=2)] == list(
+        map(without_times, here)
+    )
     first, second = (line["figures"] for line in here)
     assert first["jobs_done"] == 6 and first["service_s"]["mean"] != second["service_s"]["mean"]
 
@@ -40,7 +42,7 @@ def test_policies_play_the_same_jobs() -> None:
 
 def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "runs.jsonl"
-    assert len(run_all(plans(), Lines(path), processes=1, most=2)) == 2
+    assert len(run_all(plans(), RunLines(path), processes=1, most=2)) == 2
     ran: list[int] = []
 
     def noted(plan: Plan) -> dict[str, Any]:
@@ -48,19 +50,19 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         return run(plan)
 
     monkeypatch.setattr(study, "run", noted)
-    found = run_all(plans(), Lines(path), processes=1)
+    found = run_all(plans(), RunLines(path), processes=1)
     assert ran == [2] and [line["plan"]["seed"] for line in found] == [0, 1, 2]
     assert len(path.read_text().splitlines()) == 3
 
 
 def test_a_line_that_was_cut_short_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "runs.jsonl"
-    whole = run_all(plans(2), Lines(path), processes=1)
+    whole = run_all(plans(2), RunLines(path), processes=1)
     path.write_text(path.read_text()[:-40])
-    found = run_all(plans(2), Lines(path), processes=1)
+    found = run_all(plans(2), RunLines(path), processes=1)
     assert "1 lines of" in capsys.readouterr().err
     assert list(map(without_times, found)) == list(map(without_times, whole))
-    assert all(Lines(path).get(plan.key) for plan in plans(2))
+    assert all(RunLines(path).get_line(plan.key) for plan in plans(2))
 
 
 class Saturated:
@@ -80,12 +82,12 @@ def test_the_peak_is_the_highest_rate_of_completions(tmp_path: Path, monkeypatch
     found = find_peak(peak_plan(SMALL, 5.0))
     assert found["peak"] == pytest.approx(3.0, rel=0.02)
     assert [rate for rate, _ in found["tried"]] == pytest.approx([0.25, 0.5, 1, 2, 2.378, 2.828, 3.364, 4], rel=1e-3)
-    lines = Lines(tmp_path / "runs.jsonl")
+    lines = RunLines(tmp_path / "runs.jsonl")
     others = [msgspec.structs.replace(SMALL, arm="lpm", seed=9), msgspec.structs.replace(SMALL, arm="fcfs+pin")]
     peaks = find_peaks(others, 5.0, lines, processes=1)
     assert list(peaks.values()) == [found["peak"]]  # one for all policies and seeds of a cell
     monkeypatch.setattr(study, "find_peak", None)
-    assert find_peaks(others, 5.0, Lines(tmp_path / "runs.jsonl"), processes=1) == peaks
+    assert find_peaks(others, 5.0, RunLines(tmp_path / "runs.jsonl"), processes=1) == peaks
 
 
 def test_a_plan_is_checked_before_it_runs() -> None:

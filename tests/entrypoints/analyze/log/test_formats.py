@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.analyze.log.formats import detect, make_reader
-from baton.entrypoints.analyze.log.lines import LogFile
+from baton.entrypoints.analyze.log.log_file import LogFile
+from baton.entrypoints.analyze.log.log_reader import LogReader, ReadOptions, refuse_empty
+from baton.entrypoints.analyze.log.logged_request import BadItem, LogError, LoggedRequest
 from baton.entrypoints.analyze.log.prompt_text import PromptText
-from baton.entrypoints.analyze.log.read import LogReader, ReadOptions, refuse_empty
-from baton.entrypoints.analyze.log.request import BadItem, LogError, LoggedRequest
 from baton.runtime.text.tokenizer import Tokenizer
 
 DEFAULT = ReadOptions()
@@ -30,7 +30,7 @@ def ids(*values: int) -> bytes:
 
 
 def only(item: Any, text: PromptText | None = None, name: str | None = None, page: int | None = None) -> LoggedRequest:
-    (request,) = make_reader(name or str(detect(item)), text or PromptText(), page, None).read(item)
+    (request,) = make_reader(name or str(detect(item)), text or PromptText(), page, None).read_item(item)
     return request
 
 
@@ -103,10 +103,10 @@ def test_turns_of_sharegpt_begin_with_those_before(toy: PromptText) -> None:
     said = [("human", "a?"), ("gpt", "b"), ("human", "c?"), ("gpt", "d"), ("human", "unanswered")]
     item = {"id": "x", "conversations": [{"from": who, "value": text} for who, text in said]}
     for text in (PromptText(), toy):
-        first, second = make_reader("sharegpt", text, None, None).read(item)
+        first, second = make_reader("sharegpt", text, None, None).read_item(item)
         assert second.prompt.startswith(first.prompt) and len(second.prompt) > len(first.prompt + first.outputs[0])
         assert first.has_outputs and first.outputs[0]
-    first, second = make_reader("sharegpt", PromptText(), None, None).read(item)
+    first, second = make_reader("sharegpt", PromptText(), None, None).read_item(item)
     assert second.prompt.startswith(first.prompt + first.outputs[0]), "the answer is part of the next prompt"
 
 
@@ -117,7 +117,7 @@ def test_mooncakes_blocks() -> None:
     assert (request.prompt_tokens, request.output_tokens, request.time) == (1500, 52, 27.482)
     reader = make_reader("mooncake", PromptText(), None, 750)
     with pytest.raises(BadItem, match="does not fit blocks of 750"):
-        list(reader.read(item))
+        list(reader.read_item(item))
 
 
 def test_batch_files(toy: PromptText) -> None:
@@ -128,7 +128,7 @@ def test_batch_files(toy: PromptText) -> None:
     assert only(line(prompt="x")).prompt == b"x"
     assert only(line(prompt=[1, 2]), toy).prompt == ids(1, 2)
     reader = make_reader("openai-batch", PromptText(), None, None)
-    assert [each.prompt for each in reader.read(line(prompt=["x", "y"]))] == [b"x", b"y"]
+    assert [each.prompt for each in reader.read_item(line(prompt=["x", "y"]))] == [b"x", b"y"]
     both = only(line(input="x", instructions="be short")).prompt
     assert both == b"<system>\nbe short\n<user>\nx\n<assistant>\n"
 
@@ -142,28 +142,28 @@ def test_hashed_blocks() -> None:
 @pytest.mark.parametrize(
     ("item", "reason"),
     [
-        ({"input_ids": [1, "x"]}, "input_ids is no list of token ids"),
-        ({"input_ids": [2**31]}, "input_ids is no list of token ids"),
-        ({"input_ids": [1.5]}, "input_ids is no list of token ids"),
+        ({"input_ids": [1, "x"]}, "input_ids is not a list of token ids"),
+        ({"input_ids": [2**31]}, "input_ids is not a list of token ids"),
+        ({"input_ids": [1.5]}, "input_ids is not a list of token ids"),
         ({"input_ids": []}, "its prompt is empty"),
         ({"text": ""}, "its prompt is empty"),
-        ({"text": 3}, "text is no string"),
+        ({"text": 3}, "text is not a string"),
         ({"text": "\ud800"}, "half a surrogate pair"),
-        ({"messages": []}, "messages is no list of messages"),
+        ({"messages": []}, "messages is not a list of messages"),
         ({"messages": [3]}, "a message has no role"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the content of a message is no text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the content of a message is not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "takes text only"),
-        ({"input_blocks": "zz", "block_tokens": 16, "input_tokens": 16}, "no text of hexadecimal digits"),
+        ({"input_blocks": "zz", "block_tokens": 16, "input_tokens": 16}, "not a string of hexadecimal digits"),
         ({"input_blocks": "00", "block_tokens": 16, "input_tokens": 16}, "cut short"),
         ({"input_blocks": "00" * 8}, "without block_tokens"),
-        ({"input_blocks": "00" * 8, "block_tokens": 16, "input_tokens": -1}, "input_tokens is no number of tokens"),
-        ({"conversations": [{"from": "gpt", "value": "x"}]}, "no answer with something before it"),
-        ({"conversations": [3]}, "a turn of conversations is no object"),
+        ({"input_blocks": "00" * 8, "block_tokens": 16, "input_tokens": -1}, "input_tokens is not a number of tokens"),
+        ({"conversations": [{"from": "gpt", "value": "x"}]}, "no answer with a prompt before it"),
+        ({"conversations": [3]}, "a turn of conversations is not an object"),
         ({"conversations": [{"from": "gpt"}]}, "no from and value"),
         ({"conversations": "x"}, "its conversations is of the wrong kind"),
         ({"hash_ids": [1]}, "it has no input_length"),
-        ({"hash_ids": [1.5], "input_length": 3}, "no list of whole numbers"),
-        ({"hash_ids": [2**63], "input_length": 3}, "no list of whole numbers"),
+        ({"hash_ids": [1.5], "input_length": 3}, "not a list of whole numbers"),
+        ({"hash_ids": [2**63], "input_length": 3}, "not a list of whole numbers"),
         ({"hash_ids": [1], "input_length": True}, "its input_length is of the wrong kind"),
         ({"custom_id": "1", "body": {"model": "m"}}, "none of messages, prompt and input"),
         ({"custom_id": "1", "body": 3}, "its body is of the wrong kind"),
@@ -197,7 +197,7 @@ def test_a_log_is_counted_with_what_is_broken_in_it(tmp_path: Path) -> None:
     assert count == 2 and (story.format, story.items, story.bad) == ("requests", 11, 9)
     assert [number for number, _ in story.first_bad] == [1, 2, 4, 5, 6]
     reasons = [reason for _, reason in story.first_bad]
-    assert "no format is known" in reasons[1] and "made of text" in reasons[2]
+    assert "its format is none of" in reasons[1] and "made of text" in reasons[2]
 
 
 def test_reading_ends_where_it_is_told(tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_reading_ends_where_it_is_told(tmp_path: Path) -> None:
     ("lines", "reason"),
     [
         ([], "is empty"),
-        ([{"baton_request_log": 1, "holds": "ids"}], "has no requests in it yet"),
-        (["x", {"prompt": 1}], "of 2 items, number 1: no valid JSON"),
+        ([{"baton_request_log": 1, "holds": "ids"}], "has no requests yet"),
+        (["x", {"prompt": 1}], "among 2 items; item 1: invalid JSON"),
     ],
 )
 def test_a_log_without_requests_is_refused(tmp_path: Path, lines: list[Any], reason: str) -> None:
@@ -222,7 +222,7 @@ def test_a_log_without_requests_is_refused(tmp_path: Path, lines: list[Any], rea
     ("item", "options", "reason"),
     [
         ({"hash_ids": [1], "input_length": 3}, ReadOptions(page_size=16), "--page-size"),
-        ({"text": "x"}, ReadOptions(block_tokens=16), "--block-tokens is for logs of Mooncake's shape"),
+        ({"text": "x"}, ReadOptions(block_tokens=16), "--block-tokens is for logs in the format mooncake"),
     ],
 )
 def test_options_that_a_format_lacks_are_refused(
@@ -244,7 +244,7 @@ def test_options_that_a_format_lacks_are_refused(
 )
 def test_numbers_that_cannot_be_are_refused(item: dict[str, Any], names: list[str], value: float) -> None:
     for name in names:
-        with pytest.raises(BadItem, match=f"its {name} is no number"):
+        with pytest.raises(BadItem, match=f"its {name} is out of range"):
             only(item | {name: value})
 
 
@@ -252,5 +252,5 @@ def test_numbers_of_tokens_have_an_end() -> None:
     blocks = {"input_blocks": "", "block_tokens": 16, "input_tokens": 1, "output_tokens": 10**400}
     mooncake = {"hash_ids": [1], "input_length": 3, "output_length": 10**400}
     for item in ({"input_ids": [1], "cached_tokens": 10**400}, blocks, mooncake):
-        with pytest.raises(BadItem, match="is no number of tokens"):
+        with pytest.raises(BadItem, match="is not a number of tokens"):
             only(item)

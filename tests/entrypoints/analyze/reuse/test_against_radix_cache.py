@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.analyze.analysis import Analysis
+from baton.entrypoints.analyze.log.logged_request import LoggedRequest
 from baton.entrypoints.analyze.log.prompt_text import id_units
-from baton.entrypoints.analyze.log.request import LoggedRequest
 from tests.doubles.cache_rig import CacheRig
 
 SIZES = (256, 512, 768, 1024, 2048, 4096)
@@ -64,7 +64,7 @@ def analysed(log: Log, page: int, max_bytes: int = 0) -> Analysis:
     analysis = Analysis(id_units(page), max_bytes=max_bytes, has_times=False, grid=grid)
     for namespace, prompt, output in log:
         ids = (array("i", prompt).tobytes(), array("i", output).tobytes())
-        analysis.add(
+        analysis.add_request(
             LoggedRequest(
                 prompt=ids[0],
                 prompt_tokens=len(prompt),
@@ -74,7 +74,7 @@ def analysed(log: Log, page: int, max_bytes: int = 0) -> Analysis:
                 namespace=namespace,
             )
         )
-    analysis.end()
+    analysis.end_log()
     return analysis
 
 

@@ -7,13 +7,12 @@ from itertools import pairwise
 
 import pytest
 
+from baton.entrypoints.analyze.analysis import RunningPeak
 from baton.entrypoints.analyze.reuse.curve import Curve, sizes
 from baton.entrypoints.analyze.reuse.forgotten import Forgotten
 from baton.entrypoints.analyze.reuse.histogram import Histogram
-from baton.entrypoints.analyze.reuse.recency import Recency
-from baton.entrypoints.analyze.reuse.running import Running
+from baton.entrypoints.analyze.reuse.reuse_tree import Recency, ReuseTree
 from baton.entrypoints.analyze.reuse.sharing import SharedPrefix, top_prefixes
-from baton.entrypoints.analyze.reuse.tree import ReuseTree
 from baton.entrypoints.analyze.reuse.turns import Turns
 from baton.entrypoints.analyze.reuse.working_set import POINTS, WorkingSet
 
@@ -23,10 +22,10 @@ def test_recency_counts_what_is_later() -> None:
     recency, plain = Recency(100), [0] * 100
     for _ in range(500):
         time, units = rng.randrange(100), rng.randrange(-3, 9)
-        recency.add(time, units)
+        recency.add_units(time, units)
         plain[time] += units
         since = rng.randrange(-1, 100)
-        assert recency.after(since) == sum(plain[since + 1 :])
+        assert recency.units_after(since) == sum(plain[since + 1 :])
     assert recency.total == sum(plain)
 
 
@@ -36,7 +35,7 @@ def test_a_curve_counts_each_distance() -> None:
     curve, distances = Curve(grid), []
     for _ in range(200):
         above, units = rng.randrange(300), rng.randrange(0, 60)
-        curve.add(above, units)
+        curve.add_run(above, units)
         distances += range(above + 1, above + units + 1)
     assert curve.hits() == [sum(distance <= size for distance in distances) for size in grid]
     assert curve.units == len(distances)
@@ -55,7 +54,7 @@ def test_a_histogram_is_right_to_its_buckets() -> None:
     values = [random.Random(3).lognormvariate(2, 2) for _ in range(2000)] + [0.0] * 20
     histogram = Histogram()
     for value in values:
-        histogram.add(value, 2.0)
+        histogram.add_value(value, 2.0)
     assert histogram.total == 2 * len(values)
     for share in (0.5, 0.9, 0.99):
         true = sorted(values)[int(share * len(values)) - 1]
@@ -67,11 +66,11 @@ def test_a_histogram_is_right_to_its_buckets() -> None:
 def test_what_was_forgotten_is_known_in_whole_chunks() -> None:
     filled = Forgotten(1, 4, max_bytes=1 << 12)
     key = bytes(range(1, 31))
-    filled.add("s", key, 6)  # chunks end at 4, 8, 12, …; those from 8 on end in what is forgotten
-    assert filled.known("s", key, 6, 30) == 22 and filled.known("s", key, 6, 15) == 6
-    assert filled.known("s", key, 3, 30) == 0, "the chunk up to 4 is not among it"
-    assert filled.known("t", key, 6, 30) == 0 and filled.known("s", b"x" + key, 6, 30) == 0
-    assert filled.known("s", key[:20] + b"new" + key, 6, 40) == 14
+    filled.add_path("s", key, 6)  # chunks end at 4, 8, 12, …; those from 8 on end in what is forgotten
+    assert filled.count_known("s", key, 6, 30) == 22 and filled.count_known("s", key, 6, 15) == 6
+    assert filled.count_known("s", key, 3, 30) == 0, "the chunk up to 4 is not among it"
+    assert filled.count_known("t", key, 6, 30) == 0 and filled.count_known("s", b"x" + key, 6, 30) == 0
+    assert filled.count_known("s", key[:20] + b"new" + key, 6, 40) == 14
     assert 0 < filled.false_share < 1e-4
 
 
@@ -79,7 +78,7 @@ def test_a_full_filter_says_so() -> None:
     full = Forgotten(8, 1, max_bytes=1 << 6)
     rng = random.Random(4)
     for _ in range(2000):
-        full.add("", rng.randbytes(8), 0)
+        full.add_path("", rng.randbytes(8), 0)
     assert full.false_share > 0.9
 
 
@@ -139,8 +138,8 @@ class Talk:
 
     def turn(self, prompt: bytes, output: bytes, at: float | None, seconds: float = 1.0) -> int:
         access = self.tree.access("", (prompt + output)[:-1])
-        inherited = self.turns.arrived(access, len(prompt) - 1, len(prompt), 1, at)
-        self.turns.ended(access.last, len(prompt + output), None if at is None else at + seconds)
+        inherited = self.turns.note_arrival(access, len(prompt) - 1, len(prompt), 1, at)
+        self.turns.note_end(access.last, len(prompt + output), None if at is None else at + seconds)
         return inherited
 
 
@@ -165,10 +164,10 @@ def test_the_same_prompt_again_is_no_turn() -> None:
 
 
 def test_what_runs_at_once_is_counted_by_its_times() -> None:
-    running, rng = Running(), random.Random(6)
+    running, rng = RunningPeak(), random.Random(6)
     requests = [(float(came), rng.expovariate(0.1), rng.randrange(1, 100)) for came in range(300)]
     for request in requests:
-        running.add(*request)
+        running.add_request(*request)
     at_once = [[t for c, s, t in requests if c <= came < c + s] for came, _, _ in requests]
     assert running.peak_requests == max(map(len, at_once)) > 5
     assert running.peak_tokens == max(map(sum, at_once))

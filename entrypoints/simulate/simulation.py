@@ -4,7 +4,7 @@
          ▲                                                   │ process_result
          └────────────── a tool runs ◀── a turn's end ◀──────┘
 
-As in the loop without overlap, all that happens while a step runs is looked at when it has ended.
+As in the loop without overlap, events during a step are handled when the step has ended.
 """
 
 from __future__ import annotations
@@ -28,47 +28,45 @@ from ...scheduler.request import Request, RequestEvent
 from ...scheduler.request_spec import Predecessor, RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ...scheduler.token_buffer import pack_ids
-from .arms.arm import Sender
-from .arms.variants import VARIANTS
-from .checks import check_engine
+from .arms import VARIANTS, AwayTimes, Sender
+from .burst import RowAhead, burst_ends
 from .copies import CopyLanes
 from .cost_model import StepCost, StepSize
-from .engine import build_engine
-from .horizon import Ahead, last_together
-from .metrics import JobRecord, TurnRecord
+from .job_records import JobRecord, TurnRecord
+from .simulated_engine import build_engine, check_engine
 from .work.job import Conversation, Job
 
 WAITING_BURST = 4
-"""The most tokens of a burst while somebody waits: as decoding goes on, the scheduler reserves less for it, and may let
-the next one in."""
+"""The most tokens of a burst while requests wait: as decoding proceeds, the scheduler reserves less for it, and may
+admit the next request."""
 
 
 class SimulationStuck(RuntimeError):
-    """Something waits, and nothing can change any more: a bug in the scheduler, or in its use."""
+    """Requests wait, and no event can change that: a bug in the scheduler, or in its use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a simulation runs on, besides its jobs."""
+    """Everything that a simulation depends on, besides its jobs."""
 
     config: SchedulerConfig
     cost: StepCost
     variant: str = ""
-    """Of variants.py, in place of the policy of ``config``; "" for none."""
+    """A name in `arms.VARIANTS`, in place of the policy of ``config``; "" for none."""
     host_tokens: int = 0
-    """Of the host tier; 0 for none."""
+    """Size of the host tier; 0 for none."""
     bytes_per_token: int = 0
     pin_s: float = 0.0
     """Seconds for which the KV of a turn is leased, if another follows (``retain_ttl``); 0 for not at all."""
     sender: Sender = "generate"
     conversation_ttl_s: float = 60.0
-    """For which the KV of a chat's turn is leased (``--conversation-ttl``), the last one's too: whether another
-    follows, only those know that name the job's last step."""
+    """Seconds for which the KV of a chat's turn is leased (``--conversation-ttl``). Last turns are leased, too: only
+    clients that name the job's last step tell the server that no other turn follows."""
     max_new_tokens: int = 512
     burst: int = 1
     """The most tokens that a row gets in one step of the simulation."""
     check_every: int = 0
-    """Every so many steps all invariants are checked; 0: never."""
+    """Steps from one check of all invariants to the next; 0: never."""
 
 
 @dataclass(slots=True)
@@ -80,7 +78,7 @@ class _Playing:
     turn: int = 0
     last_rid: str = ""
     said: list[int] = field(default_factory=list)
-    """What the model says in this turn."""
+    """The model's output in this turn."""
 
     @property
     def is_last_turn(self) -> bool:
@@ -88,14 +86,14 @@ class _Playing:
 
     @property
     def away_s(self) -> float:
-        """From the end of this turn to the next; for ever after the last."""
+        """Seconds from the end of this turn to the next one; infinite after the last turn."""
         return float("inf") if self.is_last_turn else self.record.job.turns[self.turn].tool_s
 
 
 class _Launched(NamedTuple):
     batch: ScheduleBatch
     ends: list[float]
-    """When each token of a row is there; the last is the end of the step."""
+    """Time at which each token of a row is there; the last one is the end of the step."""
 
 
 class Simulation:
@@ -109,25 +107,25 @@ class Simulation:
         self.now = 0.0
         self.busy_s = 0.0
         self.steps = 0
-        """Of the simulation; the scheduler was asked for that many."""
+        """Steps launched."""
         self.records = [JobRecord(job) for job in jobs]
         self._events: list[tuple[float, int, _Playing]] = []
-        """A heap of turns that will be sent: when, and the job."""
+        """A heap of turns to be sent: (time, number, job)."""
         self._numbered = 0
         for record in self.records:
             self._send_at(record.job.arrival, _Playing(record, Conversation(record.job)))
         self._active: dict[int, _Playing] = {}
-        """By the serial of the request that is under way."""
+        """Jobs with a request under way, by its serial."""
         self._copies = CopyLanes(self._cost)
         self._launched: _Launched | None = None
         self._burst_ends: list[float] = []
         self._more_prompts = False
-        """True if the last step computed prompts, and others may be next."""
+        """True if the last step computed prompts, and the next one may, too."""
         self._sampling = SamplingParams(max_new_tokens=conditions.max_new_tokens, temperature=0.0)
 
     @property
     def jobs_left(self) -> int:
-        """Jobs that have not ended, be they under way or to come."""
+        """Jobs that have not ended, under way or to come."""
         return len(self._active) + len(self._events)
 
     def run(self) -> list[JobRecord]:
@@ -146,7 +144,7 @@ class Simulation:
             sent, _, playing = heapq.heappop(self._events)
             self._send(playing, sent)
         batch = self.scheduler.next_batch(self.now)
-        self._copies.order(self.scheduler.tiers.take(self.now), self.now)
+        self._copies.order_copies(self.scheduler.tiers.take(self.now), self.now)
         self._launched = self._launch(batch) if batch is not None else None
         every = self._conditions.check_every
         if every and self.steps % every == 0:
@@ -157,9 +155,9 @@ class Simulation:
         return self._sleep()
 
     def _sleep(self) -> bool:
-        """Nothing can be computed: go on to when that may change."""
+        """Nothing can be computed: advance the clock to the next event. False if there is none."""
         ends = [self._events[0][0] if self._events else None, self._copies.next_end()]
-        if self.jobs_left:  # with nobody there to see it, no lease need end
+        if self.jobs_left:  # once all jobs have ended, leases need not expire
             ends.append(self.scheduler.leases.next_deadline())
         due = [end for end in ends if end is not None]
         if not due and self._active:
@@ -171,12 +169,12 @@ class Simulation:
     def _describe(self) -> str:
         live = self.scheduler.live_requests
         return (
-            f"at {self.now:.3f} s {len(live)} requests wait, and nothing can change any more: {live[:8]}; "
+            f"at {self.now:.3f} s {len(live)} requests wait, and no event can change that: {live[:8]}; "
             f"{self.scheduler.stats()}; leases: {self.scheduler.leases.live()[:8]}"
         )
 
     def _end_copies(self) -> None:
-        for ended in self._copies.take_ended(self.now):
+        for ended in self._copies.take_ended_copies(self.now):
             events = self.scheduler.tiers.copy_ended(ended.fence, True, self.now, ended.seconds)
             assert not events, "a copy that was made ends no request"
 
@@ -201,16 +199,16 @@ class Simulation:
         for request in requests:
             playing = self._active[request.serial]
             tokens = len(playing.said) - request.num_output_tokens
-            left.append(Ahead(tokens, request.scheduled_len + 1, playing.away_s))
+            left.append(RowAhead(tokens, request.scheduled_len + 1, playing.away_s))
         waiting = self.scheduler.tiers.num_queued > 0
         most = min(self._conditions.burst, WAITING_BURST) if waiting else self._conditions.burst
         most = 1 if self._more_prompts else most
-        self._burst_ends = last_together(left, self._cost, self.now, self._horizon(waiting), most, waiting)
+        self._burst_ends = burst_ends(left, self._cost, self.now, self._horizon(waiting), most, waiting)
         longest = len(self._burst_ends)
         return [min(ahead.tokens, longest) for ahead in left]
 
     def _horizon(self, waiting: bool) -> float:
-        """The first time at which the scheduler would do something else than go on."""
+        """The first time at which the scheduler would do something other than decode."""
         ends = [self._events[0][0] if self._events else None]
         if waiting:
             ends += [self._copies.next_end(), self.scheduler.leases.next_deadline()]
@@ -225,7 +223,7 @@ class Simulation:
         for serial, stop, count in zip(batch.serials.tolist(), stops, counts.tolist()):
             if count:
                 tokens += self._active[serial].said[stop - count : stop]
-        self.engine.burst.settle()
+        self.engine.burst.settle_burst()
         result = StepResult(np.array(tokens, dtype=np.int32), counts)
         for event in self.scheduler.process_result(result, self.now):
             self._note(event, launched)
@@ -246,7 +244,7 @@ class Simulation:
         turn.output, turn.retractions = request.num_output_tokens, request.retractions
         tool = playing.record.job.turns[playing.turn].tool
         if playing.is_last_turn and self._conditions.sender == "plain":
-            tool = ""  # its text is read like any other's
+            tool = ""  # the server reads its text like any other turn's
         if tool is not None and not request.spec.is_last_step:
             calls = (ToolCall(tool, tool),) if tool else ()
             self.scheduler.pins.called(request.rid, 0, calls, self.now)
@@ -263,10 +261,11 @@ class Simulation:
         heapq.heappush(self._events, (when, self._numbered, playing))
 
     def _send(self, playing: _Playing, sent: float) -> None:
-        """The next turn's request, as a chat goes on: the whole prompt, and who had its beginning. Plain chats name
-        neither their job nor its end: the server calls the job after its first turn (entrypoints/chat/chats.py)."""
+        """Send the next turn as the server gets it from a continued chat: the whole prompt, and its predecessor's rid.
+        Plain chats name neither their job nor its end; the server names the job after its first turn
+        (entrypoints/chat/chats.py)."""
         job, turn = playing.record.job, playing.record.job.turns[playing.turn]
-        prompt, playing.said = playing.talk.begin(playing.turn)
+        prompt, playing.said = playing.talk.begin_turn(playing.turn)
         rid = _rid(job, playing.turn)
         plain, is_chat = self._conditions.sender == "plain", self._conditions.sender != "generate"
         pin_s = self._conditions.conversation_ttl_s if is_chat else 0.0
@@ -295,7 +294,7 @@ class Simulation:
 def _make_policy(variant: str, jobs: Sequence[Job], name: str, tools: PolicyTools) -> SchedulePolicy:
     if not variant:
         return make_policy(name, tools)
-    away = {_rid(job, number): turn.tool_s for job in jobs for number, turn in enumerate(job.turns)}
+    away: AwayTimes = {_rid(job, number): turn.tool_s for job in jobs for number, turn in enumerate(job.turns)}
     return VARIANTS[variant](tools, away)
 
 
@@ -304,7 +303,7 @@ def _rid(job: Job, turn: int) -> str:
 
 
 def size_of(batch: ScheduleBatch) -> StepSize:
-    """What a step of prompts computes. Rows of one new token are taken for decodes: in a mixed step they are."""
+    """The size of a step with prompts. Rows with one new token count as decodes, which they are in a mixed step."""
     new, before = batch.extend_lens.astype(np.int64), batch.prefix_lens.astype(np.int64)
     attended = int((new * before + new * (new + 1) // 2).sum())
     decodes = int((new == 1).sum())

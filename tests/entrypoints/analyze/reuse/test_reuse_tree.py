@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 
-from baton.entrypoints.analyze.reuse.tree import NODE_BYTES, Node, ReuseTree
+from baton.entrypoints.analyze.reuse.reuse_tree import NODE_BYTES, Node, ReuseTree
 
 
 def distances(runs: list[tuple[int, int]]) -> list[int]:

@@ -1,5 +1,5 @@
-"""The items of a log, one after the other: lines of JSON, or the elements of one JSON array. No log is ever loaded as a
-whole; what is too long is passed over without being kept."""
+"""The items of a log in order: lines of JSON, or the elements of one JSON array. Only one item is in memory at a time;
+items that are too long are skipped."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from .request import BadItem, LogError
+from .logged_request import BadItem, LogError
 
 _CHUNK = 1 << 20
 _IN_NUMBERS = ("", ".", "e", "E", "+", "-")
-"""What follows a number that may go on with the next piece of text."""
+"""Characters after a number that may continue in the next piece of text."""
 
 _GZIP = b"\x1f\x8b"
 
 Item = tuple[int, Any]
-"""The number of the line, or of the element, from 1; and what it holds, or a BadItem."""
+"""(number of the line or element from 1, its value or a BadItem)."""
 
 
 class LogFile:
-    """An open log. Closes the file when left, unless it is the standard input. Raises LogError."""
+    """An open log; a context manager that closes the file, unless it is the standard input. Raises LogError."""
 
     def __init__(self, path: str) -> None:
-        """path: - for the standard input. Gzip is known by its first bytes."""
+        """path: - for the standard input. Gzip is recognised by its first bytes."""
         self.name = path if path != "-" else "standard input"
         try:
             self._raw: BinaryIO = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
             self.size = None if path == "-" or not Path(path).is_file() else Path(path).stat().st_size
-            """In bytes; None where nobody knows."""
+            """In bytes; None where the size is unknown."""
             counted = _Counted(self._raw)
             self._counted = counted
             stream: io.BufferedReader[Any] = io.BufferedReader(counted, _CHUNK)
@@ -55,21 +55,21 @@ class LogFile:
 
     @property
     def bytes_read(self) -> int:
-        """Of the file, as it is on disk."""
+        """Bytes read of the file, as stored on disk."""
         return self._counted.count
 
     def items(self, max_bytes: int) -> Iterator[Item]:
-        """max_bytes: of one item; a longer one is a BadItem. Raises LogError where the file cannot be read on."""
+        """max_bytes: limit of one item; a longer one gives a BadItem. Raises LogError where reading fails."""
         try:
             start = self._stream.peek(64).lstrip(codecs.BOM_UTF8).lstrip()[:1]
             yield from _elements(self._stream, max_bytes) if start == b"[" else _lines(self._stream, max_bytes)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
-            raise LogError(f"{self.name} cannot be read on after {self.bytes_read} bytes: {reason}") from None
+            raise LogError(f"{self.name} cannot be read beyond byte {self.bytes_read}: {reason}") from None
 
 
 class _Counted(io.RawIOBase):
-    """A raw file that counts what is read of it."""
+    """A raw file that counts the bytes read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._read = getattr(file, "read1", file.read)
@@ -98,21 +98,21 @@ def _lines(stream: io.BufferedReader[Any], max_bytes: int) -> Iterator[Item]:
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.isspace():
-            yield number, decoded(msgspec.json.decode, line)
+            yield number, decode_item(msgspec.json.decode, line)
 
 
-def decoded(decode: Callable[[Any], Any], data: Any) -> Any:
-    """What a decoder makes of some JSON, or a BadItem."""
+def decode_item(decode: Callable[[Any], Any], data: Any) -> Any:
+    """The decoded JSON, or a BadItem."""
     try:
         return decode(data)
     except RecursionError:
         return BadItem("nested too deeply")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return BadItem(f"no valid JSON: {error}")
+        return BadItem(f"invalid JSON: {error}")
 
 
 def _elements(stream: io.BufferedReader[Any], max_bytes: int) -> Iterator[Item]:
-    """The elements of an array. A broken one ends it: nobody knows where the next would begin."""
+    """The elements of an array, up to a broken one: the start of the next cannot be found."""
     reader = _ArrayReader(stream, max_bytes)
     number = 0
     try:
@@ -120,12 +120,12 @@ def _elements(stream: io.BufferedReader[Any], max_bytes: int) -> Iterator[Item]:
             number += 1
             yield number, element
     except BadItem as error:
-        yield number + 1, BadItem(f"the array cannot be read on from here: {error}")
+        yield number + 1, BadItem(f"the array cannot be read beyond this element: {error}")
 
 
 class _ArrayReader:
-    """Keeps as much of the text as one element takes. Bytes that are no UTF-8 become surrogates, which spoil only the
-    element that they are in."""
+    """Keeps only the text of one element. Bytes that are not UTF-8 become surrogates, which spoil only their
+    element."""
 
     def __init__(self, stream: io.BufferedReader[Any], max_bytes: int) -> None:
         self._stream = stream
@@ -137,7 +137,7 @@ class _ArrayReader:
         self._ended = False
 
     def elements(self) -> Iterator[Any]:
-        """Raises BadItem for what is no array."""
+        """Raises BadItem for a broken array."""
         self._next_character()
         self._at += 1  # the bracket
         if self._next_character() == "]":
@@ -153,15 +153,15 @@ class _ArrayReader:
             self._next_character()
 
     def _element(self) -> Any:
-        """The next one, from as much text as it takes: where that ends too early there is more to be read."""
+        """The next element; reads more text while the element is incomplete."""
         while True:
             try:
                 value, end = self._parse(self._text, self._at)
             except ValueError as error:
                 if self._ended:
-                    raise BadItem(f"no valid JSON, or the file ends in it: {error}") from None
+                    raise BadItem(f"invalid or incomplete JSON: {error}") from None
                 if len(self._text) - self._at > self._max:
-                    reason = f"no valid JSON, or an element longer than {self._max >> 20} MiB (--max-line-mb)"
+                    reason = f"invalid JSON, or an element longer than {self._max >> 20} MiB (--max-line-mb)"
                     raise BadItem(f"{reason}: {error}") from None
                 self._read_more()
                 continue
@@ -174,7 +174,7 @@ class _ArrayReader:
             return value
 
     def _next_character(self) -> str:
-        """The first one from here on that is no white space; empty at the end of the file."""
+        """The next character that is not white space; "" at the end of the file."""
         while True:
             while self._at < len(self._text):
                 if not self._text[self._at].isspace():
@@ -185,7 +185,7 @@ class _ArrayReader:
             self._read_more()
 
     def _read_more(self) -> None:
-        """At least as much again as there is of the element, so that it is not tried too often."""
+        """Read at least as much again as there is of the element, so that parsing is not retried too often."""
         data = self._stream.read(max(_CHUNK, len(self._text) - self._at))
         self._ended = not data
         self._text = self._text[self._at :] + self._decode_text(data, self._ended)

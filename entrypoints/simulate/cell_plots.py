@@ -1,4 +1,4 @@
-"""The results as a picture: service time, TTFT and hit rate by load, a row of panels for each machine and work."""
+"""Plots of service time, TTFT and hit rate against load: a row of panels for each machine and workload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .report import Cell
+from .cells import Cell
 
 PANELS = (
     ("mean service time, s", ("service_s", "mean"), 1.0),
@@ -19,7 +19,7 @@ PANELS = (
 
 
 def plot(cells: Sequence[Cell], out: Path) -> None:
-    """Needs matplotlib (the extra ``bench``)."""
+    """Write the plots to ``out``. Needs matplotlib (the extra ``bench``)."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,14 +1,14 @@
-"""Prints a report."""
+"""Prints a report as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from .report import human_size
+from .log_report import human_size
 
 _PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
-"""Of all hits: for each the table has the smallest size that finds it."""
+"""Shares of all hits; for each the table has the smallest size that finds it."""
 
 Report = dict[str, Any]
 
@@ -30,7 +30,7 @@ def _about(report: Report) -> Iterable[str]:
         size = human_size(requests["running_tokens_peak"], report["kv_bytes_per_token"])
         yield f"  at most {requests['running_requests_peak']:,} ran at once, with {size}"
     if log["bad"]:
-        yield f"  {log['bad']:,} of {log['items']:,} items are broken and were passed over; the first:"
+        yield f"  {log['bad']:,} of {log['items']:,} items are broken and were skipped; the first:"
         yield from (f"    number {number}: {reason}" for number, reason in log["first_bad"])
     yield from (f"  note: {note}" for note in log["notes"])
 
@@ -57,20 +57,21 @@ def _hit_rate(report: Report) -> Iterable[str]:
     yield "Prompt tokens found, by size of a cache (least recently used first)"
     for point in _thinned(rates["by_size"]):
         yield f"  {human_size(point['tokens'], kv_bytes):>40}{point['hit_rate']:>9.1%}"
-    yield f"  {'without end':>40}{rates['endless']:>9.1%}"
+    yield f"  {'infinite':>40}{rates['endless']:>9.1%}"
     if rates["distinct_tokens"] is not None:
-        yield f"  all that was ever used: {human_size(rates['distinct_tokens'], kv_bytes)}"
+        yield f"  everything ever used: {human_size(rates['distinct_tokens'], kv_bytes)}"
     if rates["recorded"] is not None:
-        yield f"  the server that recorded it found {rates['recorded']:.1%}"
+        yield f"  the recording server found {rates['recorded']:.1%}"
     if rates["exact_up_to_tokens"] is not None:
         exact = human_size(rates["exact_up_to_tokens"], kv_bytes)
-        yield f"  exact up to {exact}; beyond that the tree had no memory (--memory-gb):"
-        yield "  larger sizes find at least what is said here, and at most what a cache without end does. Its rate is"
-        yield f"  rounded down to chunks of 64 tokens; of new ones {rates['endless_false_share']:.1e} count as known"
+        yield f"  exact up to {exact}, the limit of the tree's memory (--memory-gb);"
+        yield "  larger sizes find at least the rate shown, and at most that of an infinite cache, which is"
+        false_share = f"{rates['endless_false_share']:.1e}"
+        yield f"  rounded down to chunks of 64 tokens and takes {false_share} of the new ones for known"
 
 
 def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The smallest sizes that find each of `_PARTS` of what the largest finds."""
+    """The smallest size for each share of the hits in `_PARTS`."""
     most, chosen = points[-1]["hit_rate"], []
     for part in _PARTS if most else ():
         found = next((point for point in points if point["hit_rate"] >= part * most), points[-1])
@@ -82,7 +83,7 @@ def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _working_set(report: Report) -> Iterable[str]:
     found, kv_bytes = report["working_set"], report["kv_bytes_per_token"]
     yield (
-        "Working set: used within a time, at most; "
+        "Working set: most tokens used within a time; "
         "a cache of this size keeps everything that is reused within that time"
     )
     for window, tokens in zip(found["windows"], found["largest_tokens"]):
@@ -93,13 +94,13 @@ def _working_set(report: Report) -> Iterable[str]:
 
 def _turns(report: Report) -> Iterable[str]:
     turns, count, kv_bytes = report["turns"], report["requests"]["requests"], report["kv_bytes_per_token"]
-    yield "Turns: requests that go on from an earlier one's prompt and output"
+    yield "Turns: requests that continue an earlier one's prompt and output"
     if not turns["requests"]:
         yield "  none: continuations and leases would save nothing here"
         return
     yield (
         f"  {turns['requests']:,} ({turns['requests'] / count:.1%} of requests; {turns['named_parents']:,} named their "
-        f"parent); {turns['requests_gone_on_from'] / count:.1%} of requests were gone on from"
+        f"parent); {turns['requests_gone_on_from'] / count:.1%} of requests were continued"
     )
     yield (
         f"  as continuations: {turns['inherited_tokens']:,} tokens ({turns['inherited_share']:.1%} of all prompts) "
@@ -128,9 +129,9 @@ def _recommended(report: Report) -> Iterable[str]:
             size = human_size(tier["tokens"], kv_bytes)
             yield f"  {tier['tier']:<8}{size}: finds {tier['hit_rate']:.1%} ({tier['why']})"
     if kv_bytes is None:
-        yield "  in GiB with --model FOLDER or --kv-bytes-per-token"
+        yield "  give --model FOLDER or --kv-bytes-per-token for sizes in GiB"
     if report["requests"]["hinted"]:
-        yield f"  {report['requests']['hinted']:,} requests had no_reuse_from; these sizes do not count on it"
+        yield f"  {report['requests']['hinted']:,} requests had no_reuse_from; these sizes do not rely on it"
     if report["flags"]:
         yield f"  flags: {report['flags']}"
 

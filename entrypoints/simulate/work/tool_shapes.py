@@ -1,6 +1,6 @@
-"""How long tools run: each by its own distribution, so that whoever watches can learn what a name says.
+"""Distributions of tool times: each tool has its own, so that a policy can learn a tool's times from its name.
 
-A shape of tool times is a list of tools with the share of calls that each gets.
+A `ToolShape` is a list of tools with the share of calls that each gets.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def lognormal(median: float, sigma: float) -> Draw:
 
 
 def pareto(least: float, alpha: float, cap: float) -> Draw:
-    """The tail from ``least`` on; what would exceed ``cap`` is cut to it."""
+    """A Pareto tail from ``least`` on, clipped at ``cap``."""
     return lambda rng: float(min(cap, least * (1.0 + rng.pareto(alpha))))
 
 
 def either(first: Draw, share: float, second: Draw) -> Draw:
-    """``share`` of the calls are like ``first``, the others like ``second``: a name that says little."""
+    """A mixture: ``share`` of the calls are like ``first``, the others like ``second``."""
     return lambda rng: first(rng) if rng.random() < share else second(rng)
 
 
@@ -41,7 +41,7 @@ def either(first: Draw, share: float, second: Draw) -> Draw:
 class Tool:
     name: str
     share: float
-    """Of a shape's calls."""
+    """Share of the shape's calls."""
     draw: Draw
 
 
@@ -49,10 +49,10 @@ class Tool:
 class ToolShape:
     tools: tuple[Tool, ...]
     once: Tool | None = None
-    """Called in exactly one turn of each job, whichever it is."""
+    """Called in exactly one turn of each job, drawn at random."""
 
     def draw_job(self, calls: int, rng: np.random.Generator) -> list[tuple[str, float]]:
-        """(tool, seconds) for so many calls."""
+        """(tool, seconds) for each of ``calls`` calls."""
         shares = np.array([tool.share for tool in self.tools])
         chosen = [self.tools[i] for i in rng.choice(len(self.tools), size=calls, p=shares / shares.sum())]
         if self.once is not None and calls:
@@ -82,7 +82,7 @@ SHAPES = {
             Tool("train", 0.03, pareto(100.0, 1.5, 900.0)),
         )
     ),
-    # Nothing is called: somebody reads the answer and writes again.
+    # No tool: a person reads the answer and writes again.
     "people": ToolShape((Tool("", 1.0, lognormal(10.0, 0.8)),)),
     # No memory and no tail: the age of a call says nothing about its end.
     "exponential": ToolShape((Tool("call", 0.7, exponential(0.5)), Tool("search", 0.3, exponential(3.0)))),

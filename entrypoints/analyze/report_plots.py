@@ -1,4 +1,4 @@
-"""A report as a picture: hit rate by size, working set over time, what requests share, pauses between turns."""
+"""Plots of a report: hit rate by size, working set over time, sharing between requests, hit rate over time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from .advice import GIB
 
 _LEAST = 0.005
-"""Of the hits of an endless cache: where the curve begins."""
+"""Share of an infinite cache's hit rate at which the curve begins."""
 
 _WINDOW_STYLES = ("-", "--", ":")
 
 
 def plot(report: dict[str, Any], out: Path) -> None:
-    """Needs matplotlib (the extra ``bench``)."""
+    """Write the plots to ``out`` as PNG. Needs matplotlib (the extra ``bench``)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,7 +40,7 @@ def _hit_rate(panel: Any, report: dict[str, Any]) -> None:
     panel.plot(
         [point["tokens"] for point in points] or [1], [100 * point["hit_rate"] for point in points] or [0], label="LRU"
     )
-    panel.axhline(100 * rates["endless"], color="gray", linestyle="--", linewidth=1, label="without end")
+    panel.axhline(100 * rates["endless"], color="gray", linestyle="--", linewidth=1, label="infinite")
     for tier, color in zip(report["recommended"], ("tab:green", "tab:orange", "tab:red")):
         if tier["tokens"] is not None:
             panel.plot(
@@ -73,7 +73,7 @@ def _working_set(panel: Any, report: dict[str, Any]) -> None:
         panel.legend(fontsize="small")
         panel.set_ylim(bottom=0)
     else:
-        panel.text(0.5, 0.5, "the log is shorter than each window", ha="center", transform=panel.transAxes)
+        panel.text(0.5, 0.5, "the log is shorter than every window", ha="center", transform=panel.transAxes)
     panel.set(xlabel="minutes" if is_time else "requests", ylabel="tokens used", title="Working set")
     panel.grid(alpha=0.3)
 
@@ -83,7 +83,7 @@ def _sharing(panel: Any, report: dict[str, Any]) -> None:
     total = report["requests"]["requests"]
     panel.bar(list(classes), [100 * number / total for number in classes.values()])
     panel.set(
-        xlabel="part of the prompt that an earlier request had",
+        xlabel="part of the prompt shared with an earlier request",
         ylabel="requests, %",
         title="Shared with earlier requests",
     )
@@ -93,14 +93,14 @@ def _sharing(panel: Any, report: dict[str, Any]) -> None:
 
 
 def _over_time(panel: Any, report: dict[str, Any]) -> None:
-    """The rate of an endless cache between one point and the next."""
+    """The hit rate of an infinite cache between one point and the next."""
     found = report["working_set"]
     scale = 60.0 if found["window_unit"] == "s" else 1.0
     before, line = (0, 0), []
     for point in found["points"]:
         asked, hits = point["prompt_tokens"] - before[0], point["endless_hits"] - before[1]
         before = (point["prompt_tokens"], point["endless_hits"])
-        if asked * 4 * len(found["points"]) >= found["points"][-1]["prompt_tokens"]:  # few say little
+        if asked * 4 * len(found["points"]) >= found["points"][-1]["prompt_tokens"]:  # skip intervals with few tokens
             line.append((point["at"] / scale, 100 * hits / asked))
     if line:
         panel.plot(*zip(*line), marker="." if len(line) < 20 else None)
@@ -108,6 +108,6 @@ def _over_time(panel: Any, report: dict[str, Any]) -> None:
     panel.set(
         xlabel="minutes" if scale > 1 else "requests",
         ylabel="prompt tokens found, %",
-        title="Cache without end, over time",
+        title="Infinite cache, over time",
     )
     panel.grid(alpha=0.3)

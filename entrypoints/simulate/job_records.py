@@ -1,4 +1,4 @@
-"""What is noted of each turn and job, and the figures that come of it. Times in seconds of the simulation's clock."""
+"""Records of turns and jobs, and the figures computed from them. Times are seconds of the simulation's clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TurnRecord:
     first_token: float = 0.0
     end: float = 0.0
     found: int = 0
-    """Prompt tokens whose KV was found, on the card or on the host."""
+    """Prompt tokens with KV in the cache, on the device or on the host."""
     from_host: int = 0
     output: int = 0
     retractions: int = 0
@@ -38,7 +38,7 @@ class JobRecord:
     turns: list[TurnRecord] = field(default_factory=list)
     end: float = 0.0
     refused: str = ""
-    """Why the scheduler would not take one of its turns."""
+    """The scheduler's reason for refusing one of its turns; "" if it took all."""
 
     @property
     def duration(self) -> float:
@@ -46,7 +46,7 @@ class JobRecord:
 
     @property
     def service(self) -> float:
-        """Its duration without its tools'."""
+        """The duration without the time of its tools."""
         return self.duration - self.job.tool_s
 
 
@@ -61,15 +61,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def measured(records: Sequence[JobRecord], trim: float) -> list[JobRecord]:
-    """The jobs that figures are of: of those that were served, in order of arrival, all but this share at each end. The
-    first met an empty server, and the last were alone in the end."""
+    """The jobs that count: the served ones in order of arrival, without the first and the last share ``trim``. The
+    first jobs met an empty server, and the last ones ran nearly alone."""
     done = [record for record in records if not record.refused]
     cut = int(trim * len(done))
     return done[cut : len(done) - cut]
 
 
 def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
-    """The figures of a run; spreads are of what is `measured`."""
+    """The figures of a run; spreads are over the jobs that are `measured`."""
     done = [record for record in records if not record.refused]
     seen = measured(records, trim)
     turns = [turn for record in seen for turn in record.turns]
@@ -98,8 +98,8 @@ def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
 
 
 def completion_rate(records: Sequence[JobRecord]) -> tuple[float, float]:
-    """In the second half of the time from the first arrival to the last: jobs done per second, and by the number of
-    those that came."""
+    """(jobs completed per second, jobs completed ÷ jobs arrived) in the second half of the time from the first arrival
+    to the last."""
     arrivals = sorted(record.job.arrival for record in records)
     start, stop = (arrivals[0] + arrivals[-1]) / 2, arrivals[-1]
     done = sum(start < record.end <= stop and not record.refused for record in records)

@@ -1,38 +1,64 @@
 """The prefix tree of a log with the time of each part's last use, and from it reuse distances.
 
-A cache that evicts the least recently used first, and of what was used together the deepest first, holds at any moment
-the units on top of one stack, whatever its size: the larger cache holds all that the smaller one does (Mattson, Gecsei,
-Slutz and Traiger, 1970). So the place of a unit in the stack when it is asked for again, its reuse distance, says which
-sizes of cache have it: all of at least that many units. A prefix lies above what follows it, so each size holds whole
+A cache that evicts the least recently used units first, and the deepest first among those of one access, holds the top
+of one stack, whatever its size: a larger cache holds everything that a smaller one does (Mattson, Gecsei, Slutz and
+Traiger, 1970). The position of a unit in the stack when it is requested again, its reuse distance, therefore tells
+which caches have it: all of at least that many units. A prefix lies above its continuation, so each size holds whole
 prefixes. One pass over the log gives the hits of every size.
 
-A unit is what a page is to the server: a page of token ids, a block that the log has a hash of, a few bytes of text. A
-node of the tree is a run of units with one last use. The memory of the tree is bounded: what was used longest ago is
-forgotten, which leaves all distances below what stays exact.
+A unit corresponds to a page of the server: a page of token ids, a block that the log has a hash of, or a few bytes of
+text. A node of the tree is a run of units with the same last use. The tree's memory is bounded: it forgets the units
+that were used longest ago, and distances up to the number of units left stay exact.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from .recency import Recency
-
 NODE_BYTES = 480
-"""What a node takes beside its key, measured: the object, its entry below its parent, its share of the queue."""
+"""Memory of a node besides its key, measured: the object, its parent's entry for it, its share of the queue."""
 
 TIMES = 1 << 20
 """Accesses before times are numbered anew."""
 
 _KEPT_SHARE = 0.98
-"""Of the memory, after something was forgotten: to forget little, but not at every access."""
+"""Share of the memory that is used after forgetting: little is lost, but not every access has to forget."""
+
+
+class Recency:
+    """Units by the time of their last use: a Fenwick tree over times (Fenwick, 1994), which makes reuse distances cheap
+    (Bennett and Kruskal, 1975). Times are integers from 0 to below ``capacity``. Both calls take O(log capacity)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = 1 << max(1, (capacity - 1).bit_length())
+        self.total = 0
+        """Units over all times."""
+        self._sums = array("q", bytes(8 * (self.capacity + 1)))
+
+    def add_units(self, time: int, units: int) -> None:
+        """Add units with this time; a negative number removes them."""
+        self.total += units
+        sums, capacity, place = self._sums, self.capacity, time + 1
+        while place <= capacity:
+            sums[place] += units
+            place += place & -place
+
+    def units_after(self, time: int) -> int:
+        """Units that were last used later than ``time``."""
+        sums, place, found = self._sums, time + 1, 0
+        while place:
+            found += sums[place]
+            place &= place - 1
+        return self.total - found
 
 
 class Node:
-    """Units that follow each other and were last used together. name: among its parent's children. last_use: a time of
-    the tree, -1 for the root. uses: accesses that passed. ended: what the owner noted of a request that ended here."""
+    """A run of units that were last used together. name: its key among its parent's children. last_use: a time of the
+    tree, -1 for the root. uses: accesses that passed. ended: the owner's note of a request that ended here."""
 
     __slots__ = ("children", "ended", "key", "last_use", "name", "parent", "start", "uses")
 
@@ -58,9 +84,9 @@ class Mark:
 
 
 class Access:
-    """What the tree knew of a sequence. runs: of the known units from the first one on, (units above the run in the
-    stack, units of the run): so the distances of its units are the first number + 1, + 2, … last: the node at the end
-    of the sequence, as it is in the tree now. path: its known nodes, from the top."""
+    """The part of a sequence that the tree knew. runs: (units above the run in the stack, units of the run) for each
+    run of known units in order, so that a run's distances are the first number + 1, + 2, … last: the node at the end of
+    the sequence, now in the tree. path: its known nodes, from the top."""
 
     __slots__ = ("known", "last", "path", "runs")
 
@@ -73,22 +99,23 @@ class Access:
 
 
 class ReuseTree:
-    """Owns the nodes and their times. unit_bytes: of a key, for each unit. max_bytes: of memory for all nodes; 0 for
-    any number."""
+    """Owns the nodes and their times. unit_bytes: bytes of key per unit. max_bytes: memory for all nodes; 0 for no
+    limit."""
 
     def __init__(self, unit_bytes: int, max_bytes: int = 0, times: int = TIMES) -> None:
         self.unit_bytes = unit_bytes
         self.num_nodes = 0
         self.key_bytes = 0
         self.exact_units: int | None = None
-        """Distances up to this many units are exact; None while nothing was forgotten: then all are."""
+        """Distances up to this many units are exact; None, while nothing was forgotten, for all."""
         self._max_bytes = max_bytes
         self._least_times = times
         self._recency = Recency(times)
         self._now = 0
         self._root = Node(None, None, b"", 0, -1, 0)
         self._oldest: deque[tuple[int, Node]] = deque()
-        """(time, node at which that access ended), in order of time. It counts while the node has that time."""
+        """(time, node at which that access ended), in order of time. An entry is stale once its node has another
+        time."""
         self._marks: list[Mark] = []
 
     @property
@@ -98,27 +125,27 @@ class ReuseTree:
 
     @property
     def used_bytes(self) -> int:
-        """Of memory, about."""
+        """Estimate of the memory used."""
         return self.key_bytes + self.num_nodes * NODE_BYTES
 
     # -- one access ------------------------------------------------------------------------------------------------
 
     def access(self, namespace: str, key: bytes, *, counts: bool = True) -> Access:
-        """Use a sequence of whole units, at least one; what is not known of it yet is put into the tree. counts: in the
-        nodes' ``uses``; not for a further output of the same request."""
+        """Use a sequence of whole units, at least one, and add its unknown rest to the tree. counts: increment the
+        nodes' ``uses``; False for a further output of the same request."""
         if self._now == self._recency.capacity:
             self._number_times_anew()
         now, self._now = self._now, self._now + 1
         path, known_bytes = self._walk(namespace, key)
         runs = self._runs(path)
         for node in path:
-            self._recency.add(node.last_use, -(len(node.key) // self.unit_bytes))
+            self._recency.add_units(node.last_use, -(len(node.key) // self.unit_bytes))
             node.last_use = now
             node.uses += counts
         last = path[-1] if path else self._root
         if known_bytes < len(key):
             last = self._add_leaf(last, namespace, key, known_bytes, now)
-        self._recency.add(now, len(key) // self.unit_bytes)
+        self._recency.add_units(now, len(key) // self.unit_bytes)
         self._oldest.append((now, last))
         if len(self._oldest) > 2 * self.num_nodes + 1024:
             self._oldest = deque((time, node) for time, node in self._oldest if self._is_current(time, node))
@@ -129,14 +156,14 @@ class ReuseTree:
         for node in path:
             if node.last_use != time:
                 time = node.last_use
-                above = self._recency.after(time)
+                above = self._recency.units_after(time)
             units = len(node.key) // self.unit_bytes
             runs.append((above, units))
             above += units  # of one time, the upper ones lie above the lower ones
         return runs
 
     def _walk(self, namespace: str, key: bytes) -> tuple[list[Node], int]:
-        """The known nodes of the sequence, and how many bytes they are. A node that is known in part is cut."""
+        """(the known nodes of the sequence, their length in bytes). A partly matching node is split."""
         width, offset, path = self.unit_bytes, 0, []
         children, first = self._root.children, (namespace, key[:width])
         while children is not None and (child := children.get(first)) is not None:
@@ -151,7 +178,7 @@ class ReuseTree:
         return path, offset
 
     def _split(self, node: Node, cut: int) -> Node:
-        """Cut a node after ``cut`` bytes; returns the new upper part."""
+        """Split a node after ``cut`` bytes; returns the new upper part."""
         parent = node.parent
         assert parent is not None and parent.children is not None and 0 < cut < len(node.key)
         upper = Node(parent, node.name, node.key[:cut], node.start, node.last_use, node.uses)
@@ -177,7 +204,7 @@ class ReuseTree:
     # -- times -----------------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """Remember the present moment, for `used_since`, until `forget_mark`."""
+        """A mark of the current time, for `used_since`, valid until `forget_mark`."""
         mark = Mark(self._now)
         self._marks.append(mark)
         return mark
@@ -187,10 +214,10 @@ class ReuseTree:
 
     def used_since(self, mark: Mark) -> int:
         """Units that were used after the mark was made."""
-        return self._recency.after(mark.time - 1)
+        return self._recency.units_after(mark.time - 1)
 
     def _number_times_anew(self) -> None:
-        """Only the order of times matters: number those that are still some node's from 0."""
+        """Renumber the times that nodes still have from 0; only their order matters."""
         times = sorted({node.last_use for node in self.nodes()})
         number = {time: place for place, time in enumerate(times)}
         recency = Recency(max(self._least_times, 2 * len(times)))
@@ -200,14 +227,14 @@ class ReuseTree:
         self._oldest = deque((number[time], node) for time, node in current)
         for node in self.nodes():
             node.last_use = number[node.last_use]
-            recency.add(node.last_use, len(node.key) // self.unit_bytes)
+            recency.add_units(node.last_use, len(node.key) // self.unit_bytes)
         self._recency, self._now = recency, len(times)
 
-    # -- what is forgotten -----------------------------------------------------------------------------------------
+    # -- forgetting -----------------------------------------------------------------------------------------
 
     def forget_oldest(self) -> Iterator[tuple[str, bytes, int]]:
-        """Bring the tree back to its memory, if it is over that. Yields of each path that is cut short its namespace,
-        its whole key, and from which unit on it is forgotten."""
+        """Bring the tree back within its memory. Yields (namespace, whole key, first forgotten unit) of each path that
+        is cut short."""
         if not self._max_bytes or self.used_bytes <= self._max_bytes:
             return
         while self.used_bytes > self._max_bytes * _KEPT_SHARE and self._oldest:
@@ -222,12 +249,13 @@ class ReuseTree:
         return node.last_use == time and node.parent is not None
 
     def _remove(self, leaf: Node) -> int:
-        """Remove a leaf and all above it that has its time and no other child; returns the first unit removed."""
+        """Remove a leaf and the nodes above it with the same time and no other child; returns the first unit
+        removed."""
         time, node = leaf.last_use, leaf
         while True:
             parent = node.parent
             assert parent is not None and parent.children is not None
-            self._recency.add(time, -(len(node.key) // self.unit_bytes))
+            self._recency.add_units(time, -(len(node.key) // self.unit_bytes))
             self.num_nodes -= 1
             self.key_bytes -= len(node.key)
             del parent.children[node.name]
@@ -249,7 +277,7 @@ class ReuseTree:
 
 
 def _whole_path(node: Node) -> tuple[str, bytes]:
-    """The namespace and the key of the path down to a node, and including it."""
+    """(namespace, key) of the path from the root through a node."""
     parts, name = [node.key], node.name
     while (above := node.parent) is not None and above.parent is not None:
         node = above

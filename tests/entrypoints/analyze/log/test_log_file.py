@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.entrypoints.analyze.log.lines import Item, LogFile
-from baton.entrypoints.analyze.log.request import BadItem, LogError
+from baton.entrypoints.analyze.log.log_file import Item, LogFile
+from baton.entrypoints.analyze.log.logged_request import BadItem, LogError
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ def test_broken_lines_are_named_and_passed_over(tmp_path: Path) -> None:
     items = read(written(tmp_path, b"\n".join(lines)))
     assert good(items) == [{"a": 1}, {"a": 2}]
     assert sorted(bad(items)) == [2, 3, 4, 5]
-    assert "no valid JSON" in bad(items)[2] and bad(items)[4].startswith(("nested too deeply", "no valid JSON"))
+    assert "invalid JSON" in bad(items)[2] and bad(items)[4].startswith(("nested too deeply", "invalid JSON"))
 
 
 def test_a_line_that_is_too_long_is_never_kept(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_line_of_just_the_longest_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [7, 1 << 20])
 def test_an_array_is_read_element_by_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("baton.entrypoints.analyze.log.lines._CHUNK", size)
+    monkeypatch.setattr("baton.entrypoints.analyze.log.log_file._CHUNK", size)
     values = [{"a": [1, 2, {"b": 'é", ]}'}]}, 12345, "x\\y", None, [], {}, -1.5e3]
     for text in (json.dumps(values), json.dumps(values, indent=3, ensure_ascii=False), " \n[ ]"):
         expected = list(enumerate(json.loads(text), 1))
@@ -85,8 +85,8 @@ def test_an_array_is_read_element_by_element(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("text", "count", "reason"),
     [
-        ('[{"a": 1}, {"a": }, {"a": 3}]', 1, "no valid JSON"),
-        ('[{"a": 1}, {"a"', 1, "the file ends in it"),
+        ('[{"a": 1}, {"a": }, {"a": 3}]', 1, "invalid or incomplete JSON"),
+        ('[{"a": 1}, {"a"', 1, "incomplete JSON"),
         ('[{"a": 1}', 1, "the file ends in the array"),
         ('[{"a": 1} {"a": 2}]', 1, "'{' where a comma should be"),
         ("[" * 50_000, 0, "nested too deeply"),
@@ -123,9 +123,9 @@ def test_an_element_that_is_too_long_ends_an_array(tmp_path: Path) -> None:
 def test_gzip_and_the_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(b'{"a": 1}\n{"a": 2}\n')
     assert good(read(written(tmp_path, packed))) == [{"a": 1}, {"a": 2}]
-    with pytest.raises(LogError, match="cannot be read on after"):
+    with pytest.raises(LogError, match="cannot be read beyond byte"):
         read(written(tmp_path, packed[:-9]))
-    with pytest.raises(LogError, match="cannot be read on after"):
+    with pytest.raises(LogError, match="cannot be read beyond byte"):
         read(written(tmp_path, packed[:12] + b"\xff\xff" + packed[14:]))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(packed)))
     with LogFile("-") as file:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.simulate.cost_model import Linear
-from baton.entrypoints.simulate.driver import SimulationStuck
-from baton.entrypoints.simulate.metrics import JobRecord
+from baton.entrypoints.simulate.job_records import JobRecord
+from baton.entrypoints.simulate.simulation import SimulationStuck
 from baton.radix.invariants import InvariantError
 from baton.scheduler.policies.registry import POLICIES
 from tests.doubles.simulated import SECOND, USUAL, crowd, simulation, talk
@@ -186,7 +186,7 @@ def test_a_job_that_can_never_fit_is_refused_with_the_reason() -> None:
 def test_a_scheduler_that_stands_still_is_found_out() -> None:
     played = simulation([talk("a", 0.0, (10, 2, 0.0))])
     played.scheduler.next_batch = lambda now: None  # type: ignore[method-assign]
-    with pytest.raises(SimulationStuck, match=r"1 requests wait, and nothing can change any more: \[Request\(a\.0"):
+    with pytest.raises(SimulationStuck, match=r"1 requests wait, and no event can change that: \[Request\(a\.0"):
         played.run()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.entrypoints.simulate.metrics import JobRecord, TurnRecord, completion_rate, spread, summarize
+from baton.entrypoints.simulate.cells import Cell, Estimate, cells_of, show
+from baton.entrypoints.simulate.job_records import JobRecord, TurnRecord, completion_rate, spread, summarize
 from baton.entrypoints.simulate.recommend import choose, recommend
-from baton.entrypoints.simulate.report import Cell, Estimate, cells_of, show
 from baton.entrypoints.simulate.runs import Plan
 from tests.doubles.simulated import talk
 
@@ -73,8 +73,8 @@ def test_completions_count_in_the_second_half() -> None:
 
 
 def test_an_estimate_says_how_sure_it_is() -> None:
-    assert Estimate.of([0.5]).percent() == "+50.0"
-    found = Estimate.of([0.1, 0.2, 0.3])
+    assert Estimate.from_values([0.5]).percent() == "+50.0"
+    found = Estimate.from_values([0.1, 0.2, 0.3])
     assert found.mean == pytest.approx(0.2) and found.half_width == pytest.approx(4.30 * 0.1 / 3**0.5)
     assert found.percent() == "+20.0 ± 24.8"
 
@@ -107,9 +107,9 @@ def test_recommendations_in_words() -> None:
 
     assert "stay with fcfs; nothing tried is more than 2 % better" in said(fcfs=[10, 11], lpm=[10, 11])
     assert "lpm; service time -20.0 ± 0.0 % against fcfs (2 seeds)" in said(fcfs=[10, 20], lpm=[8, 16])
-    assert "(not sure: the 95 % interval of 2 seeds includes 0)" in said(fcfs=[10, 10], lpm=[4, 9])
-    assert "(one seed: how sure that is, only more --seeds can say)" in said(fcfs=[10], lpm=[4])
-    assert "next: handoff, beside which it is -25.0 ± 0.0 %" in said(fcfs=[10, 20], lpm=[6, 12], handoff=[8, 16])
+    assert "(uncertain: the 95 % interval of 2 seeds includes 0)" in said(fcfs=[10, 10], lpm=[4, 9])
+    assert "(one seed; run more --seeds to see how certain that is)" in said(fcfs=[10], lpm=[4])
+    assert "next best: handoff, against which it is -25.0 ± 0.0 %" in said(fcfs=[10, 20], lpm=[6, 12], handoff=[8, 16])
 
 
 def test_the_smallest_host_tier_that_is_enough() -> None:

@@ -1,4 +1,4 @@
-"""Results of runs, by cell: what the terminal shows."""
+"""Results of runs by cell, and the table that the terminal shows of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .runs import Plan
 Line = dict[str, Any]
 
 STUDENT_95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Two-sided 95 % points of Student's t by degrees of freedom; beyond the last 2.1 is used."""
+"""Two-sided 95 % points of Student's t by degrees of freedom; 2.1 for more degrees than listed."""
 
 
 class Estimate(NamedTuple):
@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
     seeds: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
+    def from_values(cls, values: Sequence[float]) -> Estimate:
         count = len(values)
         if count < 2:
             return cls(float(values[0]), math.inf, count)
@@ -33,34 +33,34 @@ class Estimate(NamedTuple):
         return cls(float(np.mean(values)), points * float(np.std(values, ddof=1)) / math.sqrt(count), count)
 
     def percent(self) -> str:
-        """As a share, in percent."""
+        """The mean, a share, in percent, with its interval if it has one."""
         known = f" ± {100 * self.half_width:.1f}" if math.isfinite(self.half_width) else ""
         return f"{100 * self.mean:+.1f}{known}"
 
 
 class Cell:
-    """Runs that differ in arm and seed alone."""
+    """Runs that differ in nothing but arm and seed."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.arms: dict[str, dict[int, Line]] = {}
-        """Results by the arms' labels, and by seed."""
+        """Results by arm label, then by seed."""
 
     def mean(self, arm: str, *path: str) -> float:
-        """Over the seeds, of a figure such as ("service_s", "mean"); NaN where no run has it."""
+        """The mean over seeds of a figure such as ("service_s", "mean"); NaN where no run has it."""
         values = [_at(line["figures"], path) for line in self.arms[arm].values()]
         values = [value for value in values if value is not None]
         return float(np.mean(values)) if values else math.nan
 
     def change(self, arm: str, base: str, *path: str) -> Estimate | None:
-        """By how much a figure differs from the base's, seed by seed; None without a seed that both have."""
+        """The relative change of a figure against ``base``, seed by seed; None if they have no seed in common."""
         changes = []
         for seed, line in self.arms[arm].items():
             before = self.arms[base].get(seed)
             if before is not None:
                 old, new = _at(before["figures"], path), _at(line["figures"], path)
                 changes += [new / old - 1] if old and new is not None else []
-        return Estimate.of(changes) if changes else None
+        return Estimate.from_values(changes) if changes else None
 
     @property
     def title(self) -> str:
@@ -73,7 +73,7 @@ class Cell:
 
 
 def cells_of(lines: Sequence[Line]) -> list[Cell]:
-    """In the order in which they come."""
+    """The cells of these lines, in order of first appearance."""
     cells: dict[str, Cell] = {}
     for line in lines:
         plan = msgspec.convert(line["plan"], Plan)
@@ -90,7 +90,7 @@ def _at(figures: Line, path: Sequence[str]) -> float | None:
 
 
 def show(cells: Sequence[Cell]) -> None:
-    """A table for each cell. The first arm is what the others are compared with."""
+    """Print a table for each cell. Its first arm is the baseline."""
     for cell in cells:
         width = max(len("policy"), *map(len, cell.arms))
         print(f"\n{cell.title}")
@@ -126,6 +126,7 @@ def _row(cell: Cell, arm: str, base: str, width: int) -> str:
 
 
 LEGEND = (
-    "jobs/s: done while jobs come, in the second half; service: a job without its tools; change: of its mean; "
-    "hit: of all prompt tokens, %; again: of those that an earlier turn had, computed again, %"
+    "jobs/s: completed per second in the second half of the arrivals; service: a job's duration without its tools; "
+    "change: of the mean service time; hit: prompt tokens found in the cache, %; again: prompt tokens that an earlier "
+    "turn had computed and that were computed again, %"
 )

@@ -1,4 +1,4 @@
-"""What an analysis found, as plain data for JSON, the table and the picture."""
+"""The report of an analysis, as plain data for the JSON file, the table and the plots."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from .advice import GIB, flags, gib, hits_at, recommend
 from .analysis import Analysis
-from .log.read import LogStory
+from .log.log_reader import LogStory
 from .reuse.sharing import LENGTHS, SHARES, top_prefixes
 
 TOP = 10
 RETAIN_SHARE = 0.9
-"""Of the turns that a lease's time should be long enough for."""
+"""Share of turns that a recommended lease should outlast."""
 
 
 def make_report(
     analysis: Analysis, story: LogStory, *, kv_bytes: int | None, pool_tokens: int | None, reach: tuple[float, ...]
 ) -> dict[str, Any]:
-    """kv_bytes: of one token; None where nobody said. pool_tokens: what leases are weighed for, in place of what is
-    recommended."""
+    """kv_bytes: size of a token's KV; None if unknown. pool_tokens: the pool for which leases are assessed; None for
+    the recommended one."""
     tiers = recommend(analysis, reach)
     pool = pool_tokens or tiers[0].tokens or analysis.exact_tokens or 0
     totals = analysis.totals
@@ -128,8 +128,7 @@ def _turns(analysis: Analysis, pool: int, kv_bytes: int | None) -> dict[str, Any
 
 
 def _leased(analysis: Analysis, ttl: float) -> float:
-    """Tokens that are leased on average if every request keeps all it has for ``ttl`` seconds or until its next turn
-    comes."""
+    """Tokens leased on average if every request keeps its KV for ``ttl`` seconds or until its next turn."""
     totals, gaps = analysis.totals, analysis.turns.token_gaps
     token_seconds = sum(tokens * min(gap, ttl) for gap, tokens in gaps.buckets())
     never = max(0.0, totals.prompt_tokens + totals.output_tokens - gaps.total)
@@ -137,7 +136,7 @@ def _leased(analysis: Analysis, ttl: float) -> float:
 
 
 def human_size(tokens: int | None, kv_bytes: int | None) -> str:
-    """Tokens, and GiB where they can be told."""
+    """The size in tokens, and in GiB if ``kv_bytes`` is known."""
     if tokens is None:
         return "-"
     size = f"{tokens:,} tokens"
