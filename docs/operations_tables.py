@@ -15,11 +15,10 @@ from baton.entrypoints.foreign_flags import FOREIGN, Alias, NoEffect
 from baton.entrypoints.server_args import build_parser
 from baton.entrypoints.server_config import ServerConfig, flag_name
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
-from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.statistics.report import CacheStats, WindowStats
-from baton.scheduler.stats import CopyStats, TierStats
+from baton.scheduler.stats import CopyStats, SchedulerStats, TierStats
 
 PAGE = Path(__file__).parent / "operations.md"
 
@@ -64,7 +63,7 @@ def metric_table() -> str:
     metrics.output_finished("stop")  # those that have labels of their own show them with their first sample
     metrics.call_refused(400)
     cache = CacheStats(windows=(WindowStats(60, query_tokens=1),))
-    metrics.worker_reported(WorkerStats(tiers=(TierStats("host", stores=CopyStats(tokens_per_s=1.0)),), cache=cache))
+    metrics.worker_reported(SchedulerStats(tiers=(TierStats("host", stores=CopyStats(tokens_per_s=1.0)),), cache=cache))
     lines = ["| metric | type | labels beside `model_name` | |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -133,7 +133,7 @@ class Worker:
         return "\n".join(
             f"lease {lease.serial}: {lease.state.value}, {lease.tokens} tokens, "
             + (f"{lease.remaining:g} s left" if lease.state.value == "claimed" else f"until {lease.deadline:g}")
-            for lease in self.scheduler.leases.live()
+            for lease in self.scheduler.live_leases()
         )
 
     def tree(self) -> str:
@@ -275,12 +275,12 @@ def whole_tour() -> dict[str, str]:
     figures["leased"] = join(
         f"request {request.serial}: {request.status.value}; retained {request.retained}",
         worker.leases(),
-        worker.sequence(worker.scheduler.leases.live()[0].kv),
+        worker.sequence(worker.scheduler.live_leases()[0].kv),
         worker.memory(),
     )
 
     suffix = worker.spec("turn2", TOOL_OUTPUT)
-    figures["suffix"] = worker.tokens(suffix.token_ids, first=worker.scheduler.leases.live()[0].tokens)
+    figures["suffix"] = worker.tokens(suffix.token_ids, first=worker.scheduler.live_leases()[0].tokens)
     child = worker.add(continued(suffix, ContinuationSpec(parent_rid="turn1")), now=103.0)
     figures["claimed"] = join(worker.lengths(child), f"{inheritance(child)}\n{worker.leases()}", worker.tree())
     batch = worker.form(103.0)
@@ -304,7 +304,7 @@ def paged_tour() -> dict[str, str]:
     request = worker.add(worker.spec("turn1", TASK, retain_ttl=30.0), now=100.0)
     while request.finish is None:
         worker.step(worker.form(100.0), 100.0)
-    kv = worker.scheduler.leases.live()[0].kv
+    kv = worker.scheduler.live_leases()[0].kv
     figures = {"paged-lease": join(worker.leases() + "\n" + worker.sequence(kv), worker.memory())}
     suffix = worker.spec("turn2", TOOL_OUTPUT)
     child = worker.add(continued(suffix, ContinuationSpec(parent_rid="turn1")), now=103.0)

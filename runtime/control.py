@@ -61,9 +61,9 @@ class Control:
             case "tiers":
                 self.reply(message.call_id, report_tiers(self._scheduler.stats(), self._info["tiers"]))
             case "statistics":
-                self.reply(message.call_id, self._described(self._scheduler.cache_statistics.since_reset()))
+                self.reply(message.call_id, self._described(self._scheduler.cache_stats_since_reset()))
             case "reset_statistics":
-                self._scheduler.cache_statistics.reset()
+                self._scheduler.reset_cache_statistics()
                 self.reply(message.call_id, None)
             case "pause" | "resume":
                 self.paused = message.verb == "pause"
@@ -81,10 +81,10 @@ class Control:
 
     def _stats(self) -> dict:
         stats = self._scheduler.stats()
-        return {**msgspec.to_builtins(stats), "cache": self._described(stats.cache)}
+        return {**msgspec.structs.asdict(stats), "cache": self._described(stats.cache)}
 
     def _described(self, cache: CacheStats) -> dict:
-        return describe(cache, self._scheduler.cache_statistics.alert.threshold)
+        return describe(cache, self._scheduler.hit_rate_alert)
 
     def _start_profile(self, call_id: int) -> None:
         if self._profiler.recording:

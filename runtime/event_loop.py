@@ -14,16 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ..scheduler.batch import ScheduleBatch, StopMatch
-from ..scheduler.continuation.report import describe_leases
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.recovery import request_failed
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.tiers.tiers import Tiers
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
@@ -41,7 +37,6 @@ from .messages import (
     ToWorker,
     WalkTree,
     WatchRequests,
-    WorkerStats,
 )
 from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
@@ -139,7 +134,7 @@ class EventLoop:
         finished = self.wait()
         messages = self.poll(has_news=bool(finished))
         now = self._clock()
-        self.observe(lambda: self._scheduler.cache_statistics.advance(now))
+        self.observe(lambda: self._scheduler.advance_statistics(now))
         self.end_orders(now)
         for batch, output in finished:
             self.commit(batch, output, now)
@@ -185,13 +180,13 @@ class EventLoop:
             if events := self._scheduler.take_events():
                 self.tell(events, now)
             return batch
-        self.attempt(lambda: self._scheduler.leases.expire(now), now)
+        self.attempt(lambda: self._scheduler.expire_leases(now), now)
         return None
 
     def order(self, now: float) -> None:
         """Hand on what the tiers want done before the step that was formed is launched."""
         if self._tier_io is not None:
-            self._tier_io.order(self._scheduler.tiers.take(now))
+            self._tier_io.order(self._scheduler.take_transfer_orders(now))
 
     def launch(self, batch: ScheduleBatch, failure: Exception | None = None) -> None:
         """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes.
@@ -246,8 +241,7 @@ class EventLoop:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
         reason = f"the forward step failed: {type(error).__name__}: {error}"
-        events = self._scheduler.fail_step(now, reason)
-        self.tell(events, now, failure=RequestRefused(reason, status=500, code="forward_failed"))
+        self.tell(self._scheduler.fail_step(now, reason), now)
 
     def end_orders(self, now: float) -> None:
         """Tell the scheduler which orders of its tiers are over."""
@@ -258,9 +252,9 @@ class EventLoop:
 
     def end_order(self, ended: Any, now: float) -> None:
         if isinstance(ended, BlocksEnded):
-            self._scheduler.tiers.blocks_ended(ended.fence, ended.blocks, now, ended.seconds)
-        elif events := self._scheduler.tiers.copy_ended(ended.fence, ended.ok, now, ended.seconds):
-            self.tell(events, now, failure=RequestRefused(Tiers.FAILED, status=500, code="kv_load_failed"))
+            self._scheduler.finish_block_order(ended.fence, ended.blocks, now, ended.seconds)
+        elif events := self._scheduler.finish_copy(ended.fence, ended.ok, now, ended.seconds):
+            self.tell(events, now)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -302,7 +296,7 @@ class EventLoop:
         if self._idle_work is not None and not self._control.paused:
             due.append(self._idle_since + IDLE_WORK_S)
         self.observe(lambda: due.append(self._watch.due))
-        self.observe(lambda: due.append(_or_never(self._scheduler.leases.next_deadline())))
+        self.observe(lambda: due.append(_or_never(self._scheduler.next_lease_deadline)))
         return max(0.0, min(due) - self._clock())
 
     def handle(self, message: ToWorker, now: float) -> None:
@@ -328,14 +322,13 @@ class EventLoop:
                 reason = "aborted: all requests were"
                 self.tell(scheduler.abort_all(now, reason) if rid is None else scheduler.abort(rid, now), now)
             case ReleaseRequest():
-                self._control.reply(message.call_id, self._scheduler.continuations.release(message.rid))
+                self._control.reply(message.call_id, self._scheduler.release_leases(message.rid))
             case StepCalls():
-                self._scheduler.pins.called(message.rid, message.index, message.calls, now)
+                self._scheduler.record_tool_calls(message.rid, message.index, message.calls, now)
             case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id, prefix=prefix):
-                self._control.reply(call_id, self._scheduler.pins.describe(namespace, job_id, now, prefix))
+                self._control.reply(call_id, self._scheduler.describe_jobs(namespace, job_id, now, prefix))
             case DescribeLeases(call_id=call_id, after=after, limit=limit, client=client):
-                leases, names = self._scheduler.leases, self._scheduler.continuations.leased()
-                self._control.reply(call_id, describe_leases(leases, names, now, after, limit, client))
+                self._control.reply(call_id, self._scheduler.describe_leases(now, after, limit, client))
             case EndJob():
                 self.end_job(message, now)
             case WatchRequests() | WalkTree():
@@ -367,13 +360,11 @@ class EventLoop:
 
     def end_job(self, message: EndJob, now: float) -> None:
         """End a job, and tell the clients of its open requests."""
-        ended = self._scheduler.pins.end(message.namespace, message.job_id)
+        ended = self._scheduler.end_job(message.namespace, message.job_id, now)
         given_up = None
         if ended is not None:
-            open_rids, pinned_tokens = ended
-            for rid in open_rids:
-                self.tell(self._scheduler.abort(rid, now, "aborted: its job was ended"), now)
-            given_up = {"aborted": open_rids, "released_tokens": pinned_tokens}
+            self.tell(ended.events, now)
+            given_up = {"aborted": ended.aborted_rids, "released_tokens": ended.released_tokens}
         self._control.reply(message.call_id, given_up)
 
     def end_overdue(self, now: float) -> None:
@@ -390,11 +381,11 @@ class EventLoop:
         self.attempt(lambda: ending.extend(self._scheduler.ends_within_token(output.result)), now)
         for parent, match in ending:
             self.attempt(lambda parent=parent, match=match: self.complete_suffix(parent, match), now, [parent])
-        self.observe(lambda: self._suffixes.prune(self._scheduler.continuations.is_on_record))
+        self.observe(lambda: self._suffixes.prune(self._scheduler.is_on_record))
 
     def complete_suffix(self, parent: Request, match: StopMatch) -> None:
         self._suffixes.remember(parent.key, match.visible_tail)
-        for child in self._scheduler.continuations.waiting_for(parent.rid, parent.index):
+        for child in self._scheduler.children_waiting_for(parent.rid, parent.index):
             child.own_ids = self._suffixes.ids(child.rid)
 
     def remember_tails(self, events: list[RequestEvent]) -> None:
@@ -413,19 +404,14 @@ class EventLoop:
         now: float,
         *,
         output: StepOutput | None = None,
-        failure: RequestRefused | None = None,
     ) -> None:
-        """Tell the clients what happened, and forget the requests that have ended.
-
-        output: the step that the events came from. failure: why all these requests have ended, unless an event brings
-        its own refusal (its parent, or its own logits, are to blame).
-        """
-        refusals = {event.request.rid: event.refusal or failure for event in events if event.refusal or failure}
+        """Tell the clients what happened, and forget the requests that have ended. output: the step that the events
+        came from."""
+        refusals = {event.request.rid: event.refusal for event in events if event.refusal is not None}
         message = self._outputs.build([e for e in events if e.request.rid not in refusals], output, now)
         if message is not None:
             self._outbox.send(message)
         for rid, refusal in refusals.items():
-            assert refusal is not None
             self.refuse(rid, refusal, now)
         for event in events:
             if event.finish is not None:
@@ -464,13 +450,11 @@ class EventLoop:
 
     def audit(self, now: float) -> None:
         """Check that every page of the pool has one owner. If not, tell the requests that fail because of it."""
-        damaged = self._scheduler.self_check(now)
-        if damaged:
-            message = "the KV cache was found damaged and has been reset; send it again"
-            self.tell(damaged, now, failure=RequestRefused(message, status=500, code="kv_cache_damaged"))
+        if damaged := self._scheduler.self_check(now):
+            self.tell(damaged, now)
 
     def send_stats(self) -> None:
-        self._outbox.send(msgspec.convert(msgspec.to_builtins(self._scheduler.stats()), WorkerStats))
+        self._outbox.send(self._scheduler.stats())
 
 
 def _or_never(time: float | None) -> float:

@@ -1,7 +1,7 @@
 """Everything that crosses a socket: frozen, tagged msgspec structs, encoded as msgpack. Token ids are packed int32.
 
     TokenizerManager ──RequestSpec, AbortRequest, ControlRequest, …──▶ worker
-    worker ──TokenOutputs, RequestError, ControlReply, WorkerStats──▶ detokenizer
+    worker ──TokenOutputs, RequestError, ControlReply, SchedulerStats──▶ detokenizer
     detokenizer ──the same, with text──▶ TokenizerManager
 
 Every rid that was sent gets exactly one end: an output with ``finish`` set for each of its n samples, or one
@@ -15,8 +15,7 @@ import msgspec
 from ..scheduler.jobs.calls import ToolCall
 from ..scheduler.outcome import NO_DRAFTS, ContextOverflow, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
-from ..scheduler.statistics.report import NOT_COUNTED, CacheStats
-from ..scheduler.stats import JobStats, TierStats
+from ..scheduler.stats import SchedulerStats
 from ..scheduler.watching.life import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 
 
@@ -280,44 +279,6 @@ class WorkerReady(Message, frozen=True):
     info: bytes
 
 
-class WorkerStats(Message, frozen=True):
-    """Sent at most once a second, also when idle: the worker's heartbeat and the source of its metrics."""
-
-    num_running_reqs: int = 0
-    num_queue_reqs: int = 0
-    total_tokens: int = 0
-    free_tokens: int = 0
-    evictable_tokens: int = 0
-    protected_tokens: int = 0
-    private_tokens: int = 0
-    leased_tokens: int = 0
-    leases_granted: int = 0
-    """Since start, like the counters below."""
-    leases_handed_off: int = 0
-    leases_expired: int = 0
-    leases_broken: int = 0
-    prefix_cache_queries: int = 0
-    """Prompt tokens looked up, since start."""
-    prefix_cache_hits: int = 0
-    """Prompt tokens found, since start."""
-    evicted_tokens: int = 0
-    retractions: int = 0
-    steps: int = 0
-    leaked_tokens: int = 0
-    nonfinite_requests: int = 0
-    failed_requests: int = 0
-    longest_gap: int = 0
-    quarantined_tokens: int = 0
-    open_fences: int = 0
-    hits_by_tier: FoundTokens = FoundTokens()
-    prefill_tokens_per_s: float | None = None
-    bytes_per_token: int = 0
-    tiers: tuple[TierStats, ...] = ()
-    jobs: JobStats = JobStats()
-    drafts: DraftCounts = NO_DRAFTS
-    cache: CacheStats = NOT_COUNTED
-
-
 ToWorker = (
     RequestSpec
     | AbortRequest
@@ -333,5 +294,5 @@ ToWorker = (
     | DeleteItemTrie
 )
 Watched = WatchReport | TreeRows
-FromWorker = TokenOutputs | RequestError | ControlReply | WorkerStats | WorkerReady | Watched
-ToManager = TextOutputs | RequestError | ControlReply | WorkerStats | WorkerReady | Watched
+FromWorker = TokenOutputs | RequestError | ControlReply | SchedulerStats | WorkerReady | Watched
+ToManager = TextOutputs | RequestError | ControlReply | SchedulerStats | WorkerReady | Watched

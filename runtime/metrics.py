@@ -1,8 +1,8 @@
 """A server's Prometheus metrics. Names start with ``baton:``; the rest is standard in the field.
 
 The HTTP process owns all of them: request metrics come from the TokenizerManager, cache and queue metrics from the
-worker's once-a-second `WorkerStats`. Time to first token and inter-token latency exist for streamed requests only: the
-others get their tokens all at once.
+worker's once-a-second `SchedulerStats`. Time to first token and inter-token latency exist for streamed requests only:
+the others get their tokens all at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from operator import attrgetter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..scheduler.outcome import FoundTokens
-from ..scheduler.stats import CopyStats, TierStats
+from ..scheduler.stats import CopyStats, SchedulerStats, TierStats
 from .cache_metrics import CacheMetrics
-from .messages import TokenOutput, WorkerStats
+from .messages import TokenOutput
 from .prompt import Prompt
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,7 +23,7 @@ _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5
 _INTER_TOKEN_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
-# Metric name -> (field of WorkerStats, help); a dot leads into a part. Counters grow with the totals, gauges follow.
+# Metric name -> (field of SchedulerStats, help); a dot leads into a part. Counters grow with the totals, gauges follow.
 _WORKER_COUNTERS = {
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
@@ -119,7 +119,7 @@ class TierMetrics:
             "baton:tier_copy_tokens_per_second", "Speed of copies, measured lately.", copy, registry=registry
         )
 
-    def update(self, stats: WorkerStats) -> None:
+    def update(self, stats: SchedulerStats) -> None:
         for name in FoundTokens.__struct_fields__:
             if name == "device" or any(tier.tier == name for tier in stats.tiers):
                 grown = getattr(stats.hits_by_tier, name) - getattr(self._last_hits, name)
@@ -156,7 +156,7 @@ class ServerMetrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
-        self._last = WorkerStats()
+        self._last = SchedulerStats()
 
         def counter(name: str, help: str) -> Counter:
             return Counter(f"baton:{name}", help, ["model_name"], registry=self.registry).labels(model_name)
@@ -211,7 +211,7 @@ class ServerMetrics:
     def call_refused(self, status: int) -> None:
         self._refused.labels(self._model_name, str(status)).inc()
 
-    def worker_reported(self, stats: WorkerStats) -> None:
+    def worker_reported(self, stats: SchedulerStats) -> None:
         """Update the metrics from the worker's stats, whose totals only grow."""
         for field, metric in self._counters.items():
             value = attrgetter(field)

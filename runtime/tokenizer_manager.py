@@ -18,6 +18,7 @@ import msgspec
 
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
+from ..scheduler.stats import SchedulerStats
 from ..scheduler.token_buffer import pack_ids, unpack_ids
 from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
@@ -34,7 +35,6 @@ from .messages import (
     TreeRows,
     WatchReport,
     WorkerReady,
-    WorkerStats,
 )
 from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
@@ -285,7 +285,7 @@ class TokenizerManager:
                     self._take_output(item)
             case RequestError():
                 self._take_error(message)
-            case WorkerStats():
+            case SchedulerStats():
                 self.metrics.worker_reported(message)
             case ControlReply():
                 self.control.take(message)

@@ -236,7 +236,7 @@ def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     scheduler.add(RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling), now)
     while (batch := scheduler.next_batch(now)) is not None:
         scheduler.process_result(step_runner.run(batch).result, now)
-    scheduler.continuations.forget("warm-up")
+    scheduler.forget_record("warm-up")
     scheduler.flush_cache()
 
 
@@ -265,12 +265,12 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
             item_tries.put(name, trie)
         tier_io = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner)
-        scheduler.pins.trace.enabled = trace is not None
-        times = scheduler.pins.times
-        history = (
-            ToolHistoryFile(config.jobs.tool_history, times.load, times.save) if config.jobs.tool_history else None
-        )
-        job_records = JobRecords(scheduler.pins.trace.take, trace, history)
+        if trace is not None:
+            scheduler.trace_jobs()
+        history = None
+        if config.jobs.tool_history:
+            history = ToolHistoryFile(config.jobs.tool_history, scheduler.load_tool_times, scheduler.save_tool_times)
+        job_records = JobRecords(scheduler.take_job_events, trace, history)
         gc.collect()
         gc.freeze()  # what is alive now stays alive: later collections can skip it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))

@@ -173,6 +173,31 @@ def stop_check_failed() -> RequestRefused:
     )
 
 
+def logits_not_finite() -> RequestRefused:
+    return RequestRefused(
+        "the model's logits for this request are not finite (NaN or infinity), so no token can be chosen; what may be "
+        "spoiled in the cache is dropped. Send it again; if it fails again, the weights or the dtype do not suit it",
+        status=500,
+        code="logits_not_finite",
+    )
+
+
+def forward_failed(message: str) -> RequestRefused:
+    return RequestRefused(message, status=500, code="forward_failed")
+
+
+def kv_load_failed() -> RequestRefused:
+    return RequestRefused(
+        "its KV could not be brought back from host memory; send it again", status=500, code="kv_load_failed"
+    )
+
+
+def kv_cache_damaged() -> RequestRefused:
+    return RequestRefused(
+        "the KV cache was found damaged and has been reset; send it again", status=500, code="kv_cache_damaged"
+    )
+
+
 def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
     """What leases may hold of the pool, all of them and one client's."""
     max_tokens = int(config.max_leased_ratio * allocator.total_tokens)

@@ -95,7 +95,7 @@ class PrefillScheduler:
         self.prefilling: Request | None = None
 
     def next_batch(
-        self, waiting: WaitingQueue, decode: DecodeScheduler, in_flight: list[PlannedStep], step_id: int, now: float
+        self, waiting: WaitingQueue, decode: DecodeScheduler, in_flight: list[PlannedStep], *, step_id: int, now: float
     ) -> PlannedStep | None:
         """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
         computes join ``decode.running``."""

@@ -11,31 +11,50 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
-from ..radix.lease import LeaseTable
+from ..radix.lease import Lease, LeaseCounts, LeaseTable
+from ..radix.snapshot import TreeWalk
+from ..radix.tiers.block_orders import BlockOrder
 from ..radix.tiers.block_tier import BlockTier
-from ..radix.tiers.host_tier import HostTier
+from ..radix.tiers.host_tier import HostTier, TierCopy
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord
+from .continuation.report import describe_leases
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
 from .fault import RequestFault
+from .jobs.calls import ToolCall
+from .jobs.job import Job
 from .jobs.tool_time import ToolTimes
-from .limits import check_queue, duplicate_rid, lease_budget, stop_check_failed, timed_out, token_not_allowed
+from .limits import (
+    check_queue,
+    duplicate_rid,
+    forward_failed,
+    kv_cache_damaged,
+    kv_load_failed,
+    lease_budget,
+    logits_not_finite,
+    stop_check_failed,
+    timed_out,
+    token_not_allowed,
+)
 from .memory.beam_memory import BeamMemory
-from .memory.distrust import Distrust
 from .memory.kv_memory import KVMemory, retire_unwanted, take_back_unfilled
-from .memory.self_check import check_and_contain
+from .memory.nonfinite_guard import NonFiniteGuard
+from .memory.self_check import check_and_contain, check_invariants
+from .memory.transfer_rates import TransferRates
 from .outcome import FinishReason, RequestRefused
 from .pinning.pins import Pins
 from .policies.fill_time import FillTime
@@ -51,6 +70,7 @@ from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .speculation.speculation import Speculation
 from .statistics.cache_statistics import CacheStatistics
+from .statistics.report import CacheStats
 from .stats import SchedulerCounters, SchedulerStats, take_stats
 from .tiers.tiers import Tiers
 
@@ -59,6 +79,17 @@ logger = logging.getLogger(__name__)
 MAX_FAULTS = 3
 """So many turns in a row may fail for a reason that is no single request's: the first costs nobody anything, the second
 ends what runs, the third all that is there. One more means that the scheduler itself is broken."""
+
+
+@dataclass(slots=True, frozen=True)
+class EndedJob:
+    """The outcome of `Scheduler.end_job`."""
+
+    aborted_rids: list[str]
+    """Its requests that were open."""
+    released_tokens: int
+    """Tokens of KV that were pinned for it."""
+    events: list[RequestEvent]
 
 
 class Scheduler:
@@ -82,38 +113,39 @@ class Scheduler:
     ) -> None:
         """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
         self._config, self._bytes_per_token = config, bytes_per_token
-        self.cache = cache
+        self._cache = cache
         self._counters = SchedulerCounters()
-        self.cache_statistics = CacheStatistics(cache, config.hit_rate_alert)
+        self._cache_statistics = CacheStatistics(cache, config.hit_rate_alert)
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         times = ToolTimes(config.random_seed or 0, config.learn_tools)
         tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl, times)
         self._policy = make_policy(config.schedule_policy, tools)
-        self.leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
-        self._memory = KVMemory(req_to_token, allocator, cache, self.leases, tier)
+        self._leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
+        host_rates = TransferRates(self._fill_time)
+        self._memory = KVMemory(req_to_token, allocator, cache, self._leases, tier, host_rates)
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(self._memory, self._policy, self._reserve, config)
         self._endings = Endings(eos_token_ids)
-        self.speculation = Speculation(config, self._memory, self._endings)
-        self._decode = DecodeScheduler(self._memory, self._beams, self.speculation)
+        self._speculation = Speculation(config, self._memory, self._endings)
+        self._decode = DecodeScheduler(self._memory, self._beams, self._speculation)
         self._factory = RequestFactory(config, allocator, self._endings)
-        self.continuations = Continuations(config, self._memory, self._beams, self.leases)
-        self.pins = Pins(tools, self.leases, self._policy, config.max_jobs)
+        self._continuations = Continuations(config, self._memory, self._beams, self._leases)
+        self._pins = Pins(tools, self._leases, self._policy, config.max_jobs)
         self._waiting, self._live = WaitingQueue(), LiveRequests()
-        self._distrust = Distrust(self._memory, self._counters, self._live, self._abort_each)
-        self.tiers = Tiers(self._memory, self._live, self._waiting, self._abort_and_take, self._fill_time, stores)
+        self._nonfinite_guard = NonFiniteGuard(self._memory, self._live)
+        self._tiers = Tiers(self._memory, self._live, self._waiting, self._fill_time, host_rates, stores)
         self._recovery = Recovery(
             self._memory,
             self._beams,
             self._live,
             self._waiting,
-            self.tiers,
+            self._tiers,
             self._prefill,
             self._decode,
-            self.continuations,
-            self.pins,
-            self.speculation,
+            self._continuations,
+            self._pins,
+            self._speculation,
         )
         self._events: list[RequestEvent] = []
         """Those that no call has returned yet."""
@@ -143,14 +175,14 @@ class Scheduler:
         try:
             if spec.rid in self._live:
                 raise duplicate_rid(spec.rid)
-            check_queue(spec, self.tiers.num_queued + self.continuations.num_parked, self._config)
+            check_queue(spec, self._tiers.num_queued + self._continuations.num_parked, self._config)
             requests = self._factory.make(spec, now, own_ids, constraint)
-            handover = self.continuations.find_prompt(requests, self._live, self.pins.steps_of(spec, now))
+            handover = self._continuations.find_prompt(requests, self._live, self._pins.steps_of(spec, now))
             if handover is not None:
                 self._inherit(requests, handover, now)
-                self.tiers.queue(requests, now)
-            self.pins.arrived(requests, now)
-            self.continuations.forget(spec.rid)
+                self._tiers.queue(requests, now)
+            self._pins.arrived(requests, now)
+            self._continuations.forget(spec.rid)
             self._live.add(spec.rid, requests)
         except RequestRefused:
             raise
@@ -165,7 +197,7 @@ class Scheduler:
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         """Give the sequences of one rid their prompt, and what their parent left. Raises RequestRefused."""
         self._factory.begin(children, handover.prompt)
-        self.continuations.hand_over(children, handover, now)
+        self._continuations.hand_over(children, handover, now)
 
     def _wake_children(
         self, parent: Request, samples: dict[int, SampleRecord], now: float
@@ -173,7 +205,7 @@ class Scheduler:
         """Queue the parked children of a parent that has ended. Returns those that cannot go on, and why."""
         woken: list[Request] = []
         refused: list[tuple[Request, RequestRefused]] = []
-        for children, handover in self.continuations.take_children(parent, samples):
+        for children, handover in self._continuations.take_children(parent, samples):
             try:
                 if isinstance(handover, RequestRefused):
                     raise handover
@@ -184,7 +216,7 @@ class Scheduler:
             except Exception as error:
                 logger.exception("a request could not go on from its parent and ends with an error")
                 refused += [(child, request_failed(error)) for child in children]
-        self.tiers.queue(woken, now)
+        self._tiers.queue(woken, now)
         return refused
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -272,18 +304,18 @@ class Scheduler:
             assert reason is not None
             request.finish = reason
             self._leave(request, now)
-            self.speculation.ended(request)
+            self._speculation.ended(request)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
-                self.pins.ending(request, now)
-                samples = self.continuations.record(request, kept_tokens, now, fence)
+                self._pins.ending(request, now)
+                samples = self._continuations.record(request, kept_tokens, now, fence)
             elif current.refusal is None:
-                self.continuations.fail(request)
+                self._continuations.fail(request)
             if request.kv is not None:  # retained KV is in a lease by now
                 self._close(request, fence)
             retire_unwanted(self._memory.cache, request)
             request.status = RequestStatus.FINISHED
-            self.pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
+            self._pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove(request)
@@ -295,10 +327,10 @@ class Scheduler:
     def _leave(self, request: Request, now: float) -> None:
         """Remove a request from the queue or set that holds it."""
         if request.status is RequestStatus.PARKED:
-            self.continuations.unpark(request)
+            self._continuations.unpark(request)
         elif request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
-            self.tiers.remove(request)
-            self.continuations.give_claim_back(request, now)
+            self._tiers.remove(request)
+            self._continuations.give_claim_back(request, now)
         else:
             self._stop_computing(request)
 
@@ -334,22 +366,25 @@ class Scheduler:
         if step is None:
             return None
         try:
-            self.cache_statistics.admitted(self._counters.count_step(step))
+            self._cache_statistics.admitted(self._counters.count_step(step))
         except Exception:
             logger.exception("a step could not be counted")
         return step.batch
 
     def _form_step(self, now: float) -> PlannedStep | None:
         """Everything that a step changes of requests is done, or the step does not count: see recovery.py."""
-        self.cache_statistics.advance(now)
-        self.leases.expire(now)
+        self._cache_statistics.advance(now)
+        self._leases.expire(now)
         try:
-            self.pins.settle(now)
+            self._pins.settle(now)
         except Exception:
             logger.exception("what became of pins could not be counted; requests are not affected")
-        self.tiers.end_overdue(now)
-        given = (self._waiting, self._decode, [*self._in_flight], self._counters.steps, now)
-        step = None if self._decode_is_due() else self._prefill.next_batch(*given)
+        self._tiers.end_overdue(now)
+        step = None
+        if not self._decode_is_due():
+            step = self._prefill.next_batch(
+                self._waiting, self._decode, [*self._in_flight], step_id=self._counters.steps, now=now
+            )
         if step is None and self._decode.running:
             step = self._next_decode_step(now)
         if step is None:
@@ -375,7 +410,7 @@ class Scheduler:
             try:
                 return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
-                if self._in_flight or self.tiers.under_way:
+                if self._in_flight or self._tiers.under_way:
                     return None  # retraction needs to know every token, and what is being copied cannot be evicted
                 self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))
 
@@ -406,13 +441,13 @@ class Scheduler:
         assert self._processing is not None
         batch, done, first = step.batch, self._processing[1], len(self._events)
         try:
-            self.cache_statistics.advance(now)
+            self._cache_statistics.advance(now)
             self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
-            self.speculation.step_done(step, now)
+            self._speculation.step_done(step, now)
         except Exception:
             logger.exception("a step could not be measured; its requests are not affected")
         if result.failed_rows:
-            self._distrust.end(step.requests, result.failed_rows, now)
+            self._end_nonfinite(step.requests, result.failed_rows, now)
         if result.forbidden_rows:
             self._refuse([step.requests[row] for row in result.forbidden_rows], token_not_allowed(), now)
         if result.unchecked_rows:
@@ -427,7 +462,7 @@ class Scheduler:
                 request.commit(lengths[row])
                 if samples[row] and request.beams is None:
                     taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
-                    self.speculation.settle(batch, row, request, len(token_ids), len(taken))
+                    self._speculation.settle(batch, row, request, len(token_ids), len(taken))
                     event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
                     if ending is None:
                         self._events.append(event)
@@ -456,6 +491,16 @@ class Scheduler:
         except Exception:
             logger.exception("what a step brought could not be counted; its requests are not affected")
 
+    def _end_nonfinite(self, requests: Sequence[Request], failed_rows: Mapping[int, int], now: float) -> None:
+        """End the requests in these rows of a step, siblings included; none of the KV they may have spoiled is shared
+        or found again. ``requests``: one for each row; ``failed_rows``: see `StepResult`."""
+        spoiled = self._nonfinite_guard.withhold_kv(requests, failed_rows)
+        if not spoiled.requests:
+            return
+        self._counters.nonfinite_requests += spoiled.num_rids
+        self._refuse(spoiled.requests, logits_not_finite(), now)
+        self._nonfinite_guard.drop_kv(spoiled)
+
     def _drop_news(self, request: Request) -> None:
         """A live request is about to fail: its client gets an error, and no token before it."""
         if request.finish is None:
@@ -470,7 +515,8 @@ class Scheduler:
             self._recover(error, [], now)
 
     def fail_step(self, now: float, message: str) -> list[RequestEvent]:
-        """The oldest step in flight could not be computed: end its requests, siblings included, and keep the others."""
+        """End the requests of the oldest step in flight, which could not be computed, siblings included; keep the
+        others. ``message`` says why, for the clients."""
         step = self._in_flight.pop(0)
         batch = step.batch
         self._processing = step, set()
@@ -479,13 +525,121 @@ class Scheduler:
             self._memory.req_to_token.put_back(batch.row_updates)
             failed = [request for request in step.requests if request.finish is None]
             if len(batch.copies):
-                self.leases.break_all()  # one of them may hold a copy that was never made
+                self._leases.break_all()  # one of them may hold a copy that was never made
                 failed += take_back_unfilled(self._memory.req_to_token.rows, batch.copies.target, self.live_requests)
-            self._abort_each(failed, now, message)
+            self._refuse(failed, forward_failed(message), now)
         except Exception as error:
             self._recover(error, step.requests, now)
         self._end_step(step, now)
         return self.take_events()
+
+    # -- transfers between tiers --------------------------------------------------------------------------------------
+
+    def take_transfer_orders(self, now: float) -> list[TierCopy | BlockOrder]:
+        """The copies, reads, writes and queries that are due. They must be ordered before the step that was formed last
+        is launched: it may read what they bring."""
+        return self._tiers.take(now)
+
+    def finish_copy(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
+        """A copy between device and host has been made, or has failed. Returns the ends of requests whose KV a failed
+        load did not bring. ``seconds``: how long the copy itself took. Call it once for each copy."""
+        self._refuse(self._tiers.copy_ended(fence, ok, seconds), kv_load_failed(), now)
+        return self.take_events()
+
+    def finish_block_order(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
+        """An order to a store has ended, with ``blocks`` blocks done; requests that wait for it queue for admission.
+        ``seconds``: how long the order itself took."""
+        self._tiers.blocks_ended(fence, blocks, now, seconds)
+
+    # -- leases and continuations -------------------------------------------------------------------------------------
+
+    def expire_leases(self, now: float) -> None:
+        """Give up the leases whose deadline has passed. `next_batch` does this too."""
+        self._leases.expire(now)
+
+    @property
+    def next_lease_deadline(self) -> float | None:
+        """When the first lease expires; None without one that has a deadline."""
+        return self._leases.next_deadline()
+
+    def release_leases(self, rid: str) -> bool:
+        """Give up the leases of a finished request; its ids stay on record. False if it has none."""
+        return self._continuations.release(rid)
+
+    def is_on_record(self, rid: str) -> bool:
+        """True if ``rid`` has ended and can still be named as a parent."""
+        return self._continuations.is_on_record(rid)
+
+    def forget_record(self, rid: str) -> None:
+        """Take a finished request off the record, as if it had never existed."""
+        self._continuations.forget(rid)
+
+    def children_waiting_for(self, rid: str, index: int) -> list[Request]:
+        """Continuations that are parked until this sequence ends."""
+        return self._continuations.waiting_for(rid, index)
+
+    def describe_leases(self, now: float, after: int, limit: int, client: str | None = None) -> dict[str, Any]:
+        """A page of the live leases, for JSON; see continuation/report.py."""
+        return describe_leases(self._leases, self._continuations.leased(), now, after, limit, client)
+
+    def live_leases(self) -> list[Lease]:
+        return self._leases.live()
+
+    def named_leases(self) -> dict[Lease, tuple[str, int]]:
+        """The live leases of requests on record, with the rid and index of their sequence."""
+        return self._continuations.leased()
+
+    def leases_of(self, rid: str) -> dict[int, Lease]:
+        """The live leases of a finished request, by index."""
+        return self._continuations.leases_of(rid)
+
+    @property
+    def lease_counts(self) -> LeaseCounts:
+        """How leases have begun and ended, since start; must not be changed."""
+        return self._leases.counts
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def record_tool_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
+        """A finished step of a job called these tools, as its text says; its pin is extended or given up. Steps that
+        are not known are ignored."""
+        self._pins.called(rid, index, calls, now)
+
+    def end_job(self, namespace: str, job_id: str, now: float) -> EndedJob | None:
+        """Give up all that is kept for a job, and end its open requests. None if it is not known."""
+        ended = self._pins.end(namespace, job_id)
+        if ended is None:
+            return None
+        open_rids, pinned_tokens = ended
+        requests = [request for rid in open_rids for request in self._live.of(rid)]
+        return EndedJob(open_rids, pinned_tokens, self._abort_and_take(requests, now, "aborted: its job was ended"))
+
+    def describe_jobs(
+        self, namespace: str | None, job_id: str | None, now: float, prefix: str = ""
+    ) -> list[dict[str, Any]]:
+        """For JSON: the jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id; see
+        jobs/report.py."""
+        return self._pins.describe(namespace, job_id, now, prefix)
+
+    def unended_jobs(self) -> list[Job]:
+        """Jobs that are not over, or that still have open requests; the one heard of last comes first."""
+        return self._pins.unended_jobs()
+
+    def trace_jobs(self) -> None:
+        """Record the events of jobs from now on, for `take_job_events`."""
+        self._pins.trace.enabled = True
+
+    def take_job_events(self) -> list[dict[str, Any]]:
+        """The events of jobs since the last call, one plain dict each; see pinning/trace.py."""
+        return self._pins.trace.take()
+
+    def save_tool_times(self) -> bytes:
+        """The durations of tools that were seen, for `load_tool_times` of a later server."""
+        return self._pins.times.save()
+
+    def load_tool_times(self, saved: bytes) -> None:
+        """Raises ValueError if ``saved`` is not what `save_tool_times` returned."""
+        self._pins.times.load(saved)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -498,6 +652,16 @@ class Scheduler:
     def live_requests(self) -> list[Request]:
         return list(self._live)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission, or for their prefix to be loaded."""
+        return self._tiers.num_queued
+
+    @property
+    def num_parked(self) -> int:
+        """Continuations that wait for their parent to end."""
+        return self._continuations.num_parked
+
     def live_of(self, rid: str) -> list[Request]:
         """The sequences of a rid that have not ended."""
         return list(self._live.of(rid))
@@ -508,19 +672,62 @@ class Scheduler:
         holders = [request for request in self.live_requests if request.kv is not None]
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens
-        message = "the KV cache was found damaged and has been reset; send the request again"
-        return self._abort_and_take(holders, now, message) if found.was_reset else []
+        if not found.was_reset:
+            return []
+        self._refuse(holders, kv_cache_damaged(), now)
+        return self.take_events()
+
+    def check_invariants(self) -> None:
+        """Check every invariant from scratch, which takes a look at the whole pool: for simulations and tests. A step
+        may be in flight. Raises InvariantError."""
+        check_invariants(self._memory, self._beams, self.live_requests)
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix, leased ones too, and what was said. False, and nothing happens, unless idle."""
         if not self.is_idle:
             return False
-        self.leases.break_all()
-        self.speculation.forget()
+        self._leases.break_all()
+        self._speculation.forget()
         return self._memory.cache.reset()
 
     def stats(self) -> SchedulerStats:
-        running = len(self._decode.running) + (self._prefill.prefilling is not None)
-        parts = (self.tiers.stats(), self.pins.stats(), self.speculation.counts, self.cache_statistics.since_start())
-        more = (self.tiers.num_queued, self._fill_time.tokens_per_s, self._bytes_per_token, *parts)
-        return take_stats(self._counters, self._memory.cache, self.leases, running, *more)
+        return take_stats(
+            self._counters,
+            self._cache,
+            self._leases,
+            num_running=len(self._decode.running) + (self._prefill.prefilling is not None),
+            num_waiting=self.num_waiting,
+            prefill_tokens_per_s=self._fill_time.tokens_per_s,
+            bytes_per_token=self._bytes_per_token,
+            tiers=self._tiers.stats(),
+            jobs=self._pins.stats(),
+            drafts=self._speculation.counts,
+            cache_stats=self._cache_statistics.since_start(),
+        )
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def advance_statistics(self, now: float) -> None:
+        """Let the windows of the cache's statistics move on. Call it once a turn, before the cache changes."""
+        self._cache_statistics.advance(now)
+
+    @property
+    def hit_rate_alert(self) -> float:
+        """The hit rate of the cache below which the log warns; 0: never."""
+        return self._config.hit_rate_alert
+
+    def cache_stats_since_reset(self) -> CacheStats:
+        return self._cache_statistics.since_reset()
+
+    def reset_cache_statistics(self) -> None:
+        """Count anew, in `cache_stats_since_reset` and the windows."""
+        self._cache_statistics.reset()
+
+    def packed_tick_times(self) -> tuple[bytes, bytes]:
+        """(int64 ticks, float64 seconds): when the ticks of the cache's nodes happened."""
+        return self._cache_statistics.tick_times.packed()
+
+    def walk_tree(self, *, with_heads: bool) -> TreeWalk:
+        """A walk over the cache's tree, in as many slices as the caller likes. with_heads: with the first token ids of
+        each node."""
+        return TreeWalk(self._cache, with_heads=with_heads)

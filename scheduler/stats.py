@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch_builder import PlannedStep
@@ -110,31 +112,33 @@ class JobStats:
     """Of these, what that step found in the cache: less where a template drops what the model thought."""
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerStats:
-    """A snapshot; token counts exclude the padding page, counters run since start."""
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A snapshot; token counts exclude the padding page, counters run since start.
 
-    num_running_reqs: int
-    num_queue_reqs: int
-    total_tokens: int
-    free_tokens: int
-    evictable_tokens: int
-    protected_tokens: int
-    private_tokens: int
-    leased_tokens: int
-    leases_granted: int
-    leases_handed_off: int
-    leases_expired: int
-    leases_broken: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    evicted_tokens: int
-    retractions: int
-    leaked_tokens: int
-    nonfinite_requests: int
-    failed_requests: int
-    steps: int
-    longest_gap: int
+    It is also the message that the worker sends once a second: its heartbeat, and the source of its metrics.
+    """
+
+    num_running_reqs: int = 0
+    num_queue_reqs: int = 0
+    total_tokens: int = 0
+    free_tokens: int = 0
+    evictable_tokens: int = 0
+    protected_tokens: int = 0
+    private_tokens: int = 0
+    leased_tokens: int = 0
+    leases_granted: int = 0
+    leases_handed_off: int = 0
+    leases_expired: int = 0
+    leases_broken: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    evicted_tokens: int = 0
+    retractions: int = 0
+    leaked_tokens: int = 0
+    nonfinite_requests: int = 0
+    failed_requests: int = 0
+    steps: int = 0
+    longest_gap: int = 0
     """In steps: between two tokens of a running request, since start."""
     quarantined_tokens: int = 0
     open_fences: int = 0
@@ -160,15 +164,17 @@ def take_stats(
     counters: SchedulerCounters,
     cache: RadixCache,
     leases: LeaseTable,
+    *,
     num_running: int,
     num_waiting: int,
-    prefill_tokens_per_s: float | None = None,
-    bytes_per_token: int = 0,
-    tiers: tuple[TierStats, ...] = (),
-    jobs: JobStats = JobStats(),
-    drafts: DraftCounts = NO_DRAFTS,
-    cache_stats: CacheStats = NOT_COUNTED,
+    prefill_tokens_per_s: float | None,
+    bytes_per_token: int,
+    tiers: tuple[TierStats, ...],
+    jobs: JobStats,
+    drafts: DraftCounts,
+    cache_stats: CacheStats,
 ) -> SchedulerStats:
+    """Put the figures of all owners together."""
     allocator = cache.allocator
     free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
     return SchedulerStats(

@@ -77,7 +77,7 @@ def fill(cache: RadixCache, nodes: int, seed: int = 0) -> None:
 def rig_of(nodes: int) -> Rig:
     """A worker with a free model and a full tree."""
     rig = Rig(RUNNING, 200 + nodes * 10 // 2048, overlap=True)
-    fill(rig.scheduler.cache, nodes)
+    fill(rig.scheduler._cache, nodes)
     return rig
 
 
@@ -89,7 +89,7 @@ def measure_walk(nodes: int, rounds: int) -> dict[str, Any]:
     gc.collect()
     gc.freeze()  # a full collection would look at every node; a server has them too, watched or not
     for number in range(rounds):
-        walk = TreeWalk(rig.scheduler.cache, with_heads=bool(number % 2))
+        walk = TreeWalk(rig.scheduler._cache, with_heads=bool(number % 2))
         is_over, total = False, 0.0
         while not is_over:
             began = time.thread_time()
@@ -223,11 +223,11 @@ def measure_idle(nodes: int, seconds: float) -> dict[str, Any]:
 
 def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
     rig = rig_of(nodes)
-    walk = TreeWalk(rig.scheduler.cache, with_heads=True)
+    walk = TreeWalk(rig.scheduler._cache, with_heads=True)
     while not walk.advance(10_000):
         pass
     found = walk.take()
-    ticks = np.array([0, rig.scheduler.cache.tick])
+    ticks = np.array([0, rig.scheduler._cache.tick])
     seconds = np.array([0.0, 9.0])
     end = WalkEnd(began=0.0, ended=9.0, complete=True, ticks=ticks.tobytes(), seconds=seconds.tobytes(), ended_at=9.0)
     message = TreeRows(is_first=True, rows=found.rows, heads=found.heads, names=tuple(found.names), end=end)

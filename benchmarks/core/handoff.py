@@ -71,7 +71,7 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
 
         return call
 
-    memory, leases = scheduler._memory, scheduler.leases
+    memory, leases = scheduler._memory, scheduler._leases
     mock.patch.object(memory, "_open_lease", timed(memory._open_lease)).start()
     mock.patch.object(leases, "claim", timed(leases.claim)).start()
     for round_number in range(rounds):

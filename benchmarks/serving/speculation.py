@@ -134,7 +134,7 @@ class Engine:
         serving: dict[str, tuple[int, int, str]] = {}
         said: dict[tuple[int, int], list[int]] = {}
         decode_rows = tokens = 0
-        before, began = scheduler.speculation.counts, self._now()
+        before, began = scheduler.stats().drafts, self._now()
 
         def send(number: int, turn: int, context: str) -> None:
             session = sessions[number]
@@ -167,7 +167,7 @@ class Engine:
                 if turn + 1 < len(sessions[number].turns):
                     visible = [i for i in answers[rid] if i not in self._tokenizer.special_ids]
                     send(number, turn + 1, text + self._tokenizer.decode(visible) + sessions[number].rest)
-        seconds, counts = self._now() - began, scheduler.speculation.counts
+        seconds, counts = self._now() - began, scheduler.stats().drafts
         scheduler.flush_cache()
         cell.tokens_per_s.append(tokens / seconds)
         cell.tokens_per_step.append(tokens / decode_rows)

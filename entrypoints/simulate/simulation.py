@@ -33,7 +33,7 @@ from .burst import RowAhead, burst_ends
 from .copies import CopyLanes
 from .cost_model import StepCost, StepSize
 from .job_records import JobRecord, TurnRecord
-from .simulated_engine import build_engine, check_engine
+from .simulated_engine import build_engine
 from .work.job import Conversation, Job
 
 WAITING_BURST = 4
@@ -144,11 +144,11 @@ class Simulation:
             sent, _, playing = heapq.heappop(self._events)
             self._send(playing, sent)
         batch = self.scheduler.next_batch(self.now)
-        self._copies.order_copies(self.scheduler.tiers.take(self.now), self.now)
+        self._copies.order_copies(self.scheduler.take_transfer_orders(self.now), self.now)
         self._launched = self._launch(batch) if batch is not None else None
         every = self._conditions.check_every
         if every and self.steps % every == 0:
-            check_engine(self.engine)
+            self.scheduler.check_invariants()
         if self._launched is not None:
             self.now = self._launched.ends[-1]
             return True
@@ -158,7 +158,7 @@ class Simulation:
         """Nothing can be computed: advance the clock to the next event. False if there is none."""
         ends = [self._events[0][0] if self._events else None, self._copies.next_end()]
         if self.jobs_left:  # once all jobs have ended, leases need not expire
-            ends.append(self.scheduler.leases.next_deadline())
+            ends.append(self.scheduler.next_lease_deadline)
         due = [end for end in ends if end is not None]
         if not due and self._active:
             raise SimulationStuck(self._describe())
@@ -170,12 +170,12 @@ class Simulation:
         live = self.scheduler.live_requests
         return (
             f"at {self.now:.3f} s {len(live)} requests wait, and no event can change that: {live[:8]}; "
-            f"{self.scheduler.stats()}; leases: {self.scheduler.leases.live()[:8]}"
+            f"{self.scheduler.stats()}; leases: {self.scheduler.live_leases()[:8]}"
         )
 
     def _end_copies(self) -> None:
         for ended in self._copies.take_ended_copies(self.now):
-            events = self.scheduler.tiers.copy_ended(ended.fence, True, self.now, ended.seconds)
+            events = self.scheduler.finish_copy(ended.fence, True, self.now, ended.seconds)
             assert not events, "a copy that was made ends no request"
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Simulation:
         self.steps += 1
         if batch.is_extend:
             ends = [self.now + self._cost.step_s(size_of(batch))]
-            self._more_prompts = bool(self.scheduler.tiers.num_queued) or not batch.samples.all()
+            self._more_prompts = self.scheduler.num_waiting > 0 or not batch.samples.all()
         else:
             ends = self._burst_ends[: int(batch.extend_lens.max())]
             self._more_prompts = False
@@ -200,7 +200,7 @@ class Simulation:
             playing = self._active[request.serial]
             tokens = len(playing.said) - request.num_output_tokens
             left.append(RowAhead(tokens, request.scheduled_len + 1, playing.away_s))
-        waiting = self.scheduler.tiers.num_queued > 0
+        waiting = self.scheduler.num_waiting > 0
         most = min(self._conditions.burst, WAITING_BURST) if waiting else self._conditions.burst
         most = 1 if self._more_prompts else most
         self._burst_ends = burst_ends(left, self._cost, self.now, self._horizon(waiting), most, waiting)
@@ -211,7 +211,7 @@ class Simulation:
         """The first time at which the scheduler would do something other than decode."""
         ends = [self._events[0][0] if self._events else None]
         if waiting:
-            ends += [self._copies.next_end(), self.scheduler.leases.next_deadline()]
+            ends += [self._copies.next_end(), self.scheduler.next_lease_deadline]
         return min((end for end in ends if end is not None), default=float("inf"))
 
     def _commit(self, launched: _Launched) -> None:
@@ -247,7 +247,7 @@ class Simulation:
             tool = ""  # the server reads its text like any other turn's
         if tool is not None and not request.spec.is_last_step:
             calls = (ToolCall(tool, tool),) if tool else ()
-            self.scheduler.pins.called(request.rid, 0, calls, self.now)
+            self.scheduler.record_tool_calls(request.rid, 0, calls, self.now)
         if playing.is_last_turn:
             playing.record.end = turn.end
         else:

@@ -1,7 +1,7 @@
 """Has everything done that the scheduler's tiers order: copies between device and host, blocks to and from stores.
 
-scheduler.tiers.take ─▶ order ─▶ Transfers (thread, streams) ─▶ poll ─▶ scheduler.tiers.copy_ended, blocks_ended
-                            └──▶ BlockIO (thread) ────────────────┘
+Scheduler.take_transfer_orders ─▶ order ─┬▶ Transfers (thread, streams) ─▶ poll ─▶ Scheduler.finish_copy
+                                          └▶ BlockIO (thread) ─────────────▶ poll ─▶ Scheduler.finish_block_order
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Watch:
     def handle(self, message: WatchRequests | WalkTree, now: float) -> None:
         if isinstance(message, WalkTree):
             if self._walk is None:
-                self._walk = TreeWalk(self._scheduler.cache, with_heads=message.with_heads)
+                self._walk = self._scheduler.walk_tree(with_heads=message.with_heads)
                 self._walk_began, self._rows_sent = now, 0
             return
         self._until = now + message.seconds
@@ -145,7 +145,7 @@ class Watch:
         running, waiting = requests_now(scheduler, self._now)
         is_first, self._is_new = self._is_new, False
         yield WatchReport(t=self._t, is_first=is_first, load=load_now(scheduler), running=running, waiting=waiting)
-        yield WatchReport(t=self._t, leases=leases_now(scheduler, self._now), num_leases=len(scheduler.leases))
+        yield WatchReport(t=self._t, leases=leases_now(scheduler, self._now), num_leases=len(scheduler.live_leases()))
         jobs, num_jobs = jobs_now(scheduler, self._now)
         yield WatchReport(t=self._t, jobs=jobs, num_jobs=num_jobs)
         recorder.refresh(self._now)
@@ -176,7 +176,7 @@ class Watch:
             return
         found, end = walk.take(), None
         if is_over:
-            ticks, seconds = self._scheduler.cache_statistics.tick_times.packed()
+            ticks, seconds = self._scheduler.packed_tick_times()
             end = WalkEnd(
                 began=self._walk_began - self._began,
                 ended=now - self._began,

@@ -13,7 +13,7 @@ prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from ...radix.tiers.host_tier import HostTier, TierCopy
 from ..jobs.kept_turn import KeptTurn, Worth
 from ..request import Request
 from .pending_copies import PendingCopies
+from .transfer_rates import TransferRates
 
 MAX_SLACK = 512
 """Tokens, or 1/256 of the pool if that is less, that are evicted at least: so that a full pool does not evict for every
@@ -48,16 +49,17 @@ class KVMemory:
         cache: RadixCache,
         leases: LeaseTable,
         tier: HostTier | None = None,
+        host_rates: TransferRates | None = None,
     ) -> None:
-        """tier: what keeps KV on the host; None for nothing."""
+        """tier: what keeps KV on the host; None for nothing. host_rates: whether loading from it is faster than
+        computing again; None: it always is."""
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
         self.leases = leases
         self.tier = tier
         self.copies = PendingCopies(req_to_token)
-        self.loading_pays: Callable[[], bool] = lambda: True
-        """Is it faster to bring KV back from the host than to compute it again? Set by who measures that."""
+        self._host_rates = host_rates
         self._loads: list[TierCopy] = []
         """Ordered since the last `take_tier_copies`."""
         self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
@@ -127,7 +129,9 @@ class KVMemory:
     def _bring_back(self, match: MatchResult) -> MatchResult:
         """Order what a match has on the host to the device, where it is from now on. Returns the match as it is then:
         the same, if there are no slots that can be written at once. Raises NotYet if there will be."""
-        if self.tier is None or match.host_handle is None or not self.loading_pays():
+        if self.tier is None or match.host_handle is None:
+            return match
+        if self._host_rates is not None and not self._host_rates.loading_pays():
             return match
         self._evict_for(match.host_len)
         if match.host_handle.parent is None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...radix.cache import RadixCache
-from ...radix.invariants import dump
+from ...radix.invariants import InvariantError, check_leases, check_tree, conservation, dump
 from ...radix.kv_sequence import KVSequence
+from ...radix.tiers.host_invariants import check_host
 from ..request import Request
 from .beam_memory import BeamMemory
 from .kv_memory import KVMemory
@@ -65,6 +66,26 @@ def audit_pages(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: 
         dump(cache),
     )
     return audit
+
+
+def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request]) -> None:
+    """Check tree, leases, host tier, the owners of all tokens and the lengths of the live requests. Raises
+    InvariantError."""
+    cache, leases = memory.cache, memory.leases
+    check_tree(cache)
+    check_leases(leases, cache)
+    if memory.tier is not None:
+        check_host(memory.tier, cache.tree)
+    sequences = [request.kv for request in live if request.kv is not None]
+    sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
+    beam_pages = [beams.pages(request) for request in live if request.beam_kv is not None]
+    conservation(cache, cache.allocator, sequences, beam_pages).check()
+    if lost := unaccounted_tokens(cache, sequences, beam_pages):
+        raise InvariantError(f"{lost} tokens of the pool are not accounted for")
+    for request in live:
+        known = len(request.token_ids) + request.num_output_placeholders
+        if not request.committed_len <= request.scheduled_len <= known:
+            raise InvariantError(f"{request} has {request.scheduled_len} tokens of KV, but {known} tokens")
 
 
 @dataclass(slots=True, frozen=True)

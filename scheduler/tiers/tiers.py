@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ...radix.tiers.block_orders import BlockOrder
 from ...radix.tiers.block_tier import BlockTier, Found
 from ...radix.tiers.host_tier import TierCopy
 from ..memory.kv_memory import KVMemory
+from ..memory.transfer_rates import TransferRates
 from ..policies.fill_time import FillTime
 from ..queue.live import LiveRequests
 from ..queue.waiting import WaitingQueue
-from ..request import Request, RequestEvent, RequestStatus
+from ..request import Request, RequestStatus
 from ..stats import CopyStats, TierStats
-from .rates import TierRates
 
 LOADING_S = 5.0
 """The longest that a request waits for its prefix, its turn included; then what has not come is computed."""
@@ -40,26 +40,22 @@ MAX_READS = 3
 class Tiers:
     """Hands out the orders that the tiers want done, hears of their ends, and lets requests wait for them."""
 
-    FAILED = "its KV could not be brought back from host memory; send it again"
-
     def __init__(
         self,
         memory: KVMemory,
         live: LiveRequests,
         waiting: WaitingQueue,
-        abort: Callable[[list[Request], float, str], list[RequestEvent]],
         fill_time: FillTime,
+        host_rates: TransferRates,
         stores: Sequence[BlockTier] = (),
     ) -> None:
-        """abort: ends requests at a time, with a message. fill_time: knows what computing KV again would cost. stores:
-        behind the host, the fastest first."""
+        """fill_time: the cost of computing KV again. host_rates: how fast copies between device and host are; measured
+        here. stores: those behind the host, the fastest first."""
         self._memory = memory
         self._live = live
         self._waiting = waiting
-        self._abort = abort
         self._stores = stores
-        self._rates = {name: TierRates(fill_time) for name in ("host", *(store.name for store in stores))}
-        memory.loading_pays = self._rates["host"].loading_pays
+        self._rates = {"host": host_rates} | {store.name: TransferRates(fill_time) for store in stores}
         self._readers: dict[int, list[Request]] = {}
         """Who waits for which read, or for which answer."""
         self._in_turn: deque[Request] = deque()
@@ -86,17 +82,15 @@ class Tiers:
             orders += store.take_orders(now)
         return orders
 
-    def copy_ended(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
-        """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail; the requests that
-        would go on with what it did not bring end here. seconds: how long it took itself."""
+    def copy_ended(self, fence: int, ok: bool, seconds: float = 0.0) -> list[Request]:
+        """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail. Returns the
+        requests that must end, because they hold what it did not bring. seconds: how long it took itself."""
         assert self._memory.tier is not None, "only a tier orders copies"
         copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
         if ok:
             (rates.stores if copy.to_host else rates.loads).note(len(copy.host_slots), seconds)
         spoilt = self._memory.tier.ended(fence, ok)
-        if spoilt is None:
-            return []
-        return self._abort(self._memory.users_of(spoilt, self._live), now, self.FAILED)
+        return [] if spoilt is None else self._memory.users_of(spoilt, self._live)
 
     def blocks_ended(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
         """An order of a store is over; see `BlockTier.ended`. Those who waited for it go on. seconds: how long it took

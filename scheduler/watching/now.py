@@ -24,7 +24,7 @@ def load_now(scheduler: Scheduler) -> LoadNow:
     host = next((tier for tier in stats.tiers if tier.tier == "host"), TierStats("host"))
     return LoadNow(
         running=stats.num_running_reqs,
-        waiting=stats.num_queue_reqs + scheduler.continuations.num_parked,
+        waiting=stats.num_queue_reqs + scheduler.num_parked,
         total=stats.total_tokens,
         free=stats.free_tokens,
         evictable=stats.evictable_tokens,
@@ -80,10 +80,11 @@ def num_output(request: Request) -> int:
 
 def leases_now(scheduler: Scheduler, now: float) -> list[LeaseNow]:
     """Those that end first, by their deadline; claimed ones have none."""
-    if not len(scheduler.leases):
+    leases = scheduler.live_leases()
+    if not leases:
         return []
-    first = nsmallest(MOST, scheduler.leases.live(), key=lambda lease: inf if lease.claims else lease.deadline)
-    names = scheduler.continuations.leased()
+    first = nsmallest(MOST, leases, key=lambda lease: inf if lease.claims else lease.deadline)
+    names = scheduler.named_leases()
     return [_lease(lease, names.get(lease, (None, 0))[0], now) for lease in first]
 
 
@@ -101,7 +102,7 @@ def _lease(lease: Lease, rid: str | None, now: float) -> LeaseNow:
 
 def jobs_now(scheduler: Scheduler, now: float) -> tuple[list[JobNow], int]:
     """The unended jobs that were here last, and how many there are in all."""
-    jobs = scheduler.pins.unended_jobs()
+    jobs = scheduler.unended_jobs()
     return [_job(job, now) for job in jobs[:MOST]], len(jobs)
 
 

@@ -280,7 +280,7 @@ class LifeRecorder:
         recorded.end_open(at)
         life.prompt = request.prompt_len
         life.end = "error" if request.rid in self._failed else request.finish.type
-        for index, lease in self._scheduler.continuations.leases_of(request.rid).items():
+        for index, lease in self._scheduler.leases_of(request.rid).items():
             if (request.is_search or index == request.index) and lease not in self._leased:
                 phase = _Phase("leased", at, lease.tokens)
                 recorded.phases.append(phase)
@@ -292,7 +292,7 @@ class LifeRecorder:
         self._change(recorded)
 
     def _end_leases(self, at: float) -> None:
-        counts = self._scheduler.leases.counts
+        counts = self._scheduler.lease_counts
         ends = counts.handed_off + counts.expired + counts.broken + counts.released
         if ends == self._lease_ends:
             return

@@ -40,10 +40,10 @@ from baton.runtime.messages import (
     TokenOutputs,
     ToWorker,
     WorkerReady,
-    WorkerStats,
 )
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
+from baton.scheduler.stats import SchedulerStats
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
 from tests.doubles.byte_tokenizer import EOS_ID, VOCAB_SIZE
 
@@ -201,7 +201,7 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
         if time.monotonic() >= heartbeat:
             heartbeat = time.monotonic() + 0.5
             running = len(samples)
-            outbox.send(WorkerStats(num_running_reqs=running, total_tokens=100, free_tokens=60, evictable_tokens=15))
+            outbox.send(SchedulerStats(num_running_reqs=running, total_tokens=100, free_tokens=60, evictable_tokens=15))
         paused = behaviour.get("paused", False)
         for message in inbox.poll(0.0 if samples and not paused else 0.5):
             handle(message, samples, outbox, behaviour, info)

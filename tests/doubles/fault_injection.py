@@ -131,12 +131,12 @@ def inject(harness: Harness, faults: CallFaults) -> None:
             return scheduler.contain(error, scheduler.live_of(rid), now)
 
     scheduler.abort = abort_or_contain
-    for owner, name, default, again in (
-        (scheduler, "flush_cache", False, False),
-        (scheduler.continuations, "release", False, False),
-        (scheduler.pins, "called", None, False),
-        (scheduler.pins, "end", None, False),
-        (scheduler.tiers, "copy_ended", [], True),
-        (scheduler.tiers, "blocks_ended", None, True),
+    for name, default, again in (
+        ("flush_cache", False, False),
+        ("release_leases", False, False),
+        ("record_tool_calls", None, False),
+        ("end_job", None, False),
+        ("finish_copy", [], True),
+        ("finish_block_order", None, True),
     ):
-        setattr(owner, name, guarded(getattr(owner, name), default, again=again))
+        setattr(scheduler, name, guarded(getattr(scheduler, name), default, again=again))

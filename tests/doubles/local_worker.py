@@ -79,7 +79,7 @@ class LocalWorker:
         """Wait for all that the tiers have ordered."""
         assert self.tier_io is not None
         while True:
-            self.tier_io.order(self.scheduler.tiers.take(0.0))
+            self.tier_io.order(self.scheduler.take_transfer_orders(0.0))
             if not self.tier_io.under_way:
                 return
             self._end_orders()
@@ -88,9 +88,9 @@ class LocalWorker:
         """Tell the scheduler what is over by now."""
         for ended in self.tier_io.poll() if self.tier_io is not None else ():
             if isinstance(ended, BlocksEnded):
-                self.scheduler.tiers.blocks_ended(ended.fence, ended.blocks, 0.0)
+                self.scheduler.finish_block_order(ended.fence, ended.blocks, 0.0)
             else:
-                self.scheduler.tiers.copy_ended(ended.fence, ended.ok, 0.0)
+                self.scheduler.finish_copy(ended.fence, ended.ok, 0.0)
 
     def generate(
         self,
@@ -126,7 +126,7 @@ class LocalWorker:
             self._end_orders()
             batch = self.scheduler.next_batch(0.0)
             if self.tier_io is not None:
-                self.tier_io.order(self.scheduler.tiers.take(0.0))
+                self.tier_io.order(self.scheduler.take_transfer_orders(0.0))
             if batch is not None:
                 in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:

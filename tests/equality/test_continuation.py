@@ -62,7 +62,7 @@ def test_continuation_equals_replay(prompts: list[list[int]], page_size: int, ca
             worker.scheduler._memory.cache.evict(10**9)
         elif case == "released":
             for parent in parents:
-                worker.scheduler.continuations.release(parent.rid)
+                worker.scheduler.release_leases(parent.rid)
             worker.scheduler._memory.cache.evict(500)
         elif case == "traffic":
             rng = np.random.default_rng(0)

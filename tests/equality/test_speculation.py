@@ -59,7 +59,7 @@ def test_outputs_are_those_without_speculation(options: dict[str, Any]) -> None:
     plain = LocalWorker(TOY, **{name: value for name, value in options.items() if name != "overlap"})
     expected = plain.run(specs, items=items)
     worker = LocalWorker(TOY, speculative_algorithm="NGRAM", **options)
-    speculation = worker.scheduler.speculation
+    speculation = worker.scheduler._speculation
     for tokens in (1, 1000):  # so that drafts are worth it for many requests at once
         speculation._cost.note(tokens, 1.0)
     worker.scheduler._reserve._ratio = 0.0  # so that a small pool is over-committed

@@ -25,8 +25,10 @@ KEPT = {
     "tests/scheduler/continuation/test_failures.py::test_parents_and_children_are_retracted_and_say_the_same": "64-1",
     "tests/scheduler/continuation/test_leases.py"
     "::test_a_claim_that_breaks_before_its_child_is_admitted_is_reported_as_a_match": "1-1",
-    "tests/scheduler/memory/test_distrust.py::test_a_prompt_ends_with_500_and_leaves_only_what_comes_before": ".*-16",
-    "tests/scheduler/memory/test_distrust.py::test_of_many_requests_exactly_the_spoiled_ones_fail": "0",
+    (
+        "tests/scheduler/memory/test_nonfinite_guard.py::test_a_prompt_ends_with_500_and_leaves_only_what_comes_before"
+    ): ".*-16",
+    "tests/scheduler/memory/test_nonfinite_guard.py::test_of_many_requests_exactly_the_spoiled_ones_fail": "0",
     "tests/scheduler/memory/test_shared_prefixes.py::test_the_answers_are_those_of_comparing_everything": "1-16|3-1",
     "tests/scheduler/test_fairness.py::TestDecodeShare"
     "::test_prompts_without_end_leave_running_requests_their_share": "1-1|2-8",

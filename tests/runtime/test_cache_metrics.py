@@ -6,9 +6,9 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.radix.statistics.spread import SECONDS
-from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.statistics.report import DEPTHS, Buckets, CacheStats, CacheTotals, HitTokens, WindowStats
+from baton.scheduler.stats import SchedulerStats
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import Harness
 
@@ -50,7 +50,7 @@ WINDOWS = (WindowStats(60), WindowStats(300, 300.0, 2, 80, HitTokens(match=20)))
 
 def test_every_number_has_its_metric() -> None:
     metrics = ServerMetrics("m")
-    metrics.worker_reported(WorkerStats(cache=CacheStats(TOTALS, 16.0, WINDOWS, alert=True)))
+    metrics.worker_reported(SchedulerStats(cache=CacheStats(TOTALS, 16.0, WINDOWS, alert=True)))
     found = read(metrics)
     for name, value in {
         "prefix_cache_prompts_total": 1,
@@ -70,7 +70,7 @@ def test_every_number_has_its_metric() -> None:
 
 def test_histograms_are_cumulative() -> None:
     metrics = ServerMetrics("m")
-    metrics.worker_reported(WorkerStats(cache=CacheStats(TOTALS)))
+    metrics.worker_reported(SchedulerStats(cache=CacheStats(TOTALS)))
     found = read(metrics)
     depth = found["prefix_cache_query_depth_tokens_bucket"]
     assert depth["128.0",] == 128 and depth["256.0",] == depth["+Inf",] == 200 and len(depth) == len(DEPTHS) + 1
@@ -100,9 +100,9 @@ def test_a_reset_lowers_no_counter() -> None:
         harness.add(f"r{number}", [*prompt_of(30, 1), *prompt_of(40, number)], 2)
         harness.run()
         if number == 5:
-            harness.scheduler.cache_statistics.reset()
-        stats = msgspec.convert(msgspec.to_builtins(harness.scheduler.stats()), WorkerStats)
-        metrics.worker_reported(msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=WorkerStats))
+            harness.scheduler.reset_cache_statistics()
+        stats = harness.scheduler.stats()
+        metrics.worker_reported(msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=SchedulerStats))
         after = read(metrics)
         for name, values in before.items():
             if name.endswith(("_total", "_count", "_bucket", "_sum")):

@@ -248,7 +248,7 @@ def example(kind: type) -> msgspec.Struct:
         "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},
         "ControlReply": {"call_id": 1, "ok": False, "payload": b"1"},
         "WorkerReady": {"info": b"{}"},
-        "WorkerStats": {"steps": 5},
+        "SchedulerStats": {"steps": 5},
     }  # fmt: skip
     return kind(**examples[kind.__name__])
 

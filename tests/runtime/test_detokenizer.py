@@ -16,10 +16,10 @@ from baton.runtime.messages import (
     TokenOutputs,
     ToManager,
     WorkerReady,
-    WorkerStats,
 )
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
+from baton.scheduler.stats import SchedulerStats
 from baton.scheduler.token_buffer import pack_ids
 from tests.doubles.byte_tokenizer import EOS_ID
 
@@ -125,7 +125,7 @@ def test_everything_else_passes_in_order(tokenizer: Tokenizer) -> None:
     sender = Sender(endpoints.to_detokenizer)
     sent = [
         WorkerReady(info=b"{}"),
-        WorkerStats(steps=3),
+        SchedulerStats(steps=3),
         ControlReply(call_id=1),
         RequestError(rid="r", status=400, message="m"),
     ]

@@ -17,11 +17,11 @@ from baton.runtime.messages import (
     ControlRequest,
     ReleaseRequest,
     RequestError,
-    WorkerStats,
 )
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.scheduler import Scheduler
+from baton.scheduler.stats import SchedulerStats
 from tests.doubles.event_loop_rig import Rig, ask
 from tests.doubles.kv_echo import expected_output
 
@@ -39,7 +39,7 @@ def test_requests_are_answered(overlap: bool) -> None:
         assert rig.said(rid) == expected_output(prompt, 9) and rig.finishes(rid) == ["length"]
     assert rig.said("one") == expected_output([1, 2, 3], 1)
     assert rig.step_runner.most_in_flight == (2 if overlap else 1)
-    assert isinstance(rig.sent[0], WorkerStats)
+    assert isinstance(rig.sent[0], SchedulerStats)
 
 
 @LOOPS
@@ -194,7 +194,7 @@ def test_a_pause_launches_nothing_and_loses_nothing(overlap: bool) -> None:
         rig.loop.turn()
         launched.append(rig.step_runner.launches)
     assert launched[3] == launched[-1] > 2 and not rig.said("new")
-    assert rig.finishes("kept") == ["length"] and rig.scheduler.leases.next_deadline() is None
+    assert rig.finishes("kept") == ["length"] and rig.scheduler.next_lease_deadline is None
     assert rig.finishes("gone") == ["abort"]
     rig.inbox.append([ControlRequest(call_id=2, verb="resume")])
     rig.run()

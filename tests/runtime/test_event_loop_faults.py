@@ -64,7 +64,7 @@ def check(rig: Rig) -> set[str]:
             assert rig.said(rid) == expected_output(PROMPTS[rid], len(rig.said(rid)))
     assert sorted(message.call_id for message in rig.sent if isinstance(message, ControlReply)) == [1, 2, 3]
     assert rig.scheduler.is_idle and not rig.loop._in_flight
-    rig.scheduler.leases.break_all()
+    rig.scheduler._leases.break_all()
     stats = rig.scheduler.stats()
     assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens and stats.leaked_tokens == 0
     rig.inbox.append([ask("late", [7, 8], 4)])
@@ -79,8 +79,8 @@ def check_forgotten(rig: Rig) -> None:
     assert len(rig.step_runner.open) <= 1
     assert not rig.loop._outputs._pending and not rig.loop._suffixes._open
     scheduler = rig.scheduler
-    assert not scheduler.continuations.num_parked and not len(scheduler.leases) and not scheduler.tiers.num_queued
-    assert all(not job["open_requests"] and not job["pins"] for job in scheduler.pins.describe("", None, rig.now))
+    assert not scheduler.num_parked and not len(scheduler._leases) and not scheduler.num_waiting
+    assert all(not job["open_requests"] and not job["pins"] for job in scheduler.describe_jobs("", None, rig.now))
     shown: set[tuple[str, int]] = set()
     for message in rig.sent:  # as the detokenizer keeps them
         if isinstance(message, RequestError):

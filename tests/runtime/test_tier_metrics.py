@@ -6,10 +6,9 @@ import re
 
 import msgspec
 
-from baton.runtime.messages import WorkerStats
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.outcome import FoundTokens
-from baton.scheduler.stats import CopyStats, TierStats
+from baton.scheduler.stats import CopyStats, SchedulerStats, TierStats
 
 
 def values(metrics: ServerMetrics) -> dict[str, float]:
@@ -38,7 +37,7 @@ HOST = TierStats(
 
 def test_every_number_has_its_metric() -> None:
     metrics = ServerMetrics("m")
-    metrics.worker_reported(WorkerStats(tiers=(HOST,), bytes_per_token=16, hits_by_tier=FoundTokens(9, 5)))
+    metrics.worker_reported(SchedulerStats(tiers=(HOST,), bytes_per_token=16, hits_by_tier=FoundTokens(9, 5)))
     assert values(metrics) == {
         "tier_hits_total device": 9,
         "tier_hits_total host": 5,
@@ -64,7 +63,7 @@ def test_every_number_has_its_metric() -> None:
 def test_a_disk_says_how_full_it_is_and_a_remote_store_does_not_know() -> None:
     metrics = ServerMetrics("m")
     disk = TierStats("disk", 640, 128, 512, total_bytes=10_000, used_bytes=2_000)
-    metrics.worker_reported(WorkerStats(tiers=(disk, TierStats("remote", None, None, None)), bytes_per_token=16))
+    metrics.worker_reported(SchedulerStats(tiers=(disk, TierStats("remote", None, None, None)), bytes_per_token=16))
     shown = values(metrics)
     assert (shown["tier_total_tokens disk"], shown["tier_used_tokens disk"], shown["tier_free_tokens disk"]) == (
         640, 128, 512,
@@ -75,7 +74,7 @@ def test_a_disk_says_how_full_it_is_and_a_remote_store_does_not_know() -> None:
 
 def test_counters_grow_with_the_totals_and_gauges_follow() -> None:
     metrics = ServerMetrics("m")
-    first = WorkerStats(tiers=(HOST,), bytes_per_token=16, hits_by_tier=FoundTokens(9, 5), quarantined_tokens=3)
+    first = SchedulerStats(tiers=(HOST,), bytes_per_token=16, hits_by_tier=FoundTokens(9, 5), quarantined_tokens=3)
     more = msgspec.structs.replace(
         first,
         tiers=(TierStats("host", evicted_tokens=17, loads=CopyStats(tokens=21)), TierStats("disk", evicted_tokens=5)),
@@ -97,5 +96,5 @@ def test_counters_grow_with_the_totals_and_gauges_follow() -> None:
 
 def test_without_tiers_there_is_only_the_device() -> None:
     metrics = ServerMetrics("m")
-    metrics.worker_reported(WorkerStats(hits_by_tier=FoundTokens(4)))
+    metrics.worker_reported(SchedulerStats(hits_by_tier=FoundTokens(4)))
     assert values(metrics) == {"tier_hits_total device": 4}

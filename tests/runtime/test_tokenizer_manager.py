@@ -17,12 +17,12 @@ from baton.runtime.messages import (
     LogprobChunk,
     ReleaseRequest,
     RequestError,
-    WorkerStats,
 )
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.stats import SchedulerStats
 from baton.scheduler.token_buffer import pack_ids, unpack_ids
 from tests.doubles.manager_rig import Backend, check, prompt
 
@@ -282,7 +282,7 @@ def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
         with pytest.raises(RequestRefused):
             await backend.manager.open(SOLE_CLIENT, [prompt("e", "")], stream=False)
         for total in (5, 7):
-            stats = WorkerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1, leased_tokens=3)
+            stats = SchedulerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1, leased_tokens=3)
             leases = {"leases_granted": total, "leases_handed_off": 3, "leases_expired": 2, "leases_broken": 1}
             await backend.send(msgspec.structs.replace(stats, **leases))
 

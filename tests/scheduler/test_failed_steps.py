@@ -55,10 +55,10 @@ def test_a_lease_whose_copies_were_never_made_is_gone(page_size: int) -> None:
         harness.step()
     said = list(harness.outcomes["parent", 0].tokens)
     harness.continue_from("parent", "child", [50], 6, at="now")
-    assert len(harness.scheduler.leases) == 1
+    assert len(harness.scheduler._leases) == 1
     harness.fault = lambda batch: "copies" if len(batch.copies) else None
     harness.step()
-    assert harness.failed == {"parent"} and len(harness.scheduler.leases) == 0
+    assert harness.failed == {"parent"} and len(harness.scheduler._leases) == 0
     harness.run()
     assert harness.outcomes["child", 0].tokens == expected_output([*prompt, *said, 50], 6)
 
@@ -74,7 +74,7 @@ def test_what_a_lease_holds_comes_back_though_the_step_that_wrote_it_failed() ->
     assert outcome.finish is not None and outcome.finish.type == "stop" and harness.scheduler.stats().steps == 5
     harness.now += 100.0
     assert not harness.step()
-    assert len(harness.scheduler.leases) == 0 and harness.allocator.quarantined_tokens == 0
+    assert len(harness.scheduler._leases) == 0 and harness.allocator.quarantined_tokens == 0
     harness.add("large", prompt_of(200, 3), 20, ignore_eos=True)
     harness.run()
     assert harness.outcomes["large", 0].finish is not None

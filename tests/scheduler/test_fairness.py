@@ -40,7 +40,7 @@ class TestIdleLeases:
     def test_a_young_one_is_safe_from_newcomers(self) -> None:
         harness = self.scene(lease_protection=1000.0)
         while request_of(harness, "running").finish is None:
-            assert request_of(harness, "next").kv is None and len(harness.scheduler.leases) == 2
+            assert request_of(harness, "next").kv is None and len(harness.scheduler._leases) == 2
             harness.step()
         harness.run()
         assert harness.scheduler.stats().leases_broken == 1, "now nothing runs, and any lease may break"
@@ -210,7 +210,7 @@ class TestRoom:
         assert harness.allocator.quarantined_tokens == 16
         harness.add("large", prompt_of(90, 3), 2, ignore_eos=True)
         harness.run()
-        assert harness.scheduler.stats().leases_broken == 0 and len(harness.scheduler.leases) == 1
+        assert harness.scheduler.stats().leases_broken == 0 and len(harness.scheduler._leases) == 1
         assert harness.outcomes["large", 0].tokens == expected_output(prompt_of(90, 3), 2)
 
 
@@ -256,7 +256,7 @@ class TestLimits:
         harness.abort("child0")
         harness.continue_from("running", "child4", [1], 2)
         harness.run()
-        assert harness.scheduler.continuations.num_parked == 0
+        assert harness.scheduler.num_parked == 0
 
     def test_requests_end_after_their_time_wherever_they_are(self) -> None:
         harness = Harness(rows=1, request_timeout=10.0)
@@ -285,7 +285,7 @@ class TestLimits:
         harness = Harness(max_retain_ttl=30.0)
         harness.add("a", prompt_of(9), 2, retain_ttl=1e6)
         harness.run()
-        (lease,) = harness.scheduler.leases.live()
+        (lease,) = harness.scheduler.live_leases()
         assert lease.deadline == lease.idle_since + 30.0
 
     def test_one_client_cannot_hold_all_leases(self) -> None:
@@ -295,5 +295,5 @@ class TestLimits:
         for number in range(6):
             harness.add(f"a{number}", prompt_of(20, number), 2, retain_ttl=1e6, client="a")
             harness.run()
-        clients = [lease.client for lease in harness.scheduler.leases.live()]
+        clients = [lease.client for lease in harness.scheduler.live_leases()]
         assert clients == ["b", "a", "a"]

@@ -173,7 +173,7 @@ def test_ten_thousand_jobs(policy: str) -> None:
     simulation = Simulation(SEED + 700, jobs=True, new_jobs=0.9, **options)
     while simulation.num_jobs < 10_000:
         simulation.run(5000)  # each ends with nothing open, and all answers checked
-    pins = simulation.harness.scheduler.pins
+    pins = simulation.harness.scheduler._pins
     assert len(pins._table) <= 64 and len(pins._table._by_rid) <= 64 * MAX_STEPS
     assert not pins._pins and not pins._ending and not pins._pinned_at_arrival
     assert pins.stats().hits and pins.stats().broken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
@@ -39,16 +39,20 @@ def test_every_number_is_the_one_of_its_name() -> None:
     tiers = (TierStats("host", total_tokens=15),)
     allocator.fences.open()
     jobs = JobStats(jobs=18, pins=19)
-    more = {
-        "prefill_tokens_per_s": 16.0,
-        "bytes_per_token": 17,
-        "tiers": tiers,
-        "jobs": jobs,
-        "drafts": DraftCounts(20, 21, 22),
-        "cache_stats": CacheStats(seconds=23.0),
-    }
-    taken = take_stats(counters, cache, leases, 13, 14, **more)
-    stats = dataclasses.asdict(taken)
+    taken = take_stats(
+        counters,
+        cache,
+        leases,
+        num_running=13,
+        num_waiting=14,
+        prefill_tokens_per_s=16.0,
+        bytes_per_token=17,
+        tiers=tiers,
+        jobs=jobs,
+        drafts=DraftCounts(20, 21, 22),
+        cache_stats=CacheStats(seconds=23.0),
+    )
+    stats = msgspec.structs.asdict(taken)
     assert stats == {
         "num_running_reqs": 13,
         "num_queue_reqs": 14,
@@ -76,8 +80,8 @@ def test_every_number_is_the_one_of_its_name() -> None:
         "hits_by_tier": FoundTokens(1, 2, 0, 3),
         "prefill_tokens_per_s": 16.0,
         "bytes_per_token": 17,
-        "tiers": (dataclasses.asdict(tiers[0]),),
-        "jobs": dataclasses.asdict(jobs),
+        "tiers": tiers,
+        "jobs": jobs,
         "drafts": DraftCounts(20, 21, 22),
         "computed_prompt_tokens": 23,
         "output_tokens": 24,

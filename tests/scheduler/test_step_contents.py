@@ -179,19 +179,19 @@ def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
     harness.add("runs", [1, 2], 9, retain_ttl=5.0)
     harness.add("leased", [3, 4], 1, retain_ttl=5.0)
     answer(harness, next_batch(harness))
-    assert harness.scheduler.continuations.num_parked == 0
+    assert harness.scheduler.num_parked == 0
     harness.continue_from("leased", "child", [5], 2)
     harness.continue_from("runs", "parked", [5], 2)
-    assert harness.scheduler.continuations.num_parked == 1
+    assert harness.scheduler.num_parked == 1
     harness.abort("parked")
-    assert harness.scheduler.continuations.num_parked == 0
+    assert harness.scheduler.num_parked == 0
     harness.add("waits", [6], 2)
     events = harness.scheduler.abort_all(3.0, "the server stops")
     assert {event.request.rid for event in events} == {"runs", "child", "waits"}
     assert {(event.finish.type, event.finish.message) for event in events if event.finish is not None} == {
         ("abort", "the server stops")
     }
-    (lease,) = harness.scheduler.leases.live()
+    (lease,) = harness.scheduler.live_leases()
     assert lease.idle_since == 3.0, "the child gave it back then"
     assert harness.scheduler.is_idle
 

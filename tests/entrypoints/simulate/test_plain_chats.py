@@ -54,7 +54,7 @@ def scene() -> list[Job]:
 def test_plain_chats_are_sent_as_a_server_sends_them() -> None:
     """They are leased, last turns too, are a job named after their first turn, and have asked for none of it."""
     done = played([conversation("a", 0.0, turns=1), conversation("b", 0.0, turns=2, away_s=1.0)], "plain", "fcfs")
-    kept = [lease.owner for lease in done.scheduler.leases.live()]
+    kept = [lease.owner for lease in done.scheduler.live_leases()]
     assert all(isinstance(owner, KeptTurn) for owner in kept)
     assert {(owner.job.id, owner.worth) for owner in kept if isinstance(owner, KeptTurn) and owner.job} == {
         ("chat-a.0", Worth.FIRST_TURN), ("chat-b.0", Worth.RETURNED)

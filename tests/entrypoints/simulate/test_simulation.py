@@ -65,9 +65,9 @@ def test_a_pin_keeps_what_would_have_left(pin_s: float) -> None:
 
 def test_tools_are_reported_before_the_next_turn() -> None:
     played = simulation([talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0))])
-    played.scheduler.pins.trace.enabled = True
+    played.scheduler.trace_jobs()
     played.run()
-    events = played.scheduler.pins.trace.take()
+    events = played.scheduler.take_job_events()
     assert [event["event"] for event in events] == [
         "arrival", "departure", "called", "returned", "arrival", "departure"
     ]  # fmt: skip
@@ -129,7 +129,7 @@ def test_a_burst_breaks_no_lease_that_single_steps_would_spare(burst: int) -> No
     others = [talk(str(n), 5.0, (10, 3 if n == 0 else 12, 0.0)) for n in range(5)]
     played = simulation([a, *others], pool=42 + 5 * 10 + 41, max_new_tokens=12, pin_s=100.0, burst=burst)
     first = played.run()[0]
-    assert played.scheduler.leases.counts.broken == 0 and first.turns[1].found == 42
+    assert played.scheduler.lease_counts.broken == 0 and first.turns[1].found == 42
 
 
 def test_bursts_change_nothing_where_nobody_waits() -> None:
@@ -153,9 +153,9 @@ def test_a_prompt_in_chunks_lets_the_others_have_one_token_between_them() -> Non
 def test_a_pin_that_nobody_comes_back_for_in_time_ends_in_time() -> None:
     """It ends at its deadline, though nothing else happens then."""
     played = simulation([talk("a", 0.0, (10, 3, 50.0), (4, 2, 0.0))], pin_s=7.0)
-    played.scheduler.pins.trace.enabled = True
+    played.scheduler.trace_jobs()
     played.run()
-    (unpinned,) = [event for event in played.scheduler.pins.trace.take() if event["event"] == "unpinned"]
+    (unpinned,) = [event for event in played.scheduler.take_job_events() if event["event"] == "unpinned"]
     assert unpinned["reason"] == "expired" and unpinned["time"] == 10.0
 
 

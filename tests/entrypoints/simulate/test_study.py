@@ -107,7 +107,7 @@ def test_settings_and_extras_reach_the_scheduler() -> None:
     host = played.engine.host
     assert host is not None and host.allocator.total_tokens == int(0.5e9 / 131072) // 16 * 16
     played.run()
-    assert played.scheduler.leases.counts.granted == 6 * 7  # all turns but each job's last
+    assert played.scheduler.lease_counts.granted == 6 * 7  # all turns but each job's last
     plain = make_simulation(SMALL)
     plain.run()
-    assert plain.engine.host is None and plain.scheduler.leases.counts.granted == 0
+    assert plain.engine.host is None and plain.scheduler.lease_counts.granted == 0

@@ -42,9 +42,9 @@ def test_plain_jobs(tmp_path: Path) -> None:
 def test_a_scheduler_trace_gives_the_jobs_that_made_it(tmp_path: Path) -> None:
     made = crowd(6, rate=0.2)
     played = simulation(made, pool=20_000)
-    played.scheduler.pins.trace.enabled = True
+    played.scheduler.trace_jobs()
     played.run()
-    read = read_trace(write(tmp_path / "t.jsonl", *played.scheduler.pins.trace.take()))
+    read = read_trace(write(tmp_path / "t.jsonl", *played.scheduler.take_job_events()))
     assert len(read) == 6
     for before, after in zip(made, read):
         assert after.name == before.name

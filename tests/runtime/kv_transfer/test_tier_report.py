@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from baton.runtime.kv_transfer.tier_report import report_tiers
 from baton.scheduler.outcome import FoundTokens
@@ -20,7 +20,7 @@ def test_without_a_tier() -> None:
 
 
 def test_with_tiers() -> None:
-    stats = dataclasses.replace(
+    stats = msgspec.structs.replace(
         Harness(num_tokens=512).scheduler.stats(),
         bytes_per_token=2**20,
         hits_by_tier=FoundTokens(1, 2, 3),

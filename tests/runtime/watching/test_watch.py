@@ -102,7 +102,7 @@ def test_a_walk_without_a_watcher_of_requests() -> None:
     (message,) = loop.rows
     assert message.is_first and message.end is not None and message.end.complete and message.names == ("",)
     rows = rows_of(loop)
-    assert len(rows) == loop.scheduler.cache.total_nodes == 24, "a prompt and an output each"
+    assert len(rows) == loop.scheduler._cache.total_nodes == 24, "a prompt and an output each"
     assert len(message.heads) == 4 * np.minimum(rows["tokens"], 16).sum() and not loop.reports
     times = TickTimes.unpacked(message.end.ticks, message.end.seconds)
     assert message.end.ended_at == message.end.ended == loop.now - 5

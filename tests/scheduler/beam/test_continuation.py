@@ -39,7 +39,7 @@ def test_children_continue_any_of_the_results(page_size, disable_radix_cache, wh
     add(harness, "find", PROMPT, params, retain_ttl=100.0)
     if when == "later":
         harness.run()
-        assert len(harness.scheduler.leases) == 4
+        assert len(harness.scheduler._leases) == 4
     for index in range(4):
         harness.continue_from("find", f"c{index}", [50 + index], 6, index=index, keep_parent=index == 0)
     harness.run()
@@ -52,10 +52,10 @@ def test_children_continue_any_of_the_results(page_size, disable_radix_cache, wh
         inheritance = outcome.request.inheritance
         assert inheritance.path == "handoff" and inheritance.recomputed_tokens <= 1
         assert inheritance.inherited_tokens == len(prompt) - 1
-    assert len(harness.scheduler.leases) == 1, "one was to be kept"
+    assert len(harness.scheduler._leases) == 1, "one was to be kept"
     harness.now += 1000.0
     harness.step()
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
 
 
 def test_a_lease_that_finds_no_room_is_refused_and_said() -> None:
@@ -79,7 +79,7 @@ def test_only_the_best_results_are_kept_where_that_is_asked_for() -> None:
     harness.add("samples", PROMPT, 4, n=3, retain_ttl=100.0, retain_n=1)
     harness.continue_from("find", "waits", [7], 4, index=4)
     harness.run()
-    assert len(harness.scheduler.leases) == 3
+    assert len(harness.scheduler._leases) == 3
     request = harness.outcomes["find", 0].request
     assert request is not None and request.beams is not None
     assert [retained is not None for retained in request.beams.retained] == [True, True, False, False, False, False]
@@ -159,7 +159,7 @@ def test_results_on_record_share_their_prompt() -> None:
     harness = Harness(num_tokens=4096, rows=40)
     add(harness, "find", PROMPT, search(32, 3, n=32))
     harness.run()
-    records = harness.scheduler.continuations._records
+    records = harness.scheduler._continuations._records
     assert records.held.total == len(PROMPT) + 32 * 3
-    harness.scheduler.continuations.forget("find")
+    harness.scheduler.forget_record("find")
     assert records.held.total == 0

@@ -30,7 +30,7 @@ def test_handoff_after_everything_evictable_is_gone(page_size: int, depth: int, 
     assert harness.model.computed_tokens - before == suffix_len + 1 + 8
     got = inheritance(harness, "child")
     assert (got.path, got.inherited_tokens, got.recomputed_tokens) == ("handoff", prompt_len + 7, 1)
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
 
 
 @DEPTHS
@@ -66,7 +66,7 @@ def test_child_waits_for_its_running_parent_and_is_admitted_next(page_size: int,
     assert harness.outcomes["child", 0].tokens == expected_output(full, 6)
     assert inheritance(harness, "child").path == "handoff"
     assert harness.model.computed_tokens == 40 + 10 - 1 + 3 + 1 + 6 - 1
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
 
 
 @DEPTHS
@@ -104,11 +104,11 @@ def test_several_children_of_one_kept_parent(page_size: int) -> None:
         assert harness.outcomes[f"c{i}", 0].tokens == expected_output(full + prompt_of(3, i + 1), 8)
         assert inheritance(harness, f"c{i}").path == "handoff"
     assert harness.model.computed_tokens - before == 4 * (3 + 1 + 7)
-    (lease,) = harness.scheduler.leases.live()
+    (lease,) = harness.scheduler.live_leases()
     assert lease.state is LeaseState.GRANTED
     harness.now += 100
     harness.step()
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
 
 
 @PAGES
@@ -130,13 +130,13 @@ def test_continuation_index_picks_the_sample_and_all_stay_leased() -> None:
     prompt = prompt_of(30)
     harness.add("parent", prompt, 5, n=3, retain_ttl=50.0)
     harness.run()
-    assert len(harness.scheduler.leases) == 3
+    assert len(harness.scheduler._leases) == 3
     # The prompt that all three share counts once.
-    assert harness.scheduler.leases.leased_tokens < 3 * 34
+    assert harness.scheduler._leases.leased_tokens < 3 * 34
     harness.continue_from("parent", "child", [7], 4, index=2)
     harness.run()
     assert inheritance(harness, "child").path == "handoff"
-    assert len(harness.scheduler.leases) == 2
+    assert len(harness.scheduler._leases) == 2
     with pytest.raises(RequestRefused, match="continuation_index is 3"):
         harness.continue_from("parent", "other", [7], 4, index=3)
 
@@ -207,7 +207,7 @@ def test_lock_of_the_inherited_node_never_passes_through_zero() -> None:
     seen: list[int] = []
     harness.add("parent", prompt_of(64), 6, retain_ttl=50.0)
     harness.run()
-    (lease,) = harness.scheduler.leases.live()
+    (lease,) = harness.scheduler.live_leases()
     assert lease.kv is not None and lease.kv.node is not None
     node, unlock = lease.kv.node, harness.cache.unlock
 

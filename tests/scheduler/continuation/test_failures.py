@@ -107,7 +107,7 @@ def test_running_duplicate_rid_is_409_and_a_recorded_one_is_replaced() -> None:
     harness.add("a", prompt_of(20), 3, retain_ttl=50.0)
     harness.run()
     harness.add("a", prompt_of(20, 1), 3)
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
     with pytest.raises(RequestRefused) as refusal:
         harness.continue_from("a", "a", [1], 2)
     assert refusal.value.status == 409
@@ -146,7 +146,7 @@ def test_abort_of_parent_or_child_at_every_point(page_size: int, depth: int, ste
     harness.run()
     harness.now += 10
     harness.step()
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
     stats = harness.scheduler.stats()
     assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
     assert all(outcome.finish is not None for outcome in harness.outcomes.values())

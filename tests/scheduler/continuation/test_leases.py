@@ -32,7 +32,7 @@ def test_child_that_arrives_in_the_step_of_expiry(late: float) -> None:
     prompt = prompt_of(40)
     harness.add("parent", prompt, 6, retain_ttl=5.0)
     harness.run()
-    (lease,) = harness.scheduler.leases.live()
+    (lease,) = harness.scheduler.live_leases()
     harness.now = lease.deadline + late
     harness.continue_from("parent", "child", [2], 4)
     harness.run()
@@ -45,12 +45,12 @@ def test_claimed_lease_gets_its_remaining_time_back_when_the_child_is_aborted() 
     harness = Harness()
     harness.add("parent", prompt_of(40), 6, retain_ttl=50.0)
     harness.run()
-    (lease,) = harness.scheduler.leases.live()
+    (lease,) = harness.scheduler.live_leases()
     remaining = lease.deadline - harness.now
     harness.continue_from("parent", "child", [2], 4)
     assert lease.state is LeaseState.CLAIMED
     harness.now += 1000
-    harness.scheduler.leases.expire(harness.now)
+    harness.scheduler.expire_leases(harness.now)
     assert lease.is_live, "a claim stops the clock"
     harness.abort("child")
     assert lease.state is LeaseState.GRANTED and lease.deadline == harness.now + remaining
@@ -72,9 +72,9 @@ def test_release_ends_the_lease_but_keeps_the_record() -> None:
     harness = Harness()
     harness.add("a", prompt_of(20), 3, retain_ttl=50.0)
     harness.run()
-    assert harness.scheduler.continuations.release("a")
-    assert not harness.scheduler.continuations.release("a")
-    assert len(harness.scheduler.leases) == 0
+    assert harness.scheduler.release_leases("a")
+    assert not harness.scheduler.release_leases("a")
+    assert len(harness.scheduler._leases) == 0
     harness.continue_from("a", "b", [1], 2)
     harness.run()
     assert inheritance(harness, "b").path == "match"
@@ -86,7 +86,7 @@ def test_lease_over_the_budget_is_refused_and_says_so() -> None:
     harness.run()
     request = harness.outcomes["a", 0].request
     assert request is not None and request.retained is not None and request.retained.refused is not None
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
     harness.continue_from("a", "b", [1], 2)
     harness.run()
     assert inheritance(harness, "b").path == "match"
@@ -176,17 +176,17 @@ def test_no_lease_is_left_that_nobody_can_name() -> None:
     while first.finish is None and second.finish is None:
         harness.step()
     if first.finish is None or second.finish is None:
-        assert len(harness.scheduler.leases) == 1
+        assert len(harness.scheduler._leases) == 1
         harness.abort("a")
-        assert len(harness.scheduler.leases) == 0, "its rid is a tombstone: nobody can continue it"
+        assert len(harness.scheduler._leases) == 0, "its rid is a tombstone: nobody can continue it"
     harness.add("b", prompt_of(20, 1), 3, retain_ttl=1e6)
     harness.run()
     harness.continue_from("b", "b", [1], 3)  # takes its parent's name, and with it the only way to the lease
     harness.abort("b")
     harness.now += 1
     harness.step()
-    assert all(lease.kv is not None and lease.deadline > 1e4 for lease in harness.scheduler.leases.live())
-    assert not [lease for lease in harness.scheduler.leases.live() if lease.tokens == 22]
+    assert all(lease.kv is not None and lease.deadline > 1e4 for lease in harness.scheduler.live_leases())
+    assert not [lease for lease in harness.scheduler.live_leases() if lease.tokens == 22]
 
 
 def test_a_parent_that_asked_for_nothing_is_not_told_of_a_lease() -> None:
@@ -204,6 +204,6 @@ def test_what_a_child_forks_off_is_leased_to_its_client() -> None:
     harness.add("parent", prompt_of(20), 9, client="parent's")
     harness.step()
     harness.continue_from("parent", "child", [1], 2, at="now", client="child's")
-    (lease,) = harness.scheduler.leases.live()
+    (lease,) = harness.scheduler.live_leases()
     assert lease.client == "child's"
     harness.run()

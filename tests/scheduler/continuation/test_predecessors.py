@@ -33,7 +33,7 @@ def test_what_it_begins_with_is_handed_over(page_size: int, depth: int, suffix_l
     assert harness.model.computed_tokens - before == suffix_len + 1 + 8
     got = inheritance(harness, "next")
     assert (got.path, got.inherited_tokens, got.recomputed_tokens) == ("handoff", 57, 1)
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
 
 
 def test_without_a_lease_it_is_looked_up() -> None:
@@ -71,7 +71,7 @@ def test_other_tokens_are_computed(changed: int) -> None:
     harness.add("next", whole, 9, predecessor=Predecessor("turn"))
     harness.run()
     assert harness.outcomes["next", 0].tokens == expected_output(whole, 9) and stands_alone(harness, "next")
-    assert len(harness.scheduler.leases) == 1, "another turn may go on from it"
+    assert len(harness.scheduler._leases) == 1, "another turn may go on from it"
 
 
 def test_a_prompt_that_is_shorter() -> None:
@@ -102,7 +102,7 @@ def test_whatever_became_of_it_the_prompt_stands_by_itself() -> None:
     parents = [Predecessor(rid) for rid in ("nobody", "running", "aborted", "salted", "renamed")]
     for number, predecessor in enumerate([*parents, Predecessor("renamed", 5)]):
         harness.add(f"next{number}", whole, 4, predecessor=predecessor)
-    assert harness.scheduler.continuations.num_parked == 0
+    assert harness.scheduler.num_parked == 0
     harness.run()
     for number in range(6):
         assert harness.outcomes[f"next{number}", 0].tokens == expected_output(whole, 4)

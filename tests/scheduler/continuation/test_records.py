@@ -51,7 +51,7 @@ def test_a_long_conversation_pushes_nobody_out() -> None:
     for turn in range(1, 22):
         harness.continue_from(f"turn {turn - 1}", f"turn {turn}", prompt_of(20, turn), 5)
         harness.run()
-    records = harness.scheduler.continuations._records
+    records = harness.scheduler._continuations._records
     assert len(records) == 23 and records.held.total < 20_000
     harness.continue_from("bystander", "later", [1], 2)
     harness.run()
@@ -59,7 +59,7 @@ def test_a_long_conversation_pushes_nobody_out() -> None:
 
 def test_a_forgotten_turn_gives_back_what_no_other_holds() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=3)
-    records = harness.scheduler.continuations._records
+    records = harness.scheduler._continuations._records
     harness.add("a", prompt_of(1000, 2), 5)
     harness.run()
     alone = records.held.total
@@ -80,7 +80,7 @@ def test_a_forgotten_turn_gives_back_what_no_other_holds() -> None:
 
 def test_a_client_that_floods_the_records_has_them_forget_its_own() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=6)
-    records = harness.scheduler.continuations._records
+    records = harness.scheduler._continuations._records
     for number in range(3):
         harness.add(f"alice/{number}", prompt_of(10, number), 2, client="alice")
         harness.run()
@@ -104,12 +104,12 @@ def test_a_client_alone_has_all_the_records() -> None:
     for number in range(6):
         harness.add(f"{number}", prompt_of(10, number), 2, client="alice")
         harness.run()
-    assert all(harness.scheduler.continuations._records.get(f"{number}") for number in range(6))
+    assert all(harness.scheduler._continuations._records.get(f"{number}") for number in range(6))
 
 
 def test_long_prompts_of_one_client_push_out_no_short_one_of_another() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_tokens=8000)
-    records = harness.scheduler.continuations._records
+    records = harness.scheduler._continuations._records
     harness.add("alice", prompt_of(50, 0), 2, client="alice")
     harness.run()
     for number in range(12):

@@ -11,7 +11,7 @@ from tests.doubles.scheduler_harness import Harness
 
 def leases_of(harness: Harness, after: int = -1, limit: int = 100, client: str | None = None) -> dict[str, Any]:
     scheduler = harness.scheduler
-    return describe_leases(scheduler.leases, scheduler.continuations.leased(), harness.now, after, limit, client)
+    return describe_leases(scheduler._leases, scheduler.named_leases(), harness.now, after, limit, client)
 
 
 def test_a_lease_says_whose_it_is_and_until_when() -> None:
@@ -69,7 +69,7 @@ def test_pages_follow_the_order_of_grants() -> None:
         harness.run()
     first = leases_of(harness, limit=2)
     second = leases_of(harness, first["next"], limit=2)
-    assert harness.scheduler.continuations.release("r2")
+    assert harness.scheduler.release_leases("r2")
     third = leases_of(harness, second["next"], limit=2)
     named = [[lease["rid"] for lease in page["leases"]] for page in (first, second, third)]
     assert named == [["r0", "r1"], ["r2", "r3"], ["r4"]]

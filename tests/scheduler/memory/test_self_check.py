@@ -121,7 +121,7 @@ def test_a_page_with_two_owners_fails_what_holds_kv_and_starts_afresh(
     assert all(event.finish is not None and event.finish.type == "abort" for event in events)
     assert "1 with more than one" in caplog.text
     assert harness.scheduler.stats().leaked_tokens == 2 * page_size
-    assert len(harness.scheduler.leases) == 0
+    assert len(harness.scheduler._leases) == 0
     harness._take(events)
     harness.verify()
     harness.run()

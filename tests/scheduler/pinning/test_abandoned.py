@@ -23,11 +23,11 @@ def turn(scene: Harness, rid: str, job: str = "job", **more) -> None:
     """A step of a job, to its end, and what it called."""
     scene.add(rid, PROMPT, 4, job_id=job, **more)
     scene.run()
-    scene.scheduler.pins.called(rid, 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls(rid, 0, BASH, scene.now)
 
 
 def learned(scene: Harness) -> list[float]:
-    return scene.scheduler.pins.times.history.of("train").tolist()
+    return scene.scheduler._pins.times.history.of("train").tolist()
 
 
 def pass_time(scene: Harness, seconds: float) -> None:
@@ -57,13 +57,13 @@ def test_one_that_comes_back_later_counts_once(scene: Harness) -> None:
 
 def test_a_job_whose_end_was_said_teaches_nothing(scene: Harness) -> None:
     turn(scene, "a", job="deleted")
-    scene.scheduler.pins.end("", "deleted")
+    scene.scheduler._pins.end("", "deleted")
     turn(scene, "b", job="over", is_last_step=True)
     scene.add("c", PROMPT, 4, job_id="running")
     scene.step()
-    scene.scheduler.pins.end("", "running")  # its request goes on without it, and ends later
+    scene.scheduler._pins.end("", "running")  # its request goes on without it, and ends later
     scene.run()
-    assert not scene.scheduler.pins._table._away
+    assert not scene.scheduler._pins._table._away
     pass_time(scene, MAX_PIN_S + 1)
     assert learned(scene) == []
 
@@ -74,11 +74,11 @@ def test_a_tool_after_which_nobody_comes_back_is_not_pinned(scene: Harness) -> N
     pass_time(scene, MAX_PIN_S + 1)
     turn(scene, "last", job="last")
     pass_time(scene, 0.1)
-    assert not any(lease.is_live for lease in scene.scheduler.leases.live())
+    assert not any(lease.is_live for lease in scene.scheduler.live_leases())
 
 
 def test_what_is_forgotten_is_not_waited_for() -> None:
     scene = Harness(policy="handoff", num_tokens=1024, max_jobs=4)
     for number in range(12):
         turn(scene, f"a{number}", job=f"job{number}")
-    assert len(scene.scheduler.pins._table._away) == 4
+    assert len(scene.scheduler._pins._table._away) == 4

@@ -38,13 +38,13 @@ def path(scene: Harness, rid: str) -> str | None:
 def test_the_next_step_takes_over_what_is_pinned(page_size):
     scene = harness(page_size=page_size)
     said = turn(scene, "a", PROMPT)
-    assert scene.scheduler.leases.leased_tokens > 0
+    assert scene.scheduler._leases.leased_tokens > 0
     said = turn(scene, "b", [*said, 7, 7, 7])
     request = scene.outcomes["b", 0].request
     assert request is not None and request.inheritance is not None
     assert path(scene, "b") == "handoff" and request.inheritance.recomputed_tokens <= 1
     turn(scene, "c", [*said, 9], is_last_step=True)
-    assert scene.scheduler.leases.leased_tokens == 0
+    assert scene.scheduler._leases.leased_tokens == 0
     stats = scene.scheduler.stats().jobs
     assert (stats.pins, stats.hits, stats.broken, stats.expired) == (2, 2, 0, 0)
 
@@ -53,13 +53,13 @@ def test_without_a_name_there_is_no_job():
     scene = harness()
     scene.add("a", PROMPT, 4)
     scene.run()
-    assert len(scene.scheduler.leases) == 0 and scene.scheduler.stats().jobs.jobs == 0
+    assert len(scene.scheduler._leases) == 0 and scene.scheduler.stats().jobs.jobs == 0
 
 
 def test_fcfs_pins_nothing():
     scene = harness(policy="fcfs")
     turn(scene, "a", PROMPT)
-    assert len(scene.scheduler.leases) == 0 and scene.scheduler.stats().jobs.jobs == 1
+    assert len(scene.scheduler._leases) == 0 and scene.scheduler.stats().jobs.jobs == 1
 
 
 def test_a_pin_expires_where_nobody_comes_back():
@@ -67,17 +67,17 @@ def test_a_pin_expires_where_nobody_comes_back():
     turn(scene, "a", PROMPT)
     scene.now += 2.0
     scene.scheduler.next_batch(scene.now)
-    assert len(scene.scheduler.leases) == 0
+    assert len(scene.scheduler._leases) == 0
     assert scene.scheduler.stats().jobs.expired == 1
 
 
 def test_what_the_client_asks_for_goes_beyond_a_pin():
     scene = harness()
     turn(scene, "a", PROMPT, retain_ttl=50.0)
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     scene.now += 40.0
     scene.step()
-    assert len(scene.scheduler.leases) == 1
+    assert len(scene.scheduler._leases) == 1
 
 
 def test_a_turn_that_drops_a_thought_keeps_what_comes_before_it():
@@ -106,9 +106,9 @@ def test_steps_of_one_job_beside_each_other():
     scene.run()
     for number in range(3):
         assert scene.outcomes[f"b{number}", 0].tokens == expected_output(said + [number] * 5, 4, frozenset())
-    assert len(scene.scheduler.leases) == 3
+    assert len(scene.scheduler._leases) == 3
     turn(scene, "end", [1, 2, 3], is_last_step=True)
-    assert len(scene.scheduler.leases) == 0
+    assert len(scene.scheduler._leases) == 0
 
 
 def test_a_last_step_while_others_run():
@@ -118,16 +118,16 @@ def test_a_last_step_while_others_run():
     turn_end = [4] * 9
     scene.add("last", turn_end, 2, job_id="job", is_last_step=True)
     scene.run()
-    assert len(scene.scheduler.leases) == 0 and scene.scheduler.stats().jobs.pins == 0
+    assert len(scene.scheduler._leases) == 0 and scene.scheduler.stats().jobs.pins == 0
 
 
 def test_after_its_last_step_an_id_is_a_new_job():
     scene = harness()
     turn(scene, "a", PROMPT, is_last_step=True)
-    (first,) = scene.scheduler.pins.describe("", "job", scene.now)
+    (first,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert first["is_over"]
     turn(scene, "b", PROMPT)
-    (second,) = scene.scheduler.pins.describe("", "job", scene.now)
+    (second,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert not second["is_over"] and second["turns"] == 1 and second["age_s"] < first["age_s"] + 1e9
     assert scene.scheduler.stats().jobs.jobs == 1
 
@@ -140,11 +140,11 @@ def test_an_id_comes_back_while_a_request_of_the_job_that_is_over_still_runs():
         scene.step()
     scene.add("anew", [4] * 30, 4, job_id="job")
     scene.run()
-    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    (job,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert not job["is_over"] and job["turns"] == 1 and job["open_requests"] == []
     assert scene.scheduler.stats().jobs.pins == 1, "the new job's step, not what is left of the old one"
-    assert scene.scheduler.pins.end("", "job") == ([], 33)
-    assert len(scene.scheduler.leases) == 0 and not scene.scheduler.pins._table._by_rid
+    assert scene.scheduler._pins.end("", "job") == ([], 33)
+    assert len(scene.scheduler._leases) == 0 and not scene.scheduler._pins._table._by_rid
 
 
 def test_an_aborted_last_step_ends_nothing():
@@ -153,7 +153,7 @@ def test_an_aborted_last_step_ends_nothing():
     scene.add("b", [*said, 1], 30, job_id="job", is_last_step=True)
     scene.step()
     scene.abort("b")
-    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    (job,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert not job["is_over"] and job["open_requests"] == []
     turn(scene, "c", [*said, 1], is_last_step=True)
 
@@ -163,11 +163,11 @@ def test_ending_a_job_gives_up_all_it_holds():
     said = turn(scene, "a", PROMPT)
     scene.add("b", [5] * 30, 30, job_id="job")
     scene.step()
-    rids, tokens = scene.scheduler.pins.end("", "job") or ([], 0)
+    rids, tokens = scene.scheduler._pins.end("", "job") or ([], 0)
     assert rids == ["b"] and tokens == len(said) - 1
     scene.abort("b")
-    assert len(scene.scheduler.leases) == 0
-    assert scene.scheduler.pins.end("", "job") is None
+    assert len(scene.scheduler._leases) == 0
+    assert scene.scheduler._pins.end("", "job") is None
     scene.run()
 
 
@@ -176,36 +176,36 @@ def test_jobs_of_different_namespaces_have_nothing_in_common():
     said = turn(scene, "a", PROMPT, namespace="mine")
     scene.add("b", [*said, 3], 4, job_id="job", namespace="yours", is_last_step=True)
     scene.run()
-    assert path(scene, "b") is None and len(scene.scheduler.leases) == 1
-    assert [job["job_id"] for job in scene.scheduler.pins.describe("mine", None, scene.now)] == ["job"]
+    assert path(scene, "b") is None and len(scene.scheduler._leases) == 1
+    assert [job["job_id"] for job in scene.scheduler.describe_jobs("mine", None, scene.now)] == ["job"]
 
 
 def test_a_full_table_forgets_who_was_idle_longest():
     scene = harness(max_jobs=2, leases=8)
     for name in ("one", "two", "three"):
         turn(scene, name, [ord(name[0]) % 60 + 1] * 20, job=name, retain_ttl=100.0)
-    assert scene.scheduler.pins.describe("", "one", scene.now) == []
-    assert len(scene.scheduler.leases) == 2
-    assert {job["job_id"] for job in scene.scheduler.pins.describe("", None, scene.now)} == {"two", "three"}
+    assert scene.scheduler.describe_jobs("", "one", scene.now) == []
+    assert len(scene.scheduler._leases) == 2
+    assert {job["job_id"] for job in scene.scheduler.describe_jobs("", None, scene.now)} == {"two", "three"}
 
 
 def test_many_steps_of_a_job_leave_nothing_behind():
     scene = harness(leases=32, num_tokens=4096, rows=8, max_client_leased_ratio=1.0, leased_ratio=0.9)
     for number in range(30):
         turn(scene, f"r{number}", [number % 50 + 1] * 12)
-    assert len(scene.scheduler.leases) <= 8
-    assert len(scene.scheduler.pins._table._by_rid) <= 8
+    assert len(scene.scheduler._leases) <= 8
+    assert len(scene.scheduler._pins._table._by_rid) <= 8
     turn(scene, "end", [1, 2], is_last_step=True)
-    assert len(scene.scheduler.leases) == 0
+    assert len(scene.scheduler._leases) == 0
 
 
 def test_calls_of_unknown_steps_change_nothing():
     scene = harness()
     turn(scene, "a", PROMPT)
-    deadline = scene.scheduler.leases.next_deadline()
-    scene.scheduler.pins.called("nobody", 0, BASH, scene.now)
-    scene.scheduler.pins.called("a", 3, BASH, scene.now)
-    assert scene.scheduler.leases.next_deadline() == deadline
+    deadline = scene.scheduler.next_lease_deadline
+    scene.scheduler.record_tool_calls("nobody", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 3, BASH, scene.now)
+    assert scene.scheduler.next_lease_deadline == deadline
 
 
 def test_a_request_that_is_refused_begins_no_job():
@@ -228,16 +228,16 @@ def test_pressure_breaks_pins():
 
 def test_a_trace_tells_what_became_of_a_job():
     scene = harness()
-    scene.scheduler.pins.trace.enabled = True
+    scene.scheduler.trace_jobs()
     said = turn(scene, "a", PROMPT)
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     turn(scene, "b", [*said, 2], is_last_step=True)
-    events = scene.scheduler.pins.trace.take()
+    events = scene.scheduler.take_job_events()
     assert [event["event"] for event in events] == [
         "arrival", "departure", "pinned", "called", "returned", "arrival", "unpinned", "departure",
     ]  # fmt: skip
     assert events[6]["reason"] == "hits" and events[4]["tools"] == ["ls"] and events[7]["hit_tokens"] == len(said) - 1
-    assert scene.scheduler.pins.trace.take() == []
+    assert scene.scheduler.take_job_events() == []
 
 
 def test_the_kv_of_a_finished_job_goes_first() -> None:
@@ -262,54 +262,54 @@ def test_the_kv_of_a_finished_job_goes_first() -> None:
 def test_with_a_copy_on_the_host_handoff_lets_go_at_once() -> None:
     scene = harness(policy="handoff", host_tokens=2048)
     said = turn(scene, "a", PROMPT)
-    assert len(scene.scheduler.leases) == 1, "until its calls are read"
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    assert len(scene.scheduler._leases) == 1, "until its calls are read"
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     scene.step()
-    assert len(scene.scheduler.leases) == 0
+    assert len(scene.scheduler._leases) == 0
     turn(scene, "b", [*said, 2])
 
 
 def test_times_of_tools_are_learned() -> None:
     scene = harness(policy="handoff")
     said = turn(scene, "a", PROMPT)
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     scene.now += 0.75
     scene.add("b", [*said, 1], 4, job_id="job")
     scene.add("beside", [*said, 2], 4, job_id="job")  # nothing ended since: no other duration
-    assert scene.scheduler.pins.times.history.of("ls").tolist() == [pytest.approx(0.75, abs=0.05)]
+    assert scene.scheduler._pins.times.history.of("ls").tolist() == [pytest.approx(0.75, abs=0.05)]
     scene.run()
-    scene.scheduler.pins.called("b", 0, BASH, scene.now)
-    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    scene.scheduler.record_tool_calls("b", 0, BASH, scene.now)
+    (job,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert job["last_calls"] is None and job["returns_in_s"] is None, "the last to end has not been read"
 
 
 def test_nobody_comes_back_to_a_job_that_is_over() -> None:
     scene = harness(policy="handoff")
     said = turn(scene, "a", PROMPT)
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     scene.now += 0.75
     scene.add("late", [*said, 1], 9, job_id="job")
     scene.add("last", [*said, 2], 2, job_id="job", is_last_step=True)
     scene.run()
-    scene.scheduler.pins.called("late", 0, BASH, scene.now)
-    (job,) = scene.scheduler.pins.describe("", "job", scene.now)
+    scene.scheduler.record_tool_calls("late", 0, BASH, scene.now)
+    (job,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert job["is_over"] and not job["pins"] and not job["open_requests"]
     assert job["last_calls"] is None and job["returns_in_s"] is None
 
 
 def expires_in(scene: Harness, job: str) -> float:
     """Of the only pin of a job: seconds."""
-    ((pin,),) = [each["pins"] for each in scene.scheduler.pins.describe("", job, scene.now)]
+    ((pin,),) = [each["pins"] for each in scene.scheduler.describe_jobs("", job, scene.now)]
     return pin["expires_in_s"]
 
 
 def test_a_rid_that_is_used_again_names_the_later_step():
     scene = harness()
     said = turn(scene, "a", PROMPT)
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     said = turn(scene, "a", [*said, 7, 7, 7])
     assert path(scene, "a") == "handoff"
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     assert expires_in(scene, "job") > 1.5, "its calls are known: it is no longer kept for a moment only"
     turn(scene, "a", said[:-10])
     assert path(scene, "a") == "handoff", "there is one pin, and most of it is used"
@@ -321,8 +321,8 @@ def test_a_rid_that_went_to_another_job_stays_there():
     scene = harness()
     turn(scene, "a", PROMPT, "first")
     turn(scene, "a", PROMPT, "second")
-    scene.scheduler.pins.end("", "first")
-    scene.scheduler.pins.called("a", 0, BASH, scene.now)
+    scene.scheduler._pins.end("", "first")
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     assert expires_in(scene, "second") > 1.5
 
 
@@ -332,4 +332,4 @@ def test_a_rid_that_a_stranger_uses_again_is_no_step_any_more() -> None:
     scene.add("a", [9] * 30, 4, retain_ttl=50.0)
     scene.run()
     turn(scene, "b", [*said, 1])
-    assert path(scene, "b") is None and len(scene.scheduler.leases) == 2, "the stranger keeps what is its own"
+    assert path(scene, "b") is None and len(scene.scheduler._leases) == 2, "the stranger keeps what is its own"

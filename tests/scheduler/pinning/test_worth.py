@@ -39,7 +39,7 @@ def chat(scene: Harness, rid: str, ids: list[int], *, job: str | None = None, **
 
 def leases(scene: Harness) -> dict[str, Lease]:
     """Live ones, by the rid of their turn."""
-    return {rid: lease for lease, (rid, _) in scene.scheduler.continuations.leased().items()}
+    return {rid: lease for lease, (rid, _) in scene.scheduler.named_leases().items()}
 
 
 def worth(scene: Harness, rid: str) -> Worth:
@@ -92,7 +92,7 @@ def test_first_turns_neither_displace_nor_outlast_what_was_returned_to(page_size
 
 def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
     scene = harness(policy="handoff", pin_time="fixed", pin_seconds=2.0)
-    pins, table = scene.scheduler.pins, scene.scheduler.leases
+    pins, table = scene.scheduler._pins, scene.scheduler._leases
     rids = ("tool", "person", "later")
     for number, rid in enumerate(rids):
         chat(scene, rid, prompt(number + 1), job=f"job {rid}", unasked=False)
@@ -156,7 +156,7 @@ def test_what_is_left_of_a_first_turn_goes_before_what_was_returned_to(page_size
     assert {*leases(scene)} == {"b"}, "its lease had to break, and is the only one that did"
     left = cache.match_len("", np.array(other, dtype=np.int32))
     assert 0 < left < len(other)
-    scene.scheduler.continuations.release("b")
+    scene.scheduler.release_leases("b")
     memory.reclaim(scene.allocator.free_tokens + left // 2, scene.now)
     assert cache.match_len("", np.array(other, dtype=np.int32)) < left
     assert cache.match_len("", np.array(back, dtype=np.int32)) >= len(back) - len(back) % page_size - page_size

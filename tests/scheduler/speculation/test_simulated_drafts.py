@@ -21,7 +21,7 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 def simulate(seed: int, *, steps: int, right: float, **options: Any) -> tuple[Simulation, EchoDrafter]:
     print(f"BATON_SIM_SEED={seed}")
     simulation = Simulation(seed, speculative_algorithm="NGRAM", speculative_num_draft_tokens=7, **options)
-    drafter = draft_by_echo(simulation.harness.scheduler.speculation, random.Random(seed + 9), right)
+    drafter = draft_by_echo(simulation.harness.scheduler._speculation, random.Random(seed + 9), right)
     simulation.run(steps)
     return simulation, drafter
 
@@ -32,7 +32,7 @@ def simulate(seed: int, *, steps: int, right: float, **options: Any) -> tuple[Si
 def test_outputs_are_those_without_speculation(page_size: int, depth: int, right: float) -> None:
     simulation, drafter = simulate(SEED + 700, steps=150, right=right, page_size=page_size, depth=depth)
     wrong, whole = simulation.harness.model.verified
-    counts = simulation.harness.scheduler.speculation.counts
+    counts = simulation.harness.scheduler._speculation.counts
     assert drafter.drafts > 50 and counts.verified > 30
     assert wrong > 10 or right == 1.0
     assert whole > 10 or right == 0.0

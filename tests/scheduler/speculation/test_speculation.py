@@ -26,7 +26,7 @@ class Watched(Harness):
     def __init__(self, *, wrong: bool = False, most: int = 7, **options: Any) -> None:
         super().__init__(speculative_algorithm="NGRAM", speculative_num_draft_tokens=most, **options)
         self.batches: list[ScheduleBatch] = []
-        self.speculation = self.scheduler.speculation
+        self.speculation = self.scheduler._speculation
         self.speculation._drafter.find = self.find  # type: ignore[method-assign]
         self._wrong = wrong
 
@@ -178,7 +178,7 @@ def test_off_by_default() -> None:
     for rid in ("first", "again"):
         harness.add(rid, prompt_of(20), 30)
         harness.run()
-    assert harness.scheduler.speculation.counts.verified == 0
+    assert harness.scheduler._speculation.counts.verified == 0
 
 
 def test_overlapped_a_draft_is_guessed_through_what_is_in_flight() -> None:
@@ -240,7 +240,7 @@ def test_a_spoiled_guess_that_is_wrong_spoils_nothing() -> None:
 
 def test_random_drafts_of_n_samples_and_an_abort() -> None:
     harness = Harness(speculative_algorithm="NGRAM", num_tokens=1024)
-    drafter = draft_by_echo(harness.scheduler.speculation, random.Random(1), 0.5)
+    drafter = draft_by_echo(harness.scheduler._speculation, random.Random(1), 0.5)
     harness.add("three", prompt_of(20), 30, n=3)
     harness.add("gone", prompt_of(20, 1), 30)
     for _ in range(4):
@@ -248,4 +248,4 @@ def test_random_drafts_of_n_samples_and_an_abort() -> None:
     harness.abort("gone")
     harness.run()
     assert all(harness.outcomes["three", index].tokens == expected_output(prompt_of(20), 30) for index in range(3))
-    assert drafter.drafts > 5 and not harness.scheduler.speculation._sequences
+    assert drafter.drafts > 5 and not harness.scheduler._speculation._sequences

@@ -65,7 +65,7 @@ def test_a_broken_lease_is_a_match() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(100, 1), 4, retain_ttl=1e6)
     harness.run()
-    harness.scheduler.leases.break_all()
+    harness.scheduler._leases.break_all()
     harness.continue_from("parent", "child", [7, 8, 9], 2)
     harness.run()
     assert asked(harness) == (2, 207, HitTokens(match=103))
@@ -176,7 +176,7 @@ def test_windows_and_reset() -> None:
     harness.add("a", prompt_of(50, 1), 1)
     harness.run()
     began, at = 10.0, harness.now
-    statistics = harness.scheduler.cache_statistics
+    statistics = harness.scheduler._cache_statistics
     for _ in range(8):
         harness.step()
     harness.add("b", [*prompt_of(40, 1), 1], 1)
@@ -202,11 +202,11 @@ def test_windows_and_reset() -> None:
 
 def test_a_reset_before_anything_changes_nothing() -> None:
     harness = Harness()
-    harness.scheduler.cache_statistics.reset()
+    harness.scheduler.reset_cache_statistics()
     harness.now = 5000.0
     harness.add("a", prompt_of(50, 1), 1)
     harness.run()
-    stats = harness.scheduler.cache_statistics.since_reset()
+    stats = harness.scheduler.cache_stats_since_reset()
     assert stats.totals.prompts == 1 and stats.seconds < 100
 
 
@@ -215,7 +215,7 @@ class AlertScene:
 
     def __init__(self, threshold: float) -> None:
         self.harness = Harness(num_tokens=4096, context=256, chunk=256, hit_rate_alert=threshold)
-        self.statistics = self.harness.scheduler.cache_statistics
+        self.statistics = self.harness.scheduler._cache_statistics
         self._sent = 0
         self._hot = prompt_of(99, 1)
         self.send(0, 1)
@@ -369,7 +369,7 @@ def test_everything_adds_up(options: dict[str, Any]) -> None:
     for seed in range(SEED, SEED + 3):
         simulation = Simulation(seed, **options)
         simulation.harness.check_every = 10
-        statistics, page_size = simulation.harness.scheduler.cache_statistics, simulation.harness.config.page_size
+        statistics, page_size = simulation.harness.scheduler._cache_statistics, simulation.harness.config.page_size
         twin = Twin(statistics, page_size)
         simulation.harness.cache.watchers.add(twin)
         simulation.run(steps=150)

@@ -22,7 +22,7 @@ def hanging() -> tuple[Harness, list[int]]:
     assert len(blocks[0].blocks) == 9
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks[0], FakeBlocks()))
     harness.add("first", PROMPTS[0], 2)
-    orders = harness.scheduler.tiers.take(harness.now)
+    orders = harness.scheduler.take_transfer_orders(harness.now)
     hung = [order.fence for order in orders if isinstance(order, BlockRead)]
     assert len(hung) == 1
     assert harness.tiers is not None
@@ -47,7 +47,7 @@ def test_only_those_wait_for_a_hanging_store_that_came_before_that_was_known() -
     harness.run()  # the remote store is asked, and has nothing
     assert request_of(harness, "second").loading.reads == 0
     assert harness.outcomes["second", 0].tokens == expected_output(PROMPTS[1], 2)
-    harness.scheduler.tiers.blocks_ended(hung, 0, harness.now)
+    harness.scheduler.finish_block_order(hung, 0, harness.now)
     harness.add("third", PROMPTS[2], 2)
     harness.run()
     assert harness.outcomes["third", 0].tokens == expected_output(PROMPTS[2], 2)

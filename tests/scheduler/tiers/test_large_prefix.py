@@ -63,11 +63,11 @@ def test_who_has_read_what_fits_waits_for_nobody_else(blocks: tuple[FakeBlocks, 
     harness = Harness(host_tokens=64, block_tokens=16, blocks=blocks)
     harness.add("again", PROMPT, 3)
     harness.add("unknown", prompt_of(40, 9), 3)
-    read, find = harness.scheduler.tiers.take(harness.now)
+    read, find = harness.scheduler.take_transfer_orders(harness.now)
     assert isinstance(read, BlockRead) and isinstance(find, BlockFind) and harness.tiers is not None
     harness.tiers.order([read])  # nobody answers the question
     harness.step()
     assert request_of(harness, "again").status is RequestStatus.PREFILLING
-    harness.scheduler.tiers.blocks_ended(find.fence, 0, harness.now)
+    harness.scheduler.finish_block_order(find.fence, 0, harness.now)
     harness.run()
     assert harness.outcomes["again", 0].tokens == expected_output(PROMPT, 3)

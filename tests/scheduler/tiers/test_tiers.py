@@ -51,16 +51,16 @@ def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
     harness.add("a", prompt_of(2001), 1)
     harness.step()
     scheduler = harness.scheduler
-    (store,) = scheduler.tiers.take(0.0)
+    (store,) = scheduler.take_transfer_orders(0.0)
     assert isinstance(store, TierCopy)
-    assert scheduler.stats().open_fences == 1 and scheduler.tiers.under_way == 1
-    scheduler.tiers.copy_ended(store.fence, True, 1.0, seconds=0.5)
+    assert scheduler.stats().open_fences == 1 and scheduler._tiers.under_way == 1
+    scheduler.finish_copy(store.fence, True, 1.0, seconds=0.5)
     harness.cache.evict(10**9)
     harness.add("again", prompt_of(2001), 1)
     assert scheduler.next_batch(2.0) is not None
-    (load,) = scheduler.tiers.take(2.0)
+    (load,) = scheduler.take_transfer_orders(2.0)
     assert isinstance(load, TierCopy)
-    scheduler.tiers.copy_ended(load.fence, False, 3.0, seconds=0.25)
+    scheduler.finish_copy(load.fence, False, 3.0, seconds=0.25)
     (host,) = scheduler.stats().tiers
     assert (host.stores.tokens, host.stores.seconds, host.stores.tokens_per_s) == (2001, 0.5, pytest.approx(4002))
     assert host.loads == CopyStats(failed_tokens=2000), "a copy that failed says nothing of how fast copies are"
@@ -81,7 +81,7 @@ def test_who_is_out_of_memory_waits_for_copies_before_anybody_is_retracted() -> 
     harness = Harness(num_tokens=70, host_tokens=64)
     harness.add("done", prompt_of(20), 1)
     harness.step()
-    held = harness.scheduler.tiers.take(harness.now)  # nobody carries them out: what they copy is locked
+    held = harness.scheduler.take_transfer_orders(harness.now)  # nobody carries them out: what they copy is locked
     assert len(held) == 1 and harness.tiers is not None
     harness.add("long", prompt_of(10, 1), 50)
     for _ in range(60):

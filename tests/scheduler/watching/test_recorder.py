@@ -215,7 +215,7 @@ def test_a_lease_that_is_given_up_and_one_that_breaks() -> None:
     loop.say(ReleaseRequest(call_id=1, rid="a"))
     given_up = loop.now
     loop.turns(10)
-    loop.scheduler.leases.break_all()
+    loop.scheduler._leases.break_all()
     loop.turns(1)
     broken = loop.now
     loop.turns(20)
@@ -363,7 +363,7 @@ def test_more_leases_than_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     for rid in ("a", "b"):
         loop.say(wants(ask(rid, prompt_of(20, ord(rid)), 2, ignore_eos=True), retain_ttl=1e6))
         loop.turns(20)
-    loop.scheduler.leases.break_all()
+    loop.scheduler._leases.break_all()
     loop.turns(20)
     assert loop.phases("a")[-1][2] is None, "nobody looks at the older one any more"
     assert loop.phases("b")[-1][2] is not None

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from baton.scheduler.memory.distrust import Distrust
+from baton.scheduler.limits import logits_not_finite
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.beam_search_scene import DEPTHS, add, search
 from tests.doubles.continuation_scene import inheritance
@@ -22,7 +22,7 @@ def failed(harness: Harness, rid: str, index: int = 0) -> bool:
     outcome = harness.outcomes[rid, index]
     if outcome.refusal is None or outcome.refusal.status != 500:
         return False
-    assert outcome.refusal.code == "logits_not_finite" and outcome.refusal.message == Distrust.MESSAGE
+    assert outcome.refusal.code == "logits_not_finite" and outcome.refusal.message == logits_not_finite().message
     assert outcome.finish is not None and outcome.finish.type == "abort"
     return True
 
@@ -34,7 +34,7 @@ def cached(harness: Harness, prompt: list[int]) -> int:
 def end(harness: Harness) -> None:
     """Nothing is lost."""
     harness.run()
-    harness.scheduler.leases.break_all()
+    harness.scheduler._leases.break_all()
     stats = harness.scheduler.stats()
     assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
     assert harness.pool.num_free == harness.pool.num_rows
@@ -107,7 +107,7 @@ def test_leases_of_others_break_where_nobody_knows_better(shown: bool) -> None:
     harness.add("bad", [*CLEAN[:50], BAD], 4)
     harness.run()
     assert failed(harness, "bad")
-    assert harness.scheduler.leases.counts.broken == (0 if shown else 1)
+    assert harness.scheduler.lease_counts.broken == (0 if shown else 1)
     path_of_leased = "handoff" if shown else "fallback"
     for rid, prompt, path in (("leased", CLEAN[:60], path_of_leased), ("elsewhere", CLEAN[200:260], "handoff")):
         harness.continue_from(rid, f"after {rid}", [5], 4)
@@ -200,13 +200,13 @@ def test_leases_over_it_break(length: int, keep_parent: bool) -> None:
     harness.add("parent", prompt, 4, retain_ttl=1000.0)
     harness.add("stranger", CLEAN[200:300], 4, retain_ttl=1000.0)
     harness.run()
-    (lease,) = (lease for lease in harness.scheduler.leases.live() if lease.tokens < 150 and lease.serial == 0)
+    (lease,) = (lease for lease in harness.scheduler.live_leases() if lease.tokens < 150 and lease.serial == 0)
     assert lease.kv is not None
     harness.model._kv[harness.pool.rows[lease.kv.row, 10]] = SPOILED
     harness.continue_from("parent", "child", [5], 4, keep_parent=keep_parent)
     harness.run()
     assert failed(harness, "child") and not lease.is_live
-    assert len(harness.scheduler.leases) == 1, "the stranger's"
+    assert len(harness.scheduler._leases) == 1, "the stranger's"
     harness.continue_from("parent", "again", [5], 4)
     harness.run()
     assert harness.outcomes["again", 0].tokens == expected_output([*prompt, *expected_output(prompt, 4), 5], 4)
@@ -222,7 +222,7 @@ def test_a_lease_is_as_good_as_ever_if_the_child_brought_the_bad_token(length: i
     harness.run()
     harness.continue_from("parent", "child", [5, BAD], 4, keep_parent=True)
     harness.run()
-    assert failed(harness, "child") and harness.scheduler.leases.counts.broken == 0
+    assert failed(harness, "child") and harness.scheduler.lease_counts.broken == 0
     harness.continue_from("parent", "again", [5], 4)
     harness.run()
     assert inheritance(harness, "again").path == "handoff"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.scheduler.tiers.rates import ENOUGH_TOKENS, HALF_LIFE_TOKENS, CopyRate
+from baton.scheduler.memory.transfer_rates import ENOUGH_TOKENS, HALF_LIFE_TOKENS, CopyRate
 
 
 def test_nothing_is_said_until_enough_is_measured() -> None:

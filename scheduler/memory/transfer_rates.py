@@ -47,7 +47,7 @@ TRY_AGAIN = 32
 """So often, of the times when loading would not pay, it is done all the same, to see whether it still does not."""
 
 
-class TierRates:
+class TransferRates:
     """Of one tier, both directions: is loading from it faster than computing again? fill_time: what that costs."""
 
     def __init__(self, fill_time: FillTime) -> None:
