@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ..radix.statistics.spread import SECONDS
-from ..scheduler.statistics.report import DEPTHS, NOT_COUNTED, Buckets, CacheStats, HitTokens
+from ..scheduler.cache_statistics.cache_stats import DEPTHS, NOT_COUNTED, Buckets, CacheStats, HitTokens
 
 # Metric name -> (field of CacheTotals, help).
 _COUNTERS = {

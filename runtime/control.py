@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ..scheduler.cache_statistics.cache_stats import CacheStats, describe
 from ..scheduler.constraints.item_trie import ItemTrieError
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.statistics.report import CacheStats, describe
 from .channels import Sender
 from .constraints.item_tries import ItemTries, unpack_trie
 from .kv_transfer.tier_report import report_tiers

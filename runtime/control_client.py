@@ -180,7 +180,7 @@ class ControlClient:
 
     async def cache_statistics(self, timeout_s: float = 10.0) -> dict:
         """What the prefix cache was asked for and what it found and let go, since the start or the last reset; see
-        scheduler/statistics/report.py."""
+        scheduler/cache_statistics/cache_stats.py."""
         return _payload(await self._ask_verb("statistics", timeout_s))
 
     async def reset_cache_statistics(self, timeout_s: float = 10.0) -> None:

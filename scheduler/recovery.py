@@ -32,6 +32,7 @@ from .continuation.refusals import failed_parent
 from .decode import DecodeScheduler
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
+from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
 from .pinning.pins import Pins
 from .prefill import PrefillScheduler
@@ -39,7 +40,6 @@ from .queue.live import LiveRequests
 from .queue.waiting import WaitingQueue
 from .request import Request, RequestEvent, RequestStatus
 from .speculation.speculation import Speculation
-from .tiers.tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Recovery:
         beams: BeamMemory,
         live: LiveRequests,
         waiting: WaitingQueue,
-        tiers: Tiers,
+        offload: OffloadScheduler,
         prefill: PrefillScheduler,
         decode: DecodeScheduler,
         continuations: Continuations,
@@ -71,7 +71,7 @@ class Recovery:
         speculation: Speculation,
     ) -> None:
         self._memory, self._beams, self._live, self._waiting = memory, beams, live, waiting
-        self._tiers, self._prefill, self._decode = tiers, prefill, decode
+        self._offload, self._prefill, self._decode = offload, prefill, decode
         self._continuations, self._pins, self._speculation = continuations, pins, speculation
 
     def recover(
@@ -106,7 +106,7 @@ class Recovery:
         for request in [request for request in self._live if request not in ended]:
             events.append(self._end(request, refusal, closed))
         self._waiting.replace([])
-        self._tiers.keep_only(set())
+        self._offload.keep_loading(set())
         self._prefill.prefilling, self._decode.running = None, []
         self._reset()
 
@@ -169,7 +169,7 @@ class Recovery:
         if request.inheritance is not None:
             request.inheritance.lease = None
         self._waiting.discard(request)
-        self._tiers.discard(request)
+        self._offload.discard_loading(request)
         if request is self._prefill.prefilling:
             self._prefill.prefilling = None
         self._decode.running = [other for other in self._decode.running if other is not request]
@@ -198,7 +198,7 @@ class Recovery:
             elif request is not self._prefill.prefilling:
                 self._decode.running.append(request)
         running = {*self._decode.running, *filter(None, [self._prefill.prefilling])}
-        loading = self._tiers.keep_only(live)
+        loading = self._offload.keep_loading(live)
         queued: list[Request] = []
         for request in self._live:
             if request.status is RequestStatus.PARKED or request in loading:
@@ -249,7 +249,7 @@ class Recovery:
         memory.copies.keep_only(sequences)
         self._recount_host()
         fences = {step.fence for step in in_flight}
-        memory.allocator.fences.keep_only(fences | self._tiers.fences)
+        memory.allocator.fences.keep_only(fences | self._offload.open_fences)
         self._recount_pages(sequences, [self._beams.pages(r) for r in holders if r.beam_kv is not None], list(fences))
 
     def _recount_host(self) -> None:

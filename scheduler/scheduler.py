@@ -27,6 +27,8 @@ from ..radix.tiers.block_tier import BlockTier
 from ..radix.tiers.host_tier import HostTier, TierCopy
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
+from .cache_statistics.cache_statistics import CacheStatistics
+from .cache_statistics.cache_stats import CacheStats
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
@@ -55,6 +57,7 @@ from .memory.kv_memory import KVMemory, retire_unwanted, take_back_unfilled
 from .memory.nonfinite_guard import NonFiniteGuard
 from .memory.self_check import check_and_contain, check_invariants
 from .memory.transfer_rates import TransferRates
+from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
 from .pinning.pins import Pins
 from .policies.fill_time import FillTime
@@ -69,10 +72,7 @@ from .request import Request, RequestEvent, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .speculation.speculation import Speculation
-from .statistics.cache_statistics import CacheStatistics
-from .statistics.report import CacheStats
 from .stats import SchedulerCounters, SchedulerStats, take_stats
-from .tiers.tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -134,13 +134,13 @@ class Scheduler:
         self._pins = Pins(tools, self._leases, self._policy, config.max_jobs)
         self._waiting, self._live = WaitingQueue(), LiveRequests()
         self._nonfinite_guard = NonFiniteGuard(self._memory, self._live)
-        self._tiers = Tiers(self._memory, self._live, self._waiting, self._fill_time, host_rates, stores)
+        self._offload = OffloadScheduler(self._memory, self._live, self._waiting, self._fill_time, host_rates, stores)
         self._recovery = Recovery(
             self._memory,
             self._beams,
             self._live,
             self._waiting,
-            self._tiers,
+            self._offload,
             self._prefill,
             self._decode,
             self._continuations,
@@ -175,12 +175,12 @@ class Scheduler:
         try:
             if spec.rid in self._live:
                 raise duplicate_rid(spec.rid)
-            check_queue(spec, self._tiers.num_queued + self._continuations.num_parked, self._config)
+            check_queue(spec, self._offload.num_waiting + self._continuations.num_parked, self._config)
             requests = self._factory.make(spec, now, own_ids, constraint)
             handover = self._continuations.find_prompt(requests, self._live, self._pins.steps_of(spec, now))
             if handover is not None:
                 self._inherit(requests, handover, now)
-                self._tiers.queue(requests, now)
+                self._offload.queue_requests(requests, now)
             self._pins.arrived(requests, now)
             self._continuations.forget(spec.rid)
             self._live.add(spec.rid, requests)
@@ -216,7 +216,7 @@ class Scheduler:
             except Exception as error:
                 logger.exception("a request could not go on from its parent and ends with an error")
                 refused += [(child, request_failed(error)) for child in children]
-        self._tiers.queue(woken, now)
+        self._offload.queue_requests(woken, now)
         return refused
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class Scheduler:
         if request.status is RequestStatus.PARKED:
             self._continuations.unpark(request)
         elif request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
-            self._tiers.remove(request)
+            self._offload.remove_request(request)
             self._continuations.give_claim_back(request, now)
         else:
             self._stop_computing(request)
@@ -379,7 +379,7 @@ class Scheduler:
             self._pins.settle(now)
         except Exception:
             logger.exception("what became of pins could not be counted; requests are not affected")
-        self._tiers.end_overdue(now)
+        self._offload.release_overdue(now)
         step = None
         if not self._decode_is_due():
             step = self._prefill.next_batch(
@@ -410,7 +410,7 @@ class Scheduler:
             try:
                 return self._decode.next_batch(self._counters.steps, previous, now)
             except OutOfMemory:
-                if self._in_flight or self._tiers.under_way:
+                if self._in_flight or self._offload.copies_under_way:
                     return None  # retraction needs to know every token, and what is being copied cannot be evicted
                 self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))
 
@@ -538,18 +538,18 @@ class Scheduler:
     def take_transfer_orders(self, now: float) -> list[TierCopy | BlockOrder]:
         """The copies, reads, writes and queries that are due. They must be ordered before the step that was formed last
         is launched: it may read what they bring."""
-        return self._tiers.take(now)
+        return self._offload.take_orders(now)
 
     def finish_copy(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
         """A copy between device and host has been made, or has failed. Returns the ends of requests whose KV a failed
         load did not bring. ``seconds``: how long the copy itself took. Call it once for each copy."""
-        self._refuse(self._tiers.copy_ended(fence, ok, seconds), kv_load_failed(), now)
+        self._refuse(self._offload.finish_copy(fence, ok, seconds), kv_load_failed(), now)
         return self.take_events()
 
     def finish_block_order(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
         """An order to a store has ended, with ``blocks`` blocks done; requests that wait for it queue for admission.
         ``seconds``: how long the order itself took."""
-        self._tiers.blocks_ended(fence, blocks, now, seconds)
+        self._offload.finish_block_order(fence, blocks, now, seconds)
 
     # -- leases and continuations -------------------------------------------------------------------------------------
 
@@ -655,7 +655,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission, or for their prefix to be loaded."""
-        return self._tiers.num_queued
+        return self._offload.num_waiting
 
     @property
     def num_parked(self) -> int:
@@ -699,7 +699,7 @@ class Scheduler:
             num_waiting=self.num_waiting,
             prefill_tokens_per_s=self._fill_time.tokens_per_s,
             bytes_per_token=self._bytes_per_token,
-            tiers=self._tiers.stats(),
+            tiers=self._offload.stats(),
             jobs=self._pins.stats(),
             drafts=self._speculation.counts,
             cache_stats=self._cache_statistics.since_start(),

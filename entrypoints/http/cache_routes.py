@@ -6,7 +6,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.statistics.report import HitTokens
+from ...scheduler.cache_statistics.cache_stats import HitTokens
 from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
 from ..description.operation import COUNT, SUCCESS, Operation
 from ..fields.reading import MAX_INT, refuse_unserved

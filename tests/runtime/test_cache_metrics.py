@@ -7,7 +7,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.radix.statistics.spread import SECONDS
 from baton.runtime.metrics import ServerMetrics
-from baton.scheduler.statistics.report import DEPTHS, Buckets, CacheStats, CacheTotals, HitTokens, WindowStats
+from baton.scheduler.cache_statistics.cache_stats import (
+    DEPTHS,
+    Buckets,
+    CacheStats,
+    CacheTotals,
+    HitTokens,
+    WindowStats,
+)
 from baton.scheduler.stats import SchedulerStats
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import Harness

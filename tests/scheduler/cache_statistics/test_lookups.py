@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from baton.scheduler.statistics.lookups import Depths
-from baton.scheduler.statistics.report import DEPTHS
+from baton.scheduler.cache_statistics.cache_stats import DEPTHS
+from baton.scheduler.cache_statistics.lookups import Depths
 
 
 def test_by_hand() -> None:

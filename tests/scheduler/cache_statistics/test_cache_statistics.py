@@ -11,8 +11,8 @@ import pytest
 from baton.radix.node import TreeNode
 from baton.radix.statistics.lives import KVLives
 from baton.radix.statistics.spread import SECONDS, Spread
-from baton.scheduler.statistics.cache_statistics import ALERT_WINDOW_S, CacheStatistics
-from baton.scheduler.statistics.report import CacheStats, CacheTotals, HitTokens, describe
+from baton.scheduler.cache_statistics.cache_statistics import ALERT_WINDOW_S, CacheStatistics
+from baton.scheduler.cache_statistics.cache_stats import CacheStats, CacheTotals, HitTokens, describe
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import PAGES, Harness
 from tests.doubles.simulation import SEED, Simulation
@@ -234,7 +234,7 @@ class AlertScene:
 
 
 def test_the_alert(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "baton.scheduler.statistics.alert")
+    caplog.set_level(logging.INFO, "baton.scheduler.cache_statistics.alert")
     scene = AlertScene(0.5)
     scene.harness.add("hot", prompt_of(99, 1), 1)
     scene.send(0, 140)  # two turns of a second each

@@ -53,7 +53,7 @@ def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
     scheduler = harness.scheduler
     (store,) = scheduler.take_transfer_orders(0.0)
     assert isinstance(store, TierCopy)
-    assert scheduler.stats().open_fences == 1 and scheduler._tiers.under_way == 1
+    assert scheduler.stats().open_fences == 1 and scheduler._offload.copies_under_way == 1
     scheduler.finish_copy(store.fence, True, 1.0, seconds=0.5)
     harness.cache.evict(10**9)
     harness.add("again", prompt_of(2001), 1)

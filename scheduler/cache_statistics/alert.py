@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from .report import WindowStats
+from .cache_stats import WindowStats
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from baton.scheduler.statistics.report import CacheTotals, HitTokens
-from baton.scheduler.statistics.windows import SLOT_S, WINDOWS_S, RollingWindows
+from baton.scheduler.cache_statistics.cache_stats import CacheTotals, HitTokens
+from baton.scheduler.cache_statistics.windows import SLOT_S, WINDOWS_S, RollingWindows
 
 
 def totals(count: int) -> CacheTotals:

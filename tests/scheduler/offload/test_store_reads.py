@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from baton.radix.tiers.block_orders import BlockFind
 from baton.scheduler.memory.transfer_rates import TRY_AGAIN
+from baton.scheduler.offload import MAX_READS
 from baton.scheduler.outcome import FoundTokens
 from baton.scheduler.request import Request, RequestStatus
-from baton.scheduler.tiers.tiers import MAX_READS
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import Harness
 from tests.doubles.tier_rig import FakeBlocks
@@ -59,11 +59,11 @@ def test_who_joins_the_read_of_a_shorter_prompt_reads_the_rest() -> None:
 def test_a_store_is_asked_once() -> None:
     harness = Harness(host_tokens=512, block_tokens=16)
     harness.add("a", PROMPT, 2)
-    tiers = harness.scheduler._tiers
-    (find,) = tiers.take(0.0)
+    scheduler = harness.scheduler
+    (find,) = scheduler.take_transfer_orders(0.0)
     assert isinstance(find, BlockFind) and request_of(harness, "a").status is RequestStatus.LOADING
-    tiers.blocks_ended(find.fence, 0, harness.now)
-    assert request_of(harness, "a").status is RequestStatus.WAITING and tiers.take(0.0) == []
+    scheduler.finish_block_order(find.fence, 0, harness.now)
+    assert request_of(harness, "a").status is RequestStatus.WAITING and scheduler.take_transfer_orders(0.0) == []
     harness.run()
     assert harness.outcomes["a", 0].tokens == expected_output(PROMPT, 2)
 
@@ -71,7 +71,7 @@ def test_a_store_is_asked_once() -> None:
 def test_a_store_that_is_slower_than_computing_is_tried_now_and_then() -> None:
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks_of_prompt(), FakeBlocks()))
     harness.scheduler._fill_time.step_done(10_000, 0.0, 1.0)
-    rate = harness.scheduler._tiers._rates["disk"].loads
+    rate = harness.scheduler._offload._rates["disk"].loads
     rate.note(9000, 1.0)
     for number in range(TRY_AGAIN):
         harness.add(f"{number}", PROMPT, 1)

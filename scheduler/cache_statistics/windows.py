@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from .report import CacheTotals, WindowStats
+from .cache_stats import CacheTotals, WindowStats
 
 SLOT_S = 5.0
 WINDOWS_S = (60, 300, 900)

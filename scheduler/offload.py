@@ -1,12 +1,14 @@
-"""The tiers below the device, as the scheduler sees them: what is copied when, and who waits for it.
+"""Moves KV between the device and the tiers below it, and holds requests while their prefix is loaded.
 
-    add ──▶ queue ──▶ waiting ─────────────────────────────▶ admitted; what is on the host is loaded with its first step
-              │          ▲
-              └▶ loading ┘   its prefix is being read to the host, from disk or a remote store; it holds nobody up
+    add_request ──▶ queue_requests ──▶ waiting ──▶ admitted; KV on the host is loaded with the first step
+                          │               ▲
+                          └──▶ loading ───┘   the prefix is read to the host from disk or a remote store; meanwhile
+                                              other requests are admitted
 
-    next_batch ─▶ take ─▶ whoever does it, before the step is launched ─▶ copy_ended, blocks_ended
+    next_batch ─▶ take_orders ─▶ the runtime, before it launches the step ─▶ finish_copy, finish_block_order
 
-A step may read what a load brings: whoever makes the copies has it wait, layer by layer. So nothing here waits.
+A step may read the slots that a load fills: the runtime makes it wait, layer by layer. So nothing here waits for
+copies.
 """
 
 from __future__ import annotations
@@ -16,29 +18,29 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ...radix.tiers.block_orders import BlockOrder
-from ...radix.tiers.block_tier import BlockTier, Found
-from ...radix.tiers.host_tier import TierCopy
-from ..memory.kv_memory import KVMemory
-from ..memory.transfer_rates import TransferRates
-from ..policies.fill_time import FillTime
-from ..queue.live import LiveRequests
-from ..queue.waiting import WaitingQueue
-from ..request import Request, RequestStatus
-from ..stats import CopyStats, TierStats
+from ..radix.tiers.block_orders import BlockOrder
+from ..radix.tiers.block_tier import BlockTier, Found
+from ..radix.tiers.host_tier import TierCopy
+from .memory.kv_memory import KVMemory
+from .memory.transfer_rates import TransferRates
+from .policies.fill_time import FillTime
+from .queue.live import LiveRequests
+from .queue.waiting import WaitingQueue
+from .request import Request, RequestStatus
+from .stats import CopyStats, TierStats
 
 LOADING_S = 5.0
-"""The longest that a request waits for its prefix, its turn included; then what has not come is computed."""
+"""Seconds that a request waits for its prefix at most, queueing included; then the missing part is computed."""
 
 ASKING_S = 0.25
-"""The longest that it waits for a remote store to say what it has."""
+"""Seconds that it waits at most for a remote store to report which blocks it has."""
 
 MAX_READS = 3
-"""Reads that one request waits for: the second brings what the first did not, if it is still there."""
+"""Reads that one request waits for; a later one fetches blocks that the first did not bring, if they still exist."""
 
 
-class Tiers:
-    """Hands out the orders that the tiers want done, hears of their ends, and lets requests wait for them."""
+class OffloadScheduler:
+    """Issues transfers between tiers, handles their completions, and owns the requests that wait for a read."""
 
     def __init__(
         self,
@@ -57,44 +59,45 @@ class Tiers:
         self._stores = stores
         self._rates = {"host": host_rates} | {store.name: TransferRates(fill_time) for store in stores}
         self._readers: dict[int, list[Request]] = {}
-        """Who waits for which read, or for which answer."""
-        self._in_turn: deque[Request] = deque()
-        """Those whose read has not begun, because others fill the host."""
+        """Requests that wait for a read or a query, by its fence."""
+        self._deferred: deque[Request] = deque()
+        """Requests whose read has not begun, because other reads take up the host's free pages."""
         self._late: set[int] = set()
-        """Reads and questions that somebody has waited for in vain, and that are not over."""
+        """Reads and queries whose requests timed out, and that have not ended."""
 
     @property
-    def num_queued(self) -> int:
-        """Requests that wait for admission, or for their prefix."""
-        return len(self._waiting) + len(self._in_turn) + sum(map(len, self._readers.values()))
+    def num_waiting(self) -> int:
+        """Requests that wait for admission, or for their prefix to be loaded."""
+        return len(self._waiting) + len(self._deferred) + sum(map(len, self._readers.values()))
 
     @property
-    def under_way(self) -> int:
+    def copies_under_way(self) -> int:
         """Copies between device and host that have not ended."""
         return self._memory.copies_under_way
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def take(self, now: float) -> list[TierCopy | BlockOrder]:
-        """What is due; to be ordered before the step that was formed just now is launched."""
+    def take_orders(self, now: float) -> list[TierCopy | BlockOrder]:
+        """The transfers that are due. The runtime must start them before it launches the step formed last."""
         orders: list[TierCopy | BlockOrder] = list(self._memory.take_tier_copies())
         for store in self._stores:
             orders += store.take_orders(now)
         return orders
 
-    def copy_ended(self, fence: int, ok: bool, seconds: float = 0.0) -> list[Request]:
-        """A copy has been made, or has failed; once for each. Steps that wait for a failed load fail. Returns the
-        requests that must end, because they hold what it did not bring. seconds: how long it took itself."""
+    def finish_copy(self, fence: int, ok: bool, seconds: float = 0.0) -> list[Request]:
+        """A copy has been made, or has failed; call it once for each copy. Steps that wait for a failed load fail.
+        Returns the requests that must end, because they hold slots that the load did not fill. seconds: duration of
+        the copy itself."""
         assert self._memory.tier is not None, "only a tier orders copies"
         copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
         if ok:
             (rates.stores if copy.to_host else rates.loads).note(len(copy.host_slots), seconds)
-        spoilt = self._memory.tier.ended(fence, ok)
-        return [] if spoilt is None else self._memory.users_of(spoilt, self._live)
+        unfilled = self._memory.tier.ended(fence, ok)
+        return [] if unfilled is None else self._memory.users_of(unfilled, self._live)
 
-    def blocks_ended(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
-        """An order of a store is over; see `BlockTier.ended`. Those who waited for it go on. seconds: how long it took
-        itself."""
+    def finish_block_order(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
+        """An order to a store has ended with ``blocks`` blocks done; see `BlockTier.ended`. The requests that wait for
+        it queue again. seconds: duration of the order itself."""
         store = next(store for store in self._stores if store.owns(fence))
         if fence in store.writing or fence in store.readings:
             rates = self._rates[store.name]
@@ -105,11 +108,11 @@ class Tiers:
         for request in readers:
             brought = request.loading.brought
             brought[store.name] = brought.get(store.name, 0) + adopted
-        self.queue(readers, now)
-        self._begin_in_turn(now)
+        self.queue_requests(readers, now)
+        self._begin_deferred_reads(now)
 
     def stats(self) -> tuple[TierStats, ...]:
-        """Of each tier below the device."""
+        """Of each tier below the device, the host first."""
         host = self._memory.tier
         if host is None:
             return ()
@@ -142,53 +145,53 @@ class Tiers:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def queue(self, requests: list[Request], now: float) -> None:
-        """Let requests wait for admission; first for their prefix, where a store has more of it than there is here."""
-        self._waiting.add([request for request in requests if not self._loads(request, now)])
+    def queue_requests(self, requests: list[Request], now: float) -> None:
+        """Queue requests for admission. Where a store has more of a prefix than device and host, load that first."""
+        self._waiting.add([request for request in requests if not self._starts_loading(request, now)])
 
-    def remove(self, request: Request) -> None:
-        """Remove one that waits. What is being read for it comes all the same."""
+    def remove_request(self, request: Request) -> None:
+        """Remove a request that waits for admission or for a read. The read itself continues."""
         if request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
-        elif request in self._in_turn:
-            self._in_turn.remove(request)
+        elif request in self._deferred:
+            self._deferred.remove(request)
         else:
             next(readers for readers in self._readers.values() if request in readers).remove(request)
 
-    def discard(self, request: Request) -> None:
-        """Remove one that waits for its prefix, if it is there."""
-        self._in_turn = deque(other for other in self._in_turn if other is not request)
+    def discard_loading(self, request: Request) -> None:
+        """Remove a request from those that wait for a read, if it is one of them."""
+        self._deferred = deque(other for other in self._deferred if other is not request)
         for fence, readers in self._readers.items():
             self._readers[fence] = [other for other in readers if other is not request]
 
-    def keep_only(self, live: Collection[Request]) -> set[Request]:
-        """Remove all that are not among these, or do not wait for their prefix. Returns those that do."""
-        for request in (*self._in_turn, *itertools.chain(*self._readers.values())):
+    def keep_loading(self, live: Collection[Request]) -> set[Request]:
+        """Remove the requests that are not ``live`` or not loading. Returns those that still wait for a read."""
+        for request in (*self._deferred, *itertools.chain(*self._readers.values())):
             if request not in live or request.status is not RequestStatus.LOADING:
-                self.discard(request)
-        return {*self._in_turn, *itertools.chain(*self._readers.values())}
+                self.discard_loading(request)
+        return {*self._deferred, *itertools.chain(*self._readers.values())}
 
     @property
-    def fences(self) -> set[int]:
-        """Of every copy, read, write and question that is under way."""
+    def open_fences(self) -> set[int]:
+        """The fences of all copies, reads, writes and queries under way."""
         tier = self._memory.tier
         fences = set(tier.under_way) if tier is not None else set()
         return fences.union(*(store.fences for store in self._stores))
 
-    def end_overdue(self, now: float) -> None:
-        """Let those go on who have waited for their prefix for too long."""
-        if not (self._readers or self._in_turn):
+    def release_overdue(self, now: float) -> None:
+        """Queue requests for admission without their prefix once its loading has timed out."""
+        if not (self._readers or self._deferred):
             return
-        loading = itertools.chain(self._in_turn, *self._readers.values())
+        loading = itertools.chain(self._deferred, *self._readers.values())
         overdue = [request for request in loading if now >= request.loading.deadline]
         self._late |= {fence for fence, readers in self._readers.items() if any(r in overdue for r in readers)}
         for request in overdue:
-            self.remove(request)
+            self.remove_request(request)
             request.status = RequestStatus.WAITING
         self._waiting.add(overdue)
 
-    def _loads(self, request: Request, now: float) -> bool:
-        """Does the request wait for its prefix from now on?"""
+    def _starts_loading(self, request: Request, now: float) -> bool:
+        """Begin to load the request's prefix, if that pays. True if it now waits for a read or a query."""
         request.status = RequestStatus.WAITING
         if not self._stores or request.has_claim:
             return False
@@ -196,33 +199,35 @@ class Tiers:
             request.loading.deadline = now + LOADING_S
         if request.loading.reads >= MAX_READS or now >= request.loading.deadline:
             return False
-        if (best := self._find(request)) is not None:
-            if not self._begin(request, *best, now):
+        if (best := self._find_stored_prefix(request)) is not None:
+            if not self._begin_read(request, *best, now):
                 if not self._readers:
-                    return False  # nobody makes room
-                self._in_turn.append(request)
-        elif request.loading.asked or not self._ask(request, now):
+                    return False  # no read will end and free pages
+                self._deferred.append(request)
+        elif request.loading.asked or not self._query_stores(request, now):
             return False
         request.status = RequestStatus.LOADING
         return True
 
-    def _find(self, request: Request) -> tuple[BlockTier, Found] | None:
-        """The store that brings most, the fastest of equals."""
+    def _find_stored_prefix(self, request: Request) -> tuple[BlockTier, Found] | None:
+        """The store that has most of the prefix beyond device and host; of equals, the fastest."""
         ids = request.token_ids.view(0, request.prefix_limit)
         found = [
-            (store, there) for store in self._answering() if (there := store.find(request.namespace, ids)) is not None
+            (store, there)
+            for store in self._responsive_stores()
+            if (there := store.find(request.namespace, ids)) is not None
         ]
         found = [each for each in found if self._rates[each[0].name].loading_pays()]
         return max(found, key=lambda each: each[1].gain) if found else None
 
-    def _answering(self) -> list[BlockTier]:
-        """The stores that let nobody wait in vain just now: a disk may hang for good."""
+    def _responsive_stores(self) -> list[BlockTier]:
+        """The stores without a read or query that has timed out: a disk may hang for good."""
         return [store for store in self._stores if not any(map(store.owns, self._late))]
 
-    def _ask(self, request: Request, now: float) -> bool:
-        """Have the stores asked that do not know what they have; False if there is none."""
+    def _query_stores(self, request: Request, now: float) -> bool:
+        """Send a query to a store that must look up remotely which blocks it has. False if there is none to ask."""
         ids = request.token_ids.view(0, request.prefix_limit)
-        for store in self._answering():
+        for store in self._responsive_stores():
             fence = store.begin_find(request.namespace, ids, ASKING_S)
             if fence is not None:
                 request.loading.asked, request.loading.deadline = True, now + ASKING_S
@@ -230,32 +235,32 @@ class Tiers:
                 return True
         return False
 
-    def _begin(self, request: Request, store: BlockTier, found: Found, now: float) -> bool:
-        """Begin to read for a request, or join whoever reads it. False if it must wait for its turn."""
+    def _begin_read(self, request: Request, store: BlockTier, found: Found, now: float) -> bool:
+        """Begin a read for a request, or join one under way. False if the host has no free pages for it now."""
         fence = found.under_way or store.begin_read(found, request.loading.deadline - now)
         if fence is None:
             return False
         in_part = not found.under_way and len(store.readings[fence].order.keys) < len(found.keys)
-        request.loading.reads = MAX_READS if in_part else request.loading.reads + 1  # there is room for no more
+        request.loading.reads = MAX_READS if in_part else request.loading.reads + 1  # the host is full
         self._readers.setdefault(fence, []).append(request)
         return True
 
-    def _begin_in_turn(self, now: float) -> None:
-        """Let those begin whose turn it is, as far as there is room."""
-        while self._in_turn:
-            request = self._in_turn[0]
-            best = self._find(request)
-            begun = best is not None and self._begin(request, *best, now)
+    def _begin_deferred_reads(self, now: float) -> None:
+        """Begin the reads that wait for free pages, in order, as far as there is room."""
+        while self._deferred:
+            request = self._deferred[0]
+            best = self._find_stored_prefix(request)
+            begun = best is not None and self._begin_read(request, *best, now)
             if not begun and best is not None and self._readers:
                 return
-            self._in_turn.popleft()
+            self._deferred.popleft()
             if not begun:
                 request.status = RequestStatus.WAITING
                 self._waiting.add([request])
 
 
 def _sized(store: BlockTier) -> TierStats:
-    """With how full the store is."""
+    """The sizes of a store; its transfers are filled in by the caller."""
     size, tokens = store.size(), store.block_tokens
     if size is None:
         return TierStats(store.name, total_tokens=None, used_tokens=None, free_tokens=None)

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from baton.scheduler.statistics.alert import MIN_PROMPTS, HitRateAlert
-from baton.scheduler.statistics.report import HitTokens, WindowStats
+from baton.scheduler.cache_statistics.alert import MIN_PROMPTS, HitRateAlert
+from baton.scheduler.cache_statistics.cache_stats import HitTokens, WindowStats
 
 
 def window(percent: int, *, prompts: int = MIN_PROMPTS, covered: float = 300.0) -> WindowStats:
@@ -17,7 +17,7 @@ def window(percent: int, *, prompts: int = MIN_PROMPTS, covered: float = 300.0) 
 
 @pytest.fixture(autouse=True)
 def heard(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "baton.scheduler.statistics.alert")
+    caplog.set_level(logging.INFO, "baton.scheduler.cache_statistics.alert")
 
 
 def test_once_for_each_excursion(caplog: pytest.LogCaptureFixture) -> None:

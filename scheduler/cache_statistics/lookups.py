@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..request import Request
-from .report import DEPTHS, Buckets, HitTokens
+from .cache_stats import DEPTHS, Buckets, HitTokens
 
 FIRST_BITS = (DEPTHS[0] - 1).bit_length()
 

@@ -10,8 +10,8 @@ from ...radix.statistics.spread import Spread
 from ...radix.statistics.tick_times import TickTimes
 from ..request import Request
 from .alert import HitRateAlert
+from .cache_stats import Buckets, CacheStats, CacheTotals
 from .lookups import Lookups
-from .report import Buckets, CacheStats, CacheTotals
 from .windows import WINDOWS_S, RollingWindows
 
 ALERT_WINDOW_S = 300
