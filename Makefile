@@ -126,6 +126,7 @@ test-harnesses: $(TESTING) $(HARNESSES)/package-lock.json  ## slow: Claude Code,
 	BATON_HARNESSES=$(HARNESSES) $(BIN)/python -m pytest -m harness tests/harnesses
 
 serve: $(SERVING)       ## make serve MODEL=path ARGS="--port 30000"
+	@test -n "$(MODEL)" || { echo 'make serve needs a model: make serve MODEL=folder ARGS="--port 30000"'; exit 2; }
 	$(BIN)/python -m baton.entrypoints.launch_server --model-path $(MODEL) $(ARGS)
 
 dashboard-pictures: $(TESTING)  ## the pictures of the dashboard in docs/images; needs Chromium

@@ -1,4 +1,4 @@
-"""Flags of SGLang and vLLM, so that their users' command lines, config files and `Engine` keywords work here.
+"""Flags of SGLang, vLLM and llama.cpp, so that their command lines, config files and `Engine` keywords work here.
 
 Each has one of three meanings: it is one of Baton's under another name (`Alias`); it asks for what is the case anyway,
 or for nothing (`NoEffect`); or it asks for something that is not there (`Refused`, and all that `foreign_flag_names`
@@ -87,6 +87,7 @@ def _one_origin(value: Any) -> Any:
 
 _ONE_DEVICE = "one server runs one model on one device; tensor, pipeline and data parallelism are not there yet"
 _STEP_TOKENS = "new prompt tokens of a step; tokens of running requests come on top"
+_WHOLE_MODEL = "a model is on one device as a whole; --device says which"
 _NO_LORA = "adapters are not supported yet; merge the adapter into the weights"
 _NO_REMOTE = "the model's folder must be on this machine"
 _LOGGED = "prompts and answers are never logged; --record-requests FILE keeps token ids"
@@ -203,6 +204,22 @@ FOREIGN: dict[str, Foreign] = {
     "log_requests": Refused(_LOGGED),
     "uvicorn_log_level": Refused("--log-level is that of all processes"),
     "log_level_http": Refused("--log-level is that of all processes"),
+    # -- llama.cpp -----------------------------------------------------------------------------------------------------
+    "ctx_size": Alias("context_length"),
+    "parallel": Alias("max_running_requests"),
+    "alias": Alias("served_model_name"),
+    "chat_template_file": Alias("chat_template"),
+    "jinja": NoEffect("chat templates are always Jinja's"),
+    "cont_batching": NoEffect("requests are always batched continuously"),
+    "flash_attn": NoEffect("the fastest attention that works is found at the start", ("on", "auto", "1")),
+    "n_gpu_layers": Refused(_WHOLE_MODEL),
+    "gpu_layers": Refused(_WHOLE_MODEL),
+    "hf_repo": Refused("give the repository's name, or a folder, as --model-path; GGUF files are not supported yet"),
+    "threads": Refused("the threads are chosen by measurement; taskset limits the cores"),
+    "batch_size": Refused("--chunked-prefill-size bounds the new prompt tokens of a step"),
+    "n_predict": Refused("a request's max_tokens says it"),
+    "cache_type_k": Refused("KV has the weights' type, --dtype"),
+    "cache_type_v": Refused("KV has the weights' type, --dtype"),
 }  # fmt: skip
 """By name, in snake_case."""
 
@@ -214,7 +231,12 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
 }
 """Baton's own flags -> other names of their values: those of other servers, and former ones."""
 
-SHORT = {"-tp": "tp", "-pp": "pp", "-dp": "dp", "-q": "quantization"}
+SHORT = {
+    "-tp": "tp", "-pp": "pp", "-dp": "dp", "-q": "quantization", "-m": "model", "-c": "ctx_size", "-np": "parallel",
+    "-a": "alias", "-fa": "flash_attn", "-cb": "cont_batching", "-ngl": "n_gpu_layers", "-hf": "hf_repo",
+    "-t": "threads", "-b": "batch_size", "-n": "n_predict", "-ctk": "cache_type_k",
+    "-ctv": "cache_type_v",
+}  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -266,7 +266,11 @@ class _Server:
         self._http.refuse_uploads(closing)
         if self._manager.num_open:
             timeout = self._args.server.drain_timeout
-            logger.info("shutting down: %d open requests get up to %g s", self._manager.num_open, timeout)
+            logger.info(
+                "shutting down: %d open requests get up to %g s; another signal ends them at once",
+                self._manager.num_open,
+                timeout,
+            )
         self._signalled.clear()
         died = asyncio.create_task(self._processes.first_exit())
         waits = [asyncio.create_task(self._manager.wait_empty()), asyncio.create_task(self._signalled.wait()), died]

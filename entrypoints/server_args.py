@@ -124,7 +124,7 @@ def _refuse_empty_keys(given: Mapping[str, Any]) -> None:
 
 
 def own_flags(argv: list[str], own: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
-    """A command line with Baton's flags in place of SGLang's and vLLM's, and what the log should say of these. Raises
+    """A command line with Baton's flags in place of other servers', and what the log should say of these. Raises
     UsageError."""
     given: list[tuple[str, Any]] = []
     passed_on: list[str] = []
@@ -255,5 +255,7 @@ def _about_unknown(token: str, parser: argparse.ArgumentParser) -> str:
     if not token.startswith("-"):
         return f"unexpected argument {token!r}; every setting is a flag, see --help"
     name = token.split("=")[0]
+    if not name.startswith("--"):
+        return f"unknown flag {name}; flags have two dashes here, see --help"
     known = [option for action in parser._actions for option in action.option_strings]
     return f"unknown flag {name}{_nearest(name, known) or '; see --help'}"

@@ -42,6 +42,7 @@ def load_attention(
     by_length = {
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)
     }
+    logger.info("compiling or loading attention kernels; the first start takes up to half a minute")
     try:
         probe_backend(by_length[SHORT_EXTEND], specs, (DECODE, EXTEND, BEAMS, LONG), **where)
         probe_backend(by_length[ANY_EXTEND], specs, (LONG,), **where)

@@ -89,7 +89,7 @@ def pass_or_refuse_unknown(
             f"unknown field {where}{name[:MAX_NAME_CHARS]}...; its name has {len(name)} characters",
             code="unknown_field",
         )
-    near = difflib.get_close_matches(name, (*served, *listed), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, (*served, *listed), n=1, cutoff=0.6)
     hint = f"; did you mean {where}{near[0]}?" if near else f"; known fields: {', '.join(served)}"
     raise RequestRefused(f"unknown field {where}{name}{hint}", code="unknown_field", param=f"{where}{name}")
 

@@ -73,6 +73,9 @@ def test_flags_that_a_hint_names_exist() -> None:
         ('--allowed-origins ["https://example.org"]', "--cors-origin https://example.org"),
         ("--shutdown-timeout 9", "--drain-timeout 9"),
         ("--scheduling-policy fcfs", ""),
+        ("-c 4096 -np 2 --alias mine -fa on --jinja -cb",
+         "--context-length 4096 --max-running-requests 2 --served-model-name mine"),
+        ("--ctx-size 0", "--context-length 0"),
         # Nothing at all
         ("--tp-size 1 --tensor-parallel-size 1 -tp 1 --pp-size=1 --nnodes 1 --node-rank 0", ""),
         ("--enable-metrics --enable-prefix-caching --enable-chunked-prefill --enable-auto-tool-choice", ""),
@@ -105,13 +108,15 @@ def test_a_log_line_says_what_became_of_each() -> None:
 
 
 def test_the_model_by_its_place() -> None:
-    for argv in (["m"], ["--port", "1", "m"], ["m", "--max-model-len", "64"], ["--model", "m"]):
+    for argv in (["m"], ["-m", "m"], ["--port", "1", "m"], ["m", "--max-model-len", "64"], ["--model", "m"]):
         assert parse_command_line(argv).model.model_path == "m"
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        ("-ngl 99", r"--n-gpu-layers is not supported: a model is on one device as a whole; --device says which"),
+        ("-x", r"unknown flag -x; flags have two dashes here, see --help"),
         ("--tp-size 2", r"--tp-size is 2; only 1 is supported: one server runs one model on one device"),
         ("-tp 4", r"--tp is 4; only 1"),
         ("--trust-remote-code", r"--trust-remote-code is not supported: no code of a checkpoint is ever run here"),
