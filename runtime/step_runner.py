@@ -22,11 +22,11 @@ from .runner.forward_batch import last_of_each
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.beam_candidates import BeamRanker
-from .sampling.forbidden_tokens import forbidden_rows, is_forbidden
 from .sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
 from .sampling.penalties import PendingTokens
 from .sampling.sampler import Sampled, Sampler
 from .sampling.sequences import SequenceState, SequenceTable
+from .sampling.token_masks import forbidden_rows, is_forbidden
 from .text.stop_strings import StopStringChecker
 from .text.token_bytes import TokenBytes
 

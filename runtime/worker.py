@@ -40,9 +40,8 @@ from .event_loop import EventLoop
 from .jobs.records import JobRecords, JobTraceFile, ToolHistoryFile
 from .kv_events.publisher import KVEventPublisher, open_kv_events
 from .kv_transfer.block_io import BlockIO
-from .kv_transfer.make_transfers import make_transfers
 from .kv_transfer.stores import Stores, model_fingerprint, open_stores
-from .kv_transfer.tier_io import TierIO, is_finite
+from .kv_transfer.tier_io import TierIO, is_finite, make_transfers
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads

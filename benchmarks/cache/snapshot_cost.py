@@ -35,8 +35,8 @@ from baton.entrypoints.dashboard.icicle import Span, icicle
 from baton.radix.cache import RadixCache
 from baton.radix.snapshot import TreeWalk
 from baton.runtime.messages import TreeRows, WalkEnd, WalkTree, WatchRequests
-from baton.runtime.watching.budget import SAVED_S, Budget
 from baton.runtime.watching.snapshot import SnapshotBuilder
+from baton.runtime.watching.watch import SAVED_S, Budget
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.servers import Server
 from benchmarks.core.host_time import VOCAB, Rig, Turns

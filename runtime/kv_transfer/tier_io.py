@@ -1,4 +1,4 @@
-"""Has everything done that the scheduler's tiers order: copies between device and host, blocks to and from stores.
+"""Carries out the orders of the scheduler's tiers: copies between device and host, blocks to and from stores.
 
 Scheduler.take_transfer_orders ─▶ order ─┬▶ Transfers (thread, streams) ─▶ poll ─▶ Scheduler.finish_copy
                                           └▶ BlockIO (thread) ─────────────▶ poll ─▶ Scheduler.finish_block_order
@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from ...memory_pool.stores.host_pool import HostPool
 from ...radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
 from ...radix.tiers.host_tier import TierCopy
 from .block_io import BlockIO, Stored
+from .stream_transfer import StreamTransfers
+from .thread_transfer import ThreadTransfers
 from .transfer import Ended, Transfers
 
 
@@ -102,6 +106,16 @@ class TierIO:
         """Give up loads that have not begun, go on storing, and wait up to ``timeout`` seconds for each thread. False
         if one hangs: what it works with must stay open."""
         return all([self.transfers.close(timeout), *(store.close(timeout) for store in self._stores.values())])
+
+
+def make_transfers(pool: HostPool, device: torch.device, wake: Callable[[], None]) -> Transfers:
+    """The copies for this device: a thread on a CPU, streams on a GPU. The caller closes them.
+
+    wake: ends the event loop's sleep, see `ThreadTransfers`; streams do not call it.
+    """
+    if device.type != "cuda":
+        return ThreadTransfers(pool, wake)
+    return StreamTransfers(pool, device, layers_at_once=pool.num_layers if pool.copied_by == "torch" else 1)
 
 
 def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:

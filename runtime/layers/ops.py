@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from ...memory_pool.kv_pool import KVLayers, copy_kv
 from .rotary import rotate_and_store
-from .torch_ops import add_rms_norm, look_up, rms_norm, silu_and_mul
 
 
 class LookUpOp(Protocol):
@@ -97,6 +97,30 @@ class Ops:
     """Between device memory and pinned host memory, on few multiprocessors, so that the others go on computing."""
     look_up: LookUpOp
     add: AddOp
+
+
+def look_up(ids: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """See ops.LookUpOp."""
+    return F.embedding(ids, table).to(dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See ops.RMSNormOp."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ops.AddRMSNormOp."""
+    total = residual.add_(x)
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU's gate (Shazeer 2020). See ops.SiluAndMulOp."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
 
 
 TORCH_OPS = Ops(

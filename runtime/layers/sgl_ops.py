@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from ...memory_pool.kv_pool import KVLayers
 from ...memory_pool.kv_pool import copy_kv as torch_copy_kv
-from .torch_ops import silu_and_mul as torch_silu_and_mul
+from .ops import silu_and_mul as torch_silu_and_mul
 
 NEXT_TO_COMPUTE = {"block_quota": 2, "num_warps_per_block": 32}
 """Blocks of a transfer to or from host memory. Two saturate the link and leave the other multiprocessors free."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import torch
 from flashinfer.sampling import top_p_renorm_probs  # pyright: ignore[reportMissingImports]
 
-from .ops import DrawAllOp
-from .torch_ops import Filters, draw_nucleus_by_sort, weigh
+from .ops import DrawAllOp, Filters, draw_nucleus_by_sort, weigh
 
 MIN_VOCAB = 2048
 """Below this, FlashInfer finds the cut in another way, which is not exact, and sorting costs next to nothing."""
 
 
 def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor, *, draw_all: DrawAllOp) -> torch.Tensor:
-    """As `torch_ops.draw_nucleus_by_sort`, but all tokens that tie where the nucleus ends are kept, and the
+    """As `ops.draw_nucleus_by_sort`, but all tokens that tie where the nucleus ends are kept, and the
     sum that ends it is rounded to float32."""
     if logits.shape[-1] < MIN_VOCAB:
         return draw_nucleus_by_sort(logits, filters, keys)

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from .ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from .ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps, draw_all, draw_nucleus_by_sort, draw_top_k
 from .ranking import row_statistics
-from .torch_ops import Filters, draw_all, draw_nucleus_by_sort, draw_top_k
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,16 @@
-"""The operations that draw and rank tokens, as a table of functions.
+"""The operations that draw tokens from filtered distributions, in torch, and the tables that name a device's own.
 
-`TORCH_OPS` is for CPUs and is the oracle for all other tables; `probe` chooses the table of a device.
+A draw is a race (`noise`): of the tokens that the filters keep, the one with the largest p / noise wins; in a tie, the
+first of the ranking. Logits are float32, raw; temperature divides their distance to the likeliest, so that
+not even a tiny one makes them overflow. The filters keep:
+
+    top_k   the k first tokens of the ranking (`ranking.top_tokens`)
+    top_p   the shortest start of those that holds top_p of their mass, summed in float64
+    min_p   tokens at least min_p times as likely as the likeliest
+
+The likeliest token is always kept.
+
+`TORCH_OPS` is for CPUs and is the oracle for all other tables; `op_providers` chooses the table of a device.
 (`ranking.top_tokens` is the same everywhere: it never waits for the device, and reads the vocabulary once.)
 """
 
@@ -11,13 +21,111 @@ from typing import Protocol
 
 import torch
 
-from .ranking import row_statistics
-from .torch_ops import Filters, draw_all, draw_nucleus_at_second_look, draw_nucleus_by_sort, draw_top_k
+from .noise import exponential_noise
+from .ranking import best_tokens, row_statistics, top_tokens
+
+NUCLEUS_WIDTH = 256
+"""Tokens ranked at first for a row with top_p and no top_k; real models' nuclei are nearly always smaller."""
+
+
+@dataclass(slots=True, frozen=True)
+class Filters:
+    """The filters of m rows; device tensors [m]."""
+
+    temperature: torch.Tensor
+    """float32, > 0."""
+    top_k: torch.Tensor
+    """int64; at least the vocabulary where off."""
+    top_p: torch.Tensor
+    """float64; infinite where off."""
+    log_min_p: torch.Tensor
+    """float32; -inf where off."""
+
+    def take(self, rows: torch.Tensor) -> Filters:
+        return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.log_min_p[rows])
+
+
+def weigh(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """float32 [m, vocab]: each token's probability relative to the likeliest. (Not to the sum of all, whose last bits
+    could differ from batch to batch.)"""
+    return _scaled(logits, logits.amax(dim=-1, keepdim=True), filters).exp_()
+
+
+def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """Drawn token ids, int64 [m], where no top_k is larger than k.
+
+    values: float32 [m, k], ids: int64 [m, k], the k first tokens of each row's ranking; keys: int32 [m, 2].
+    """
+    return _draw_ranked(values, ids, None, filters, keys)[0]
+
+
+def draw_top_k(logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """Drawn token ids, int64 [m], where no top_k is larger than ``width``. logits: float32 [m, vocab]."""
+    return draw_ranked(*top_tokens(logits, width), filters, keys)
+
+
+def draw_all(
+    logits: torch.Tensor, filters: Filters, keys: torch.Tensor, kept: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Drawn token ids, int64 [m], where only min_p filters. logits: float32 [m, vocab].
+
+    kept: float32 [m, vocab], the other filters' verdict: > 0 for tokens that may be drawn. None for all.
+    """
+    scaled = _scaled(logits, logits.amax(dim=-1, keepdim=True), filters)
+    keeps = scaled >= filters.log_min_p[:, None]
+    if kept is not None:
+        keeps &= kept > 0
+    ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    return _race(scaled, keeps, exponential_noise(keys, ids))
+
+
+def draw_nucleus_by_sort(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """Drawn token ids, int64 [m], where top_p and min_p filter: by a full sort. Never waits for the device."""
+    return draw_top_k(logits, logits.shape[-1], filters, keys)
+
+
+def draw_nucleus_at_second_look(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """The same, for CPUs: ranks NUCLEUS_WIDTH tokens, then all tokens of the rows where those hold too little. To know
+    these rows it waits for the device."""
+    if logits.shape[-1] <= NUCLEUS_WIDTH:
+        return draw_nucleus_by_sort(logits, filters, keys)
+    total = weigh(logits, filters).sum(dim=-1, dtype=torch.float64)
+    next_ids, inside = _draw_ranked(*top_tokens(logits, NUCLEUS_WIDTH), total, filters, keys)
+    if not inside.all():
+        wide = (~inside).nonzero().view(-1)
+        ranked = top_tokens(logits[wide], logits.shape[-1])
+        next_ids[wide], _ = _draw_ranked(*ranked, total[wide], filters.take(wide), keys[wide])
+    return next_ids
+
+
+def _draw_ranked(
+    values: torch.Tensor, ids: torch.Tensor, total: torch.Tensor | None, filters: Filters, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw among the ranked tokens; also bool [m]: the cut of top_p lies among them. total: float64 [m], the mass that
+    top_p is a share of; None: the mass of the ranked tokens that top_k keeps."""
+    scaled = _scaled(values, values[:, :1], filters)
+    in_top_k = torch.arange(values.shape[-1], device=values.device) < filters.top_k[:, None]
+    mass = scaled.double().exp_().mul_(in_top_k)
+    cumulative = mass.cumsum(dim=-1)
+    wanted = filters.top_p * (cumulative[:, -1] if total is None else total)
+    kept = in_top_k & ((cumulative - mass) < wanted[:, None]) & (scaled >= filters.log_min_p[:, None])
+    kept[:, :1].fill_(True)
+    winner = _race(scaled, kept, exponential_noise(keys, ids.to(torch.int32)))
+    return ids.gather(-1, winner[:, None]).view(-1), cumulative[:, -1] >= wanted
+
+
+def _scaled(logits: torch.Tensor, best: torch.Tensor, filters: Filters) -> torch.Tensor:
+    return (logits - best).div_(filters.temperature[:, None])
+
+
+def _race(log_weights: torch.Tensor, kept: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Column of the winner, int64 [m]: kept column v with probability proportional to exp(log_weights[v])."""
+    return best_tokens(log_weights.exp().div_(noise).mul_(kept))[1]
 
 
 class DrawTopKOp(Protocol):
     def __call__(self, logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor, /) -> torch.Tensor:
-        """See `torch_ops.draw_top_k`."""
+        """See `draw_top_k`."""
         ...
 
 
@@ -25,7 +133,7 @@ class DrawAllOp(Protocol):
     def __call__(
         self, logits: torch.Tensor, filters: Filters, keys: torch.Tensor, kept: torch.Tensor | None = None, /
     ) -> torch.Tensor:
-        """See `torch_ops.draw_all`."""
+        """See `draw_all`."""
         ...
 
 

@@ -9,7 +9,7 @@ Whatever bans a token comes after whatever computes with logits, so that no sum 
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
-(`torch_ops`, and its faster twins).
+(`ops`, and its faster twins).
 
 With each token comes the row's highest logit, which is finite unless the row says nothing (`Sampled.peaks`), and where
 anything was banned the token's own logit, which shows a token that must not be (`Sampled.chosen`).
@@ -35,12 +35,11 @@ from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
 from .banned_tokens import BanPlan, ban_tokens
 from .noise import draw_keys
-from .ops import TORCH_OPS, SamplingOps
+from .ops import TORCH_OPS, Filters, SamplingOps
 from .penalties import PendingTokens, SeenTokens, apply_penalties
 from .ranking import SLICE_ELEMENTS, best_tokens
 from .sequences import SequenceState
 from .token_masks import allow_only
-from .torch_ops import Filters
 
 MAX_RANKED_TOP_K = 4096
 """A larger top_k takes a full sort, in a group of its own, so that it does not widen the others' work."""

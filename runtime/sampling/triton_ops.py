@@ -1,4 +1,4 @@
-"""Draws in single kernels: the same as `torch_ops`, with the noise in registers. Imported on GPUs, and by tests that
+"""Draws in single kernels: the same as `ops`, with the noise in registers. Imported on GPUs, and by tests that
 run it in Triton's interpreter.
 
 One program draws one row, so that what a row gets depends on no other. The integers of the noise are those of
@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import torch_ops
+from . import ops as torch_ops
+from .ops import Filters
 from .ranking import CHUNK, chunk_maxima, top_tokens
-from .torch_ops import Filters
 
 BLOCK = 4096
 """Tokens that a program of `draw_all` looks at in one go."""
@@ -31,7 +31,7 @@ MAX_CHUNKED_VOCAB = 2**18
 
 
 def draw_top_k(logits: torch.Tensor, width: int, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-    """As `torch_ops.draw_top_k`. Nothing is sorted: counts and sums find the cuts of top_k and top_p, bit by bit."""
+    """As `ops.draw_top_k`. Nothing is sorted: counts and sums find the cuts of top_k and top_p, bit by bit."""
     rows, vocab_size = logits.shape
     fewest = CHUNK * max(MIN_WIDTH, 2 * width)  # so that there are as many chunks as are chosen
     if not fewest <= vocab_size <= MAX_CHUNKED_VOCAB or width > MAX_CHUNKED_WIDTH:
@@ -69,7 +69,7 @@ def draw_top_k(logits: torch.Tensor, width: int, filters: Filters, keys: torch.T
 
 
 def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-    """See `torch_ops.draw_ranked`."""
+    """See `ops.draw_ranked`."""
     width = values.shape[1]
     if width > MAX_WIDTH:
         return torch_ops.draw_ranked(values, ids, filters, keys)
@@ -95,7 +95,7 @@ def draw_ranked(values: torch.Tensor, ids: torch.Tensor, filters: Filters, keys:
 def draw_all(
     logits: torch.Tensor, filters: Filters, keys: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See `torch_ops.draw_all`."""
+    """See `ops.draw_all`."""
     drawn = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if len(logits):
         _draw_all[(len(logits),)](
@@ -114,7 +114,7 @@ def draw_all(
 
 
 def draw_nucleus(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-    """See `torch_ops.draw_nucleus_by_sort`. Masses are summed in float64, but are float32 themselves."""
+    """See `ops.draw_nucleus_by_sort`. Masses are summed in float64, but are float32 themselves."""
     weights = torch_ops.weigh(logits, filters)
     if len(logits):
         _cut_nucleus[(len(logits),)](

@@ -20,7 +20,6 @@ from ...scheduler.watching.now import jobs_now, leases_now, load_now, requests_n
 from ...scheduler.watching.recorder import MAX_LIVES, LifeRecorder
 from ..channels import Sender
 from ..messages import TreeRows, WalkEnd, WalkTree, WatchReport, WatchRequests
-from .budget import SLICE_S, Budget
 
 REPORT_S = 0.5
 """From one report to the next while something happens; `QUIET_S` while nothing does."""
@@ -35,6 +34,46 @@ ROWS_IN_CHUNK = 1000
 
 LEAST_STEPS, MOST_STEPS = 16, 1024
 """Of a walk, in one turn."""
+
+SHARE = 0.005
+"""Average share of a core for walks. Reports, and turns of a loop that would have slept, come on top: together under
+1 %."""
+
+SAVED_S = 0.010
+"""The bucket's size: enough to walk a small tree at once."""
+
+SLICE_S = 150e-6
+"""Target length of a turn's slice."""
+
+BURST_S = 0.002
+"""After the bucket is empty, slices wait until this much is saved again: waking the loop for each slice would cost more
+than the walk itself."""
+
+
+class Budget:
+    """CPU time that walks may take: a token bucket over the loop's time. Times in seconds."""
+
+    def __init__(self) -> None:
+        self._saved = SAVED_S
+        self._is_spending = True
+        self._filled_at: float | None = None
+
+    def fill(self, now: float) -> bool:
+        """Let time pass; True if a slice may be spent."""
+        if self._filled_at is not None:
+            self._saved = min(SAVED_S, self._saved + SHARE * max(0.0, now - self._filled_at))
+        self._filled_at = now
+        self._is_spending = self._saved >= (SLICE_S if self._is_spending else BURST_S)
+        return self._is_spending
+
+    def spend(self, seconds: float) -> None:
+        """May go below nothing: then there is a longer wait."""
+        self._saved -= max(0.0, seconds)
+
+    def wait(self) -> float:
+        """Seconds from the last `fill` until a slice may be spent."""
+        is_spending = self._is_spending and self._saved >= SLICE_S
+        return 0.0 if is_spending else max(0.0, BURST_S - self._saved) / SHARE
 
 
 class Watch:

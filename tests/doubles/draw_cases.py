@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.runtime.sampling.torch_ops import Filters
+from baton.runtime.sampling.ops import Filters
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import pytest
 
 from baton.radix.events.announcer import BlockAnnouncer
 from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
-from baton.runtime.kv_events.known_blocks import KnownBlocks, events_for
-from baton.runtime.kv_events.past_batches import PastBatches
+from baton.runtime.kv_events.past_batches import KnownBlocks, PastBatches, events_for
 from baton.runtime.kv_events.wire import Packer
 from tests.doubles.block_mirror import BlockMirror
 from tests.doubles.cache_rig import CacheRig

@@ -12,9 +12,9 @@ import torch
 from baton.memory_pool.stores.host_copies import copy_pages_torch
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.host_tier import TierCopy
-from baton.runtime.kv_transfer.make_transfers import make_transfers
 from baton.runtime.kv_transfer.stream_transfer import StreamTransfers
 from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
+from baton.runtime.kv_transfer.tier_io import make_transfers
 from baton.runtime.kv_transfer.transfer import Ended, TransferError
 from tests.doubles.fake_streams import FakeCuda
 from tests.doubles.held_pool import HeldPool, tier_copy

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.memory_pool.allocator import Allocator
 from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.runtime.runner.host_cache_sizing import HostCacheError, plan_host_tokens
+from baton.runtime.runner.host_cache import HostCacheError, plan_host_tokens
 from baton.runtime.runner.memory_sizing import available_memory
 
 KIB, GIB = 2**10, 2**30

@@ -18,7 +18,7 @@ from baton.memory_pool.req_to_token import RowUpdates
 from baton.runtime.runner.device_copy import to_host, upload
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
-from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling import ops as torch_ops
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.op_providers import select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.sampling.forbidden_tokens import forbidden_rows, is_forbidden
 from baton.runtime.sampling.ops import TORCH_OPS
 from baton.runtime.sampling.sampler import Sampler
+from baton.runtime.sampling.token_masks import forbidden_rows, is_forbidden
 from baton.scheduler.batch import BeamCandidates
 from baton.scheduler.constraints.constraint import AllowedTokens
 from baton.scheduler.sampling_params import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling import ops as torch_ops
 from baton.runtime.sampling.op_providers import PROVIDERS, Provider, probe, select_sampling_ops
-from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
-from baton.runtime.sampling.torch_ops import Filters
+from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps
 from tests.doubles import fake_top_p
 from tests.doubles.draw_cases import random_case
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from baton.runtime.sampling.noise import draw_keys, exponential_noise
-from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
+from baton.runtime.sampling.ops import NUCLEUS_WIDTH, TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.sampling.torch_ops import NUCLEUS_WIDTH
 from baton.scheduler.constraints.constraint import AllowedTokens
 from tests.doubles.sampling_requests import KnownSequence, allow, make_known, positions_of
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling import ops as torch_ops
 from baton.runtime.sampling.op_providers import select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, SamplingOps
 from baton.runtime.sampling.ranking import row_statistics, top_tokens

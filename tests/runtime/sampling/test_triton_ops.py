@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.runtime.sampling import torch_ops
+from baton.runtime.sampling import ops as torch_ops
 from baton.runtime.sampling.noise import exponential_noise
+from baton.runtime.sampling.ops import Filters
 from baton.runtime.sampling.ranking import top_tokens
-from baton.runtime.sampling.torch_ops import Filters
 from tests.doubles.compile_apart import compile_apart
 from tests.doubles.draw_cases import random_case
 

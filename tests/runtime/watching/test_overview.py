@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.runtime.messages import WatchReport
-from baton.runtime.watching.overview import MAX_LIVES, Overview
+from baton.runtime.watching.watch_client import MAX_LIVES, Overview
 from baton.scheduler.watching.life import Life, LoadNow, Phase, RunningNow
 
 LOAD = LoadNow(*range(16))

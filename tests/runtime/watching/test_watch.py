@@ -11,8 +11,7 @@ import pytest
 from baton.radix.snapshot import ROW
 from baton.radix.statistics.tick_times import TickTimes
 from baton.runtime.messages import WalkTree, WatchReport, WatchRequests
-from baton.runtime.watching.budget import BURST_S, SAVED_S, SHARE, SLICE_S, Budget
-from baton.runtime.watching.watch import MOST_STEPS, QUIET_S, REPORT_S, Watch
+from baton.runtime.watching.watch import BURST_S, MOST_STEPS, QUIET_S, REPORT_S, SAVED_S, SHARE, SLICE_S, Budget, Watch
 from tests.doubles.event_loop_rig import ask
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.watched_loop import WatchedLoop

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.runtime.text.output_text import OutputText
+from baton.runtime.detokenizer import OutputText
 from baton.runtime.text.stop_strings import StopStringMatcher
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason

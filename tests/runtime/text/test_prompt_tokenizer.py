@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from baton.runtime.text.slices import CannotBeCut, TooManyTokens, encode_slices
+from baton.runtime.text.prompt_tokenizer import CannotBeCut, TooManyTokens, encode_slices
 from tests.doubles.trained_tokenizers import CORPUS, SPECIAL, byte_fallback, byte_level, unigram
 
 TOY = Path(__file__).parents[3] / "examples" / "toy_model" / "tokenizer.json"
