@@ -20,7 +20,7 @@ from ..description.json_schema import (
     whole,
 )
 from ..description.operation import COUNT
-from ..fields.answer_schema import CACHED_TOKENS, STAGE_DETAILS
+from ..fields.output_details import CACHED_TOKENS, STAGE_DETAILS
 from ..fields.sampling_schema import SAMPLING, with_model_defaults
 from ..fields.shared_schema import RID, SHARED_OF_CHATS, STREAM, picked
 from .conversation import ROLES

@@ -193,3 +193,30 @@ def read_rids(given: Any, size: int, is_batch: bool) -> tuple[str, list[str]]:
         return uuid4().hex, [read_rid(item, "rid") for item in given]
     group = uuid4().hex if given is None else read_rid(given, "rid")
     return group, [f"{group}_{i}" for i in range(size)] if is_batch else [group]
+
+
+# -- stream_options ----------------------------------------------------------------------------------------------------
+
+_STREAM_OPTIONS_OFF: dict[str, tuple] = {"include_obfuscation": (False,)}
+
+
+def include_usage(options: Any, stream: bool, ignored: Ignored | None = None) -> bool:
+    """Read ``stream_options``, which OpenAI's clients send, and SGLang's to /generate too: does the last event of the
+    stream have the token counts? Without a stream they ask for nothing: a whole answer has the counts. Raises
+    RequestRefused."""
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
+    refuse_unserved(
+        options,
+        ("include_usage",),
+        _STREAM_OPTIONS_OFF,
+        ("continuous_usage_stats",),
+        where="stream_options.",
+        ignored=ignored,
+    )
+    if options.get("continuous_usage_stats") and ignored is not None:
+        ignored.add_field("stream_options.continuous_usage_stats", "the last event has the counts")
+    include = options.get("include_usage")
+    return typed(False if include is None else include, bool, "stream_options.include_usage") and stream

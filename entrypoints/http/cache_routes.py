@@ -10,11 +10,11 @@ from ...scheduler.cache_statistics.cache_stats import HitTokens
 from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
 from ..description.operation import COUNT, SUCCESS, Operation
 from ..fields.reading import MAX_INT, refuse_unserved
-from .callers import CLIENT, caller, sees_all
+from .keys import CLIENT, caller, sees_all
 from .route import GET, GET_OR_POST, POST, Route
+from .wire.answers import JSONAnswer
 from .wire.bodies import Bodies
 from .wire.query import whole_number
-from .wire.transport import JSONAnswer
 
 MAX_LEASES = 1000
 """On a page."""

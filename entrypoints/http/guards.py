@@ -18,7 +18,7 @@ from ...scheduler.outcome import RequestRefused
 from ..server_config import ServerConfig
 from .keys import Caller, Keys, presented_key
 from .route import ANY_MEDIA, PROBE, Route, RouteTable
-from .wire.transport import CLIENT_CLOSED_REQUEST, answer_error
+from .wire.answers import CLIENT_CLOSED_REQUEST, answer_error
 
 _CLIENT = "client"
 """The parameter of a query that names the client for which the admin speaks."""

@@ -18,7 +18,7 @@ from ..description.json_schema import answered, string
 from ..description.operation import Operation
 from ..server_config import ServerArgs
 from .route import POST, PROBE, Route
-from .wire.transport import JSONAnswer
+from .wire.answers import JSONAnswer
 
 _HEALTH_GENERATE_TIMEOUT_S = 20.0
 

@@ -16,7 +16,7 @@ from ..description.operation import COUNT, Operation
 from ..server_config import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route
-from .wire.transport import JSONAnswer
+from .wire.answers import JSONAnswer
 
 _MODEL_INFO: Properties = {
     "model_path": string(),

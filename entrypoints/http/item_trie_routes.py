@@ -12,8 +12,8 @@ from ..description.json_schema import answered, list_of, open_object, string
 from ..description.operation import Operation
 from ..fields.item_trie_source import build_item_trie
 from .route import BINARY, DELETE, GET, POST, Route
+from .wire.answers import JSONAnswer
 from .wire.bodies import Bodies
-from .wire.transport import JSONAnswer
 
 _TRIE = open_object("Its name, and how many items it has.")
 _LOAD = Operation(

@@ -9,10 +9,10 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import answered, flag, list_of, nullable, number, string
 from ..description.operation import COUNT, Operation
-from .callers import CLIENT, caller, sees_all
+from .keys import CLIENT, caller, sees_all
 from .route import DELETE, GET, Route
+from .wire.answers import JSONAnswer
 from .wire.query import WHOSE_QUERY, whose
-from .wire.transport import JSONAnswer
 
 _PIN = answered(
     {

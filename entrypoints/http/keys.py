@@ -21,8 +21,11 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fastapi import Request
+
 from ...runtime.clients import ADMIN_NAME, ANONYMOUS_NAME, SOLE_CLIENT, Client, is_client_name
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import Properties, string
 from ..server_config import ServerConfig, UsageError
 from .route import Access
 
@@ -243,3 +246,16 @@ def _content(flag: str, file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise UsageError(f"--{flag}-file {file} cannot be read: {reason}") from None
+
+
+CLIENT: Properties = {"client": string("Whose it is; shown to the admin where keys tell clients apart.")}
+
+
+def caller(request: Request) -> Client:
+    """The client whose names this request means: that of its key, or the one for which the admin speaks."""
+    return request.state.caller.client
+
+
+def sees_all(request: Request) -> bool:
+    """Whether lists show the things of all clients: to the admin of a server that tells clients apart."""
+    return request.state.caller.sees_all

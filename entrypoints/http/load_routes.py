@@ -13,7 +13,7 @@ from ..description.json_schema import answered, list_of, number, string
 from ..description.operation import COUNT, Operation
 from ..version import baton_version
 from .route import GET, Route
-from .wire.transport import JSONAnswer
+from .wire.answers import JSONAnswer
 
 _LOAD = Operation(
     summary="How busy the server is, as older routers read it",

@@ -11,8 +11,8 @@ from ..description.json_schema import answered, enum, list_of, string, taken
 from ..description.operation import Operation
 from ..fields.reading import one_of, refuse_unserved
 from .route import POST, Route
+from .wire.answers import JSONAnswer
 from .wire.bodies import Bodies
-from .wire.transport import JSONAnswer
 
 _PAUSE = Operation(
     summary="Launch no step from now on",

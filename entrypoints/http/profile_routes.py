@@ -10,8 +10,8 @@ from ..description.json_schema import open_object, taken
 from ..description.operation import SUCCESS, Operation
 from ..fields.reading import refuse_unserved
 from .route import POST, Route
+from .wire.answers import JSONAnswer
 from .wire.bodies import Bodies
-from .wire.transport import JSONAnswer
 
 _PROFILE_SETTINGS: dict[str, tuple] = {
     "activities": (["CPU", "GPU"],),

@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ..server_config import ServerArgs
 from .route import GET, Route
-from .wire.transport import JSONAnswer
+from .wire.answers import JSONAnswer
 
 _DASHBOARD = "dashboard"
 """Relative: a proxy may serve this under a prefix."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from ..description.operation import Operation
-from .wire.transport import ErrorBody, error_body
+from .wire.answers import ErrorBody, error_body
 
 GET = ("GET",)
 POST = ("POST",)

@@ -46,8 +46,8 @@ from .root_routes import RootRoutes
 from .route import Route, RouteTable
 from .tokenizer_routes import TokenizerRoutes
 from .unserved_routes import UnservedRoutes
+from .wire.answers import ErrorBody, answer_error, client_gone, error_body
 from .wire.bodies import Bodies, ClientLeft
-from .wire.transport import ErrorBody, answer_error, client_gone, error_body
 
 logger = logging.getLogger(__name__)
 

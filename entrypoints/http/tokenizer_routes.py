@@ -20,8 +20,8 @@ from ..openai.chat import CHAT_NAMES, parse_chat
 from ..openai.chat_schema import PROPERTIES
 from ..server_config import ServerArgs
 from .route import POST, Route
+from .wire.answers import json_answer
 from .wire.bodies import Bodies
-from .wire.large_json import json_answer
 
 _CHAT_FIELDS = (
     "messages", "prompt", "model", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",

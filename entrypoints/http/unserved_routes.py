@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ...scheduler.outcome import RequestRefused
 from ..anthropic.errors import error_body as anthropic_error_body
 from .route import ANY_MEDIA, PROBE, Route
-from .wire.transport import ErrorBody, error_body
+from .wire.answers import ErrorBody, error_body
 
 _TEXT_ONLY = "this server generates text and nothing else"
 _ONE_MODEL = "the weights stay as they were loaded; start another server with --model-path"

@@ -14,8 +14,7 @@ from ..description.json_schema import taken
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
-from ..fields.reading import PerPrompt, spread, typed
-from ..fields.stream_options import include_usage
+from ..fields.reading import PerPrompt, include_usage, spread, typed
 from .generate_schema import PROPERTIES
 
 BODY = taken({**PROPERTIES, **foreign_properties("generate")}, title="GenerateBody")

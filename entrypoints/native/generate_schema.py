@@ -20,8 +20,8 @@ from ..description.json_schema import (
     whole,
 )
 from ..description.operation import COUNT
-from ..fields.answer_schema import BEAM_SCORES, CACHED_TOKENS, DRAFT_COUNTS, STAGE_DETAILS
 from ..fields.foreign_fields import foreign_properties
+from ..fields.output_details import BEAM_SCORES, CACHED_TOKENS, DRAFT_COUNTS, STAGE_DETAILS
 from ..fields.prompts import MAX_NAMED_TOKENS
 from ..fields.sampling_schema import SAMPLING
 from ..fields.shared_schema import IDS, RID, SHARED, STREAM, STREAM_OPTIONS, TOKEN_ID

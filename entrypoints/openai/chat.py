@@ -18,9 +18,8 @@ from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
-from ..fields.reading import one_of, shown, typed
+from ..fields.reading import include_usage, one_of, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
-from ..fields.stream_options import include_usage
 from .chat_schema import MAX_TOP_LOGPROBS, PROPERTIES, ROLES
 from .common import (
     OPENAI_SAMPLING,

@@ -13,8 +13,8 @@ from ..chat.chats import ChatAnswer, ChatUpdate
 from ..fields.output_details import stage_details
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning
 from .chat import CHAT_NAMES, ChatRequest
+from .common import usage
 from .prompt_logprobs import prompt_logprobs
-from .usage import usage
 
 
 class ChatResponse:

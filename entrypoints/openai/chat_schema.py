@@ -22,7 +22,7 @@ from ..description.json_schema import (
     taken,
     whole,
 )
-from ..fields.answer_schema import RID_AND_INDEX, STAGE_DETAILS
+from ..fields.output_details import RID_AND_INDEX, STAGE_DETAILS
 from ..fields.sampling_schema import SAMPLING
 from ..fields.shared_schema import IDS, MODEL, SHARED_OF_CHATS, STREAM, STREAM_OPTIONS
 from .common_schema import (

@@ -1,11 +1,13 @@
-"""Fields that several of OpenAI's endpoints have."""
+"""Parts of requests and answers that several of OpenAI's endpoints share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...scheduler.outcome import ContextOverflow, RequestRefused
+from ...runtime.answer import Output
+from ...scheduler.outcome import ContextOverflow, FoundTokens, RequestRefused
+from ..fields.output_details import cached_tokens
 from ..fields.reading import read_rid, typed
 
 OPENAI_SAMPLING = (
@@ -109,3 +111,18 @@ def template_variables(fields: dict[str, Any], effort: str | None) -> dict[str, 
 
 
 _OF_THE_TEMPLATE = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+def usage(outputs: Iterable[Output]) -> dict[str, Any]:
+    """The token counts of a call. outputs: the latest update of each. A prompt counts once, however many outputs it
+    has."""
+    outputs = list(outputs)
+    firsts = [output for output in outputs if output.sample == 0]
+    prompt = sum(output.prompt_tokens for output in firsts)
+    completion = sum(output.completion_tokens for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": cached_tokens(sum((output.found for output in firsts), FoundTokens())),
+    }

@@ -17,7 +17,7 @@ from ..description.json_schema import (
     whole,
 )
 from ..description.operation import COUNT
-from ..fields.answer_schema import CACHED_TOKENS
+from ..fields.output_details import CACHED_TOKENS
 from ..fields.sampling_schema import SAMPLING, with_model_defaults
 from ..fields.shared_schema import RID, TOKEN_ID, picked
 from .common import MAX_TEMPERATURE, OPENAI_SAMPLING, OTHER_SAMPLING

@@ -19,7 +19,7 @@ from ..description.json_schema import (
     string,
     whole,
 )
-from ..fields.answer_schema import BEAM_SCORES, RID_AND_INDEX, STAGE_DETAILS
+from ..fields.output_details import BEAM_SCORES, RID_AND_INDEX, STAGE_DETAILS
 from ..fields.sampling_schema import SAMPLING
 from ..fields.shared_schema import IDS, MODEL, SHARED, STREAM, STREAM_OPTIONS, picked
 from .common_schema import (

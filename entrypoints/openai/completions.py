@@ -16,9 +16,8 @@ from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
 from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
-from ..fields.reading import shown, typed
+from ..fields.reading import include_usage, shown, typed
 from ..fields.sampling import NO_DEFAULTS, with_defaults
-from ..fields.stream_options import include_usage
 from .common import (
     OPENAI_SAMPLING,
     OTHER_SAMPLING,

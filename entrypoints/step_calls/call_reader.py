@@ -8,18 +8,20 @@ none. What is read is used to guess how long the tool takes: nothing is refused 
 from __future__ import annotations
 
 import re
+import shlex
+from typing import Any
 
 from ...scheduler.jobs.calls import ToolCall
 from ..reasoning_parsers.output_parser import OutputParser
 from ..reasoning_parsers.reasoning_parser import ReasoningParser
 from ..reasoning_parsers.registry import choose as choose_reasoning
 from ..reasoning_parsers.registry import reasoning_parser
+from ..tool_parsers.json_text import loads
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Text, ToolSpec
 from ..tool_parsers.registry import choose as choose_tools
 from ..tool_parsers.registry import tool_parser
-from .code_blocks import shell_script
-from .shell import effective_command
-from .shell_tools import call_of
+from .code_blocks import is_shell, shell_script
+from .shell import MAX_NAME, effective_command, sendable
 
 MAX_ANSWER = 200_000
 """Characters at the end of an answer that are looked at: a call is the last thing that a model writes."""
@@ -40,6 +42,12 @@ _BARE_FORMS = (
     ("mistral", re.compile(r'\s*+\[\s*+\{\s*+"'), "[TOOL_CALLS]"),
 )
 """How answers begin that have lost the marks before a call, which may be special tokens; and a mark to put there."""
+
+_NAME_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_SHELL_PARTS = frozenset({"bash", "sh", "zsh", "shell", "terminal", "console", "cmd", "command"})
+_SHELL_NAMES = frozenset({"run", "exec", "execute", "container.exec", "process.exec"})
+_FIELDS = ("command", "cmd", "script", "commands", "code", "input")
+"""Arguments of a shell that may hold the script; of several, the first in this order."""
 
 
 class CallReader:
@@ -112,3 +120,51 @@ def _bare_calls(words: str) -> list[tuple[str, str]]:
         if begins.match(words):
             return _function_calls(name, mark + words)
     return []
+
+
+# -- functions that are shells -----------------------------------------------------------------------------------------
+
+
+def call_of(name: str, arguments: str) -> ToolCall:
+    """The tool that a call of this function runs: for a shell, the command that it is given, since ``bash`` says
+    nothing about how long the command takes. arguments: their JSON text, which may be cut off."""
+    script = _script(arguments) if _runs_commands(name) else None
+    found = effective_command(script) if script is not None else None
+    return found or ToolCall(_printable(name), sendable(arguments))
+
+
+def _runs_commands(name: str) -> bool:
+    if name.lower() in _SHELL_NAMES:
+        return True
+    return any(part.lower() in _SHELL_PARTS for part in _NAME_PARTS.findall(name[:MAX_NAME]))
+
+
+def _script(arguments: str) -> str | None:
+    """The script among these arguments; None if none of them is clearly one."""
+    try:
+        fields = loads(arguments)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    language = fields.get("language")
+    if isinstance(language, str) and not is_shell(language):
+        return None
+    for field in _FIELDS:
+        if (script := _script_text(fields.get(field))) is not None:
+            return script
+    texts = [value for value in fields.values() if isinstance(value, str)]
+    return texts[0] if len(texts) == 1 else None
+
+
+def _script_text(value: Any) -> str | None:
+    """A script as a string, or a command as the list of its words."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        return shlex.join(value)
+    return None
+
+
+def _printable(name: str) -> str:
+    return "".join(character for character in name[:MAX_NAME] if character.isprintable())

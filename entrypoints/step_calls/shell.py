@@ -3,7 +3,7 @@
     cd /repo && FOO=1 timeout 60 python3 -m pytest -q 2>&1 | tail     ->    pytest, "pytest -q | tail"
 
 The first that does anything names the call. Changes of folder, settings, tests, and files written from a here-document
-only prepare; a script of nothing else is about these. What runs another command (sudo, time, bash -c) gives way to
+only prepare; a script of nothing else is about these. A command that runs another (sudo, time, bash -c) is replaced by
 that one. ``python -m x`` is x; folders and versions are left out of a name. Redirections are left out, and an argument
 that holds an operator or a line break (a pattern, a program) stands as "…": so the text can be split at operators.
 """
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...scheduler.jobs.calls import MAX_COMMAND, ToolCall
-from .shell_words import Command, commands, unquoted
 
 MAX_NAME = 128
 """Characters of a tool's name."""
@@ -143,7 +142,7 @@ def clean_name(word: str) -> str:
 
 def _runs(script: str, depth: int) -> Iterator[_Run]:
     """What the script runs, in order; the scripts that it hands to a shell read, too."""
-    for command in commands(script):
+    for command in split_commands(script):
         inner = _script_of(command.words) if depth else None
         if inner is not None:
             yield from _runs(inner, depth - 1)
@@ -239,3 +238,116 @@ def _module_place(words: list[str], at: int) -> int | None:
             return at
         at += 2 if option in ("-X", "-W") else 1
     return None
+
+
+# -- words and operators -----------------------------------------------------------------------------------------------
+#
+# As much of the language as it takes to find where commands begin, as regular expressions. Text that a shell would
+# refuse is read somehow: a part that is not closed ends with the script. Quantifiers are possessive, so the time is
+# proportional to the length of the script.
+
+MAX_TOKENS = 4096
+"""Words and operators that are looked at. Quoted text and here-documents count as one."""
+
+_KEPT_WORDS = 64
+"""Words kept of one command: enough for what stands before its name, and the options behind it."""
+
+_MAX_NESTING = 2
+"""Substitutions and quotes within each other; deeper ones end at the first mark that may close them."""
+
+_ESCAPED = r"\\(?s:.)?"
+_SINGLE_QUOTED = r"'[^']*+'?"
+_ANSI_QUOTED = r"\$'(?:[^'\\]|\\(?s:.))*+'?"
+_BACKQUOTED = rf"`(?:[^\\`]|{_ESCAPED})*+`?"
+
+
+def _nesting_parts(depth: int) -> tuple[str, str, str]:
+    """Expressions for "...", (...) and {...}, which may hold each other ``depth`` times."""
+    if depth == 0:
+        return rf'"(?:[^"\\]|{_ESCAPED})*+"?', r"\([^()]*+\)?", r"\{[^}]*+\}?"
+    quoted, parenthesised, braced = _nesting_parts(depth - 1)
+    expansion = rf"\$(?:{parenthesised}|{braced})?"
+    within = rf"{_ESCAPED}|{_SINGLE_QUOTED}|{quoted}|{_BACKQUOTED}|{expansion}"
+    return (
+        rf'"(?:[^\\"`$]|{_ESCAPED}|{_BACKQUOTED}|{expansion})*+"?',
+        rf"\((?:[^\\'\"`$()]|{within}|{parenthesised})*+\)?",
+        rf"\{{(?:[^\\'\"`$}}]|{within})*+\}}?",
+    )
+
+
+_QUOTED, _PARENTHESISED, _BRACED = _nesting_parts(_MAX_NESTING)
+_WORD = re.compile(
+    rf"(?:(?=\(\(){_PARENTHESISED}|[<>]{_PARENTHESISED})?"  # ((arithmetic)), <(process substitution)
+    rf"(?:[=@?*+!]{_PARENTHESISED}"  # an array, or a pattern
+    rf"|[^\\ \t\r\f\v\n'\"`$;&|<>()]|{_ESCAPED}|{_SINGLE_QUOTED}|{_QUOTED}|{_BACKQUOTED}|{_ANSI_QUOTED}"
+    rf"|\$(?:{_PARENTHESISED}|{_BRACED})?)*+"
+)
+_BLANK = re.compile(r"(?:[ \t\r\f\v]|\\\r?\n)*+")
+_COMMENT = re.compile(r"#[^\n]*+")
+_CONTROL = re.compile(r"(?!\(\()(?:&&|\|\||;;&?|;&|[;|&()\n])")
+_REDIRECT = re.compile(r"[0-9]*+(&>>?|<<<|<<-?|<>|>>|>\||[<>]&|[<>])(?!\()")
+
+
+class Command(NamedTuple):
+    """One simple command: its first words as written, quotes and all, without redirections. ends_with: the operator
+    behind it, "" for none."""
+
+    words: list[str]
+    has_here_document: bool
+    ends_with: str
+
+
+def split_commands(script: str) -> Iterator[Command]:
+    """The simple commands of a script, in order; those without a word are left out."""
+    words: list[str] = []
+    here_document_ends: list[re.Pattern[str]] = []
+    """Ends of the here-documents that this line has announced; their text begins behind it."""
+    has_here_document = in_test = False
+    at = 0
+    for _ in range(MAX_TOKENS):
+        at = _match_end(_BLANK, script, at)
+        if at >= len(script):
+            break
+        if comment := _COMMENT.match(script, at):
+            at = comment.end()
+        elif redirect := _REDIRECT.match(script, at):
+            start = _match_end(_BLANK, script, redirect.end())
+            at = _match_end(_WORD, script, start)
+            if redirect[1] in ("<<", "<<-"):
+                has_here_document = True
+                tabs = r"\t*+" if redirect[1] == "<<-" else ""
+                delimiter = re.escape(unquoted(script[start:at]))
+                here_document_ends.append(re.compile(rf"^{tabs}{delimiter}\r?$", re.MULTILINE))
+        elif control := _CONTROL.match(script, at):
+            at = control.end()
+            if control[0] == "\n":
+                for end in here_document_ends:
+                    found = end.search(script, at)
+                    at = found.end() if found else len(script)
+                here_document_ends.clear()
+            if words and not in_test:
+                yield Command(words, has_here_document, control[0])
+                words, has_here_document = [], False
+        else:
+            start, at = at, _match_end(_WORD, script, at)
+            word = script[start:at]
+            in_test = (in_test or (not words and word == "[[")) and word != "]]"
+            if len(words) < _KEPT_WORDS:
+                words.append(word)
+    if words:
+        yield Command(words, has_here_document, "")
+
+
+def _match_end(expression: re.Pattern[str], script: str, at: int) -> int:
+    """The end of what matches here; ``at`` for nothing."""
+    found = expression.match(script, at)
+    return at if found is None else found.end()
+
+
+def unquoted(word: str) -> str:
+    """Its text without quotes and backslashes; what a shell would put in place of a variable stays as it is written."""
+    if len(word) > 1 and word[0] == word[-1] == "'" and "'" not in word[1:-1]:
+        return word[1:-1]
+    if len(word) > 1 and word[0] == word[-1] == '"':
+        return re.sub(r'\\([\\"$`])', r"\1", word[1:-1])
+    return re.sub(r"\\\r?\n|[\"'\\]", "", word)

@@ -12,8 +12,8 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ...fields.ignored import Ignored, IgnoredLog
 from ...fields.reading import check_model
 from ...server_config import ServerArgs
+from ..wire.answers import DATA_EVENTS, EventFormat, EventStream, request_id
 from ..wire.bodies import Bodies, parsed
-from ..wire.transport import DATA_EVENTS, EventFormat, EventStream, request_id
 
 T = TypeVar("T")
 

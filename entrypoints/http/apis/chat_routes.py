@@ -15,10 +15,9 @@ from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.chat import BODY, CHAT_NAMES, ChatRequest, parse_chat
 from ...openai.chat_response import ChatResponse
 from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
-from ..callers import caller
+from ..keys import caller
 from ..route import POST, Route
-from ..wire.large_json import json_answer, size_of
-from ..wire.transport import client_gone, until_disconnect
+from ..wire.answers import client_gone, json_answer, size_of, until_disconnect
 from .calls import GenerationCalls
 
 _CHAT = Operation(

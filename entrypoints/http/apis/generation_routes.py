@@ -18,11 +18,10 @@ from ...fields.shared_schema import JOB_HEADERS, RID, with_extra_body
 from ...native.generate import BODY, parse_generate
 from ...native.generate_response import lazy_response, stream_events
 from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
-from ..callers import caller, sees_all
+from ..keys import caller, sees_all
 from ..route import POST, Route
+from ..wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
 from ..wire.bodies import Bodies
-from ..wire.large_json import json_answer, size_of
-from ..wire.transport import JSONAnswer, client_gone, until_disconnect
 from .calls import GenerationCalls
 
 _GENERATE = Operation(

@@ -25,10 +25,9 @@ from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
 from ...fields.ignored import Ignored
 from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ..callers import caller
+from ..keys import caller
 from ..route import POST, Route
-from ..wire.large_json import json_answer, size_of
-from ..wire.transport import EventFormat, JSONAnswer, client_gone, named_event, until_disconnect
+from ..wire.answers import EventFormat, JSONAnswer, client_gone, json_answer, named_event, size_of, until_disconnect
 from .calls import GenerationCalls
 
 _EVENTS = EventFormat(named_event, error_body, b"")

@@ -19,10 +19,9 @@ from ...openai.completion_response import CompletionResponse
 from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
 from ...openai.completions import BODY, COMPLETION_NAMES, CompletionRequest, parse_completion
 from ...server_config import ServerArgs
-from ..callers import caller
+from ..keys import caller
 from ..route import GET, POST, Route
-from ..wire.large_json import json_answer, size_of
-from ..wire.transport import JSONAnswer, client_gone, until_disconnect
+from ..wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
 from .calls import GenerationCalls
 
 _MODEL = answered(

@@ -16,10 +16,10 @@ from ...fields.shared_schema import JOB_HEADERS, with_extra_body
 from ...openai.responses.fields import BODY, ResponseRequest, parse_response
 from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
 from ...openai.responses.responses import Responses
-from ..callers import caller
+from ..keys import caller
 from ..route import DELETE, GET, POST, Route
+from ..wire.answers import EventFormat, JSONAnswer, client_gone, error_body, named_event, until_disconnect
 from ..wire.query import WHOSE_QUERY, whose
-from ..wire.transport import EventFormat, JSONAnswer, client_gone, error_body, named_event, until_disconnect
 from .calls import GenerationCalls
 
 _EVENTS = EventFormat(named_event, error_body, b"")

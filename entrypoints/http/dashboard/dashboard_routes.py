@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
 from fastapi import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
@@ -17,7 +21,13 @@ from ...description.operation import Operation
 from ...server_config import ServerArgs
 from ...version import baton_version
 from ..route import GET, PROBE, Route
-from .page_stream import PageStream
+from ..wire.answers import answer_error, until_disconnect
+from ..wire.connection import ABORT
+
+logger = logging.getLogger(__name__)
+
+STALLED_S = 60.0
+"""A client that takes nothing for so long is disconnected, and unsent events are dropped."""
 
 _POLICY = "; ".join(
     (
@@ -107,3 +117,42 @@ def _file_answer(file: PageFile, known: str) -> Response:
     if file.tag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.kind, headers=headers)
+
+
+class PageStream(Response):
+    """Sends the dashboard's events to one page for as long as it reads them. Ends only when the events do."""
+
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        """events: may raise RequestRefused before the first."""
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._send(scope, receive, send))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            try:
+                first = await anext(self._events)
+            except RequestRefused as error:
+                await answer_error(error)(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._send_piece(send, first)
+            async for piece in self._events:
+                await self._send_piece(send, piece)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            logger.debug("a page of the dashboard took nothing for %g s, and is dropped", STALLED_S)
+            scope["extensions"][ABORT]()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})  # returns once it is gone
+        finally:
+            await self._events.aclose()
+
+    @staticmethod
+    async def _send_piece(send: Send, piece: bytes) -> None:
+        async with asyncio.timeout(STALLED_S):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})

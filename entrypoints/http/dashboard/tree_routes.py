@@ -19,10 +19,10 @@ from ...dashboard.texts import Texts
 from ...description.json_schema import answered, enum, flag, list_of, nullable, number, string, whole
 from ...description.operation import COUNT, Operation
 from ...fields.reading import MAX_INT, shown
-from ..callers import caller
+from ..keys import caller
 from ..route import GET, Route
+from ..wire.answers import JSONAnswer
 from ..wire.query import WHOSE_QUERY, whole_number, whose
-from ..wire.transport import JSONAnswer
 
 MAX_NODES = 1000
 """On a page."""

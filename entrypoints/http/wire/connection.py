@@ -17,7 +17,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ....scheduler.outcome import RequestRefused
-from .transport import error_body
+from .answers import error_body
 
 logger = logging.getLogger(__name__)
 

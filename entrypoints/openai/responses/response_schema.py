@@ -22,7 +22,7 @@ from ...description.json_schema import (
     whole,
 )
 from ...description.operation import COUNT
-from ...fields.answer_schema import CACHED_TOKENS, STAGE_DETAILS
+from ...fields.output_details import CACHED_TOKENS, STAGE_DETAILS
 from ...fields.sampling_schema import SAMPLING
 from ...fields.shared_schema import MODEL, SHARED_OF_CHATS, STREAM, picked
 from ..common import OPENAI_SAMPLING, OTHER_SAMPLING

@@ -8,8 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from baton.entrypoints.step_calls.shell import MAX_NAME, MAX_SCRIPT, effective_command
-from baton.entrypoints.step_calls.shell_words import MAX_TOKENS
+from baton.entrypoints.step_calls.shell import MAX_NAME, MAX_SCRIPT, MAX_TOKENS, effective_command
 from baton.scheduler.jobs.calls import MAX_COMMAND, ToolCall
 
 SCRIPTS: dict[str, str | None] = {
@@ -200,3 +199,8 @@ def test_anything_is_read() -> None:
             assert 0 < len(found.tool) <= MAX_NAME and len(found.command) <= MAX_COMMAND
             msgspec.msgpack.encode(found)
     assert commands > 2000
+
+
+def test_a_command_is_found_behind_parts_that_are_nested_deeper_than_it_takes_to_read_them() -> None:
+    call = effective_command('pytest -q "$(ls $(dirname $(which $(cat "a; b"))))" && make')
+    assert call is not None and call.tool == "pytest"

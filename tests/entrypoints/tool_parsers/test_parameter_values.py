@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.tool_parsers.parameter_values import parameter_types, value_to_json
 from baton.entrypoints.tool_parsers.pieces import ToolSpec
+from baton.entrypoints.tool_parsers.qwen3_coder import parameter_types, value_to_json
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.http.dashboard import page_stream
-from baton.entrypoints.http.dashboard.page_stream import PageStream
+from baton.entrypoints.http.dashboard import dashboard_routes
+from baton.entrypoints.http.dashboard.dashboard_routes import PageStream
 from baton.entrypoints.http.wire.connection import ABORT
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.on_a_loop import on_a_loop
@@ -62,7 +62,7 @@ class Events:
 @on_a_loop
 async def test_a_page_that_takes_nothing_is_dropped() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_stream, "STALLED_S", 0.02)
+        patch.setattr(dashboard_routes, "STALLED_S", 0.02)
         connection, events = Connection(takes=4), Events()
         await PageStream(events.stream())(connection.scope, connection.receive, connection.send)
     assert connection.aborts == 1 and events.closed and events.made == 4, "nothing is made that nobody takes"

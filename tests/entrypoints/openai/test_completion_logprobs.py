@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.entrypoints.openai.logprobs import LogprobsBuilder
+from baton.entrypoints.openai.completion_response import LogprobsBuilder
 from baton.runtime.answer import Output, TokenLogprob
 from baton.runtime.text.token_bytes import TokenBytes
 from baton.runtime.text.tokenizer import Tokenizer

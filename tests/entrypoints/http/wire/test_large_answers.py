@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from baton.entrypoints.http.wire.large_json import encode_pieces, json_answer
+from baton.entrypoints.http.wire.answers import encode_pieces, json_answer
 from tests.doubles.http_calls import generate
 from tests.doubles.server_under_test import ServerUnderTest
 

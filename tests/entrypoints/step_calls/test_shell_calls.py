@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.entrypoints.step_calls.shell_tools import call_of
+from baton.entrypoints.step_calls.call_reader import call_of
 from baton.scheduler.jobs.calls import MAX_COMMAND, ToolCall
 
 PYTEST = ToolCall("pytest", "pytest -q")

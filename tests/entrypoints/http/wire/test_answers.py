@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from baton.entrypoints.http.wire.transport import answer_error
+from baton.entrypoints.http.wire.answers import answer_error
 from baton.scheduler.outcome import RequestRefused
 
 
