@@ -62,7 +62,7 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     expected = {f"baton/{file.relative_to(ROOT)}" for layer in LAYERS for file in (ROOT / layer).rglob("*.py")}
     assert packed == expected
     page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("baton/entrypoints/dashboard/page/")}
-    files = (ROOT / "entrypoints/dashboard/page").rglob("*.*")
+    files = (ROOT / "entrypoints/dashboard_page/static").rglob("*.*")
     assert page == {f"baton/{file.relative_to(ROOT)}" for file in files}
     templates = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".jinja")}
     files = (ROOT / "entrypoints/chat/bundled_templates").iterdir()

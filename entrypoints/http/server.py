@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
-from ..dashboard.texts import Texts
+from ..dashboard_page.token_texts import TokenTexts
 from ..fields.ignored import WARNING_HEADER
 from ..openai.responses.responses import Responses
 from ..server_config import ServerArgs
@@ -64,7 +64,7 @@ def server_routes(
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
     calls = GenerationCalls(manager, args, bodies, defaults)
     responses = Responses(manager, chats, args.served_model_name, args.chat)
-    texts = Texts(manager.tokenizer) if keys.has_admin else None
+    texts = TokenTexts(manager.tokenizer) if keys.has_admin else None
     subjects = (
         GenerationRoutes(manager, bodies, calls, streams_increments=args.server.incremental_streaming_output),
         OpenAIRoutes(manager, args, calls),

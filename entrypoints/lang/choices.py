@@ -1,4 +1,4 @@
-"""Which choice a `select` takes: from the log-probabilities of their tokens to one of them.
+"""The methods by which a `select` takes one of its choices, from the log-probabilities of their tokens.
 
     choices        input_token_logprobs          mean
     "yes"          [[-0.1, 17, "yes"]]           -0.1  ◀ token_length_normalized
@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .errors import BackendError
+
 Rows = Sequence[Sequence[Any]]
 """The tokens of one choice: [logprob, token id, text] each."""
 
 
 @dataclass(slots=True)
 class ChoicesDecision:
-    """``decision``: one of the choices. meta_info: goes into the step's meta."""
+    """decision: one of the choices. meta_info: added to the step's meta."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
@@ -32,7 +34,7 @@ class ChoicesSamplingMethod(Protocol):
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
-        """Whether it needs the logprobs of each choice as a prompt of its own; that is a second request."""
+        """True if the method needs the logprobs of each choice as a prompt of its own, which takes a second request."""
         return False
 
     def __call__(
@@ -51,15 +53,15 @@ class ChoicesSamplingMethod(Protocol):
 
 
 class TokenLengthNormalized(ChoicesSamplingMethod):
-    """The highest mean log-probability per token; the first of equals."""
+    """Takes the choice with the highest mean log-probability per token; the first of equals."""
 
     def __call__(self, *, choices: list[str], normalized_prompt_logprobs: list[float], **_: Any) -> ChoicesDecision:
         return ChoicesDecision(choices[_first_best(normalized_prompt_logprobs)])
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
-    """Token by token: the choices whose token is likeliest stay, until one is left. A choice that has ended goes on
-    with its mean. The first of equals."""
+    """Keeps, token by token, the choices with the likeliest token, until one is left; a choice that has ended counts
+    with its mean. Takes the first of equals."""
 
     def __call__(
         self,
@@ -82,8 +84,8 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """The highest mean of what the text before a choice adds to its tokens' log-probabilities: common words gain
-    nothing from being common. The first token of a prompt follows nothing and has no logprob: it counts as it is."""
+    """Takes the choice with the highest mean gain of its tokens' log-probabilities from the text before it, so that
+    common words have no advantage. A prompt's first token has no logprob, so there the gain is the logprob itself."""
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
@@ -102,7 +104,7 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
         scores = []
         for rows, alone in zip(input_token_logprobs, unconditional_token_logprobs, strict=True):
             gains = [
-                # What cannot follow here is out, however impossible it is elsewhere.
+                # An impossible token rules the choice out, even if it is impossible elsewhere, too.
                 here if here == -math.inf else here - there
                 for here, there in zip(logprobs(rows), [0.0, *logprobs(alone[1:])], strict=True)
             ]
@@ -123,6 +125,43 @@ CHOICES_METHODS: dict[str, ChoicesSamplingMethod] = {
     "greedy_token_selection": greedy_token_selection,
     "unconditional_likelihood_normalized": unconditional_likelihood_normalized,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The result of a `select`. text: the choice taken. scores: mean log-probability per token of each choice. rows:
+    [logprob, id, text] of each choice's tokens. answer: the server's answer for the choice taken. details: the
+    method's meta_info."""
+
+    text: str
+    scores: list[float]
+    rows: list[Rows]
+    answer: dict[str, Any]
+    details: dict[str, Any]
+
+
+def take_choice(
+    choices: Sequence[str],
+    method: ChoicesSamplingMethod,
+    rows: list[Rows],
+    alone: list[Rows] | None,
+    answers: list[dict[str, Any]],
+) -> tuple[Choice, int]:
+    """(the choice that ``method`` takes, its position). rows, alone: [logprob, id, text] of each choice's tokens after
+    the state's text and without it. answers: the server's, one per choice. Raises BackendError for a method that takes
+    none of them."""
+    scores = [mean(logprobs(each)) for each in rows]
+    decision = method(
+        choices=list(choices),
+        normalized_prompt_logprobs=scores,
+        input_token_logprobs=rows,
+        output_token_logprobs=[[] for _ in choices],
+        unconditional_token_logprobs=alone,
+    )
+    if decision.decision not in choices:
+        raise BackendError(f"the choices_method took {decision.decision!r}, which is not one of {list(choices)}")
+    taken = choices.index(decision.decision)
+    return Choice(choices[taken], scores, rows, answers[taken], decision.meta_info or {}), taken
 
 
 def logprobs(rows: Rows) -> list[float]:

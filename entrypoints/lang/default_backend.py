@@ -1,4 +1,4 @@
-"""The backend of programs whose `run` names none, and calls that go to it."""
+"""The default backend of programs, and calls to it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ class _Default:
 
 
 def set_default_backend(backend: Any) -> None:
-    """Set the backend for programs whose `run` names none: an Engine, a Runtime, a URL or a Backend; None for no
-    default."""
+    """Set the backend for calls of `run` without one: an Engine, a Runtime, a URL or a Backend; None for no default."""
     _Default.backend = None if backend is None else as_backend(backend)
 
 
@@ -31,7 +30,7 @@ def flush_cache(backend: Any = None) -> None:
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:
-    """What the server says of itself: of an Engine the worker's report, of a server its settings, too."""
+    """The worker's report, and from a server its settings, too."""
     return _call(backend, "get_server_info")
 
 

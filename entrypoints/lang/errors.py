@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class BackendError(Exception):
-    """The server refused a call or could not answer it. ``message`` is the server's own. status: the HTTP status, 0 if
-    no answer came. code: a word for programs to test."""
+    """The server refused a call or could not answer it. ``message`` is the server's own. status: the HTTP status, 0
+    without an answer. code: a word for programs to test."""
 
     def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(message)
@@ -15,7 +15,7 @@ class BackendError(Exception):
 
 
 class ProgramError(RuntimeError):
-    """A step of a program failed, so its state does nothing more. Raised by `run`, and where the result is read."""
+    """A step of a program failed, so its state runs no further steps. Raised by `run`, and where the result is read."""
 
     def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(message)

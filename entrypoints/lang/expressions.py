@@ -1,4 +1,4 @@
-"""What programs call to make expressions. What cannot be served is refused here, where it is written.
+"""The functions by which programs make expressions. Settings that cannot be served are refused here.
 
 The names, and the order of the parameters, are those of SGLang's frontend language.
 """
@@ -20,7 +20,7 @@ _NOT_SUPPORTED = {
     "regex": _NO_CONSTRAINTS,
     "json_schema": _NO_CONSTRAINTS,
     "dtype": f"{_NO_CONSTRAINTS}; generate text and convert it",
-    "choices_method": "it says how one of choices is taken: give choices too",
+    "choices_method": "it selects one of choices: give choices, too",
 }
 
 
@@ -59,7 +59,7 @@ def gen(
 ) -> Expr:
     """Generate text and store it as ``name``. Settings left None take their values from `run`, else from the server.
 
-    n: samples; the variable is then a list, and the state goes on with the first. choices: the same as `select`.
+    n: samples; the variable is then a list, and the state continues with the first. choices: the same as `select`.
     The other names mean what they mean in ``POST /generate``; max_tokens is max_new_tokens there, min_tokens
     min_new_tokens. Raises ValueError for SGLang's constraints (regex, json_schema, dtype), which are not supported.
     """
@@ -103,7 +103,7 @@ def beam(
     **unknown: Any,
 ) -> Expr:
     """Search for the likeliest sequences, ``width`` at a time, and store their texts as ``name``: always a list, best
-    first, of ``n`` texts (by default ``width``), or fewer if there are no more. The state goes on with the best.
+    first, of ``n`` texts (by default ``width``), or fewer if there are no more. The state continues with the best.
 
     item_trie: the trie on the server whose items are the only sequences. The other names mean what they mean in
     ``sampling_params`` of POST /generate; max_tokens is max_new_tokens there. Scores are in the step's meta.
@@ -136,7 +136,7 @@ def select(
     **unknown: Any,
 ) -> Expr:
     """Append one of ``choices`` and store it as ``name``: by default the one with the highest mean log-probability per
-    token. choices_method: another way to take one, from `choices`, by its name, or your own.
+    token. choices_method: another method of `choices`, by name, or your own.
 
     Each choice is scored as a continuation of the state, tokenised by itself. Raises ValueError for no choices, an
     empty one, a temperature (the best choice is taken, not drawn), or an unknown method.
@@ -151,27 +151,29 @@ def select(
 
 
 def separate_reasoning(expr: Expr | str | None = None, model_type: str | None = None) -> Expr:
-    """Take the thoughts out of what the gens in ``expr`` generate: the text goes on with the answers alone, a variable
-    ``NAME`` has the answer, and ``NAME_reasoning_content`` the thought.
+    """Separate the thoughts from the text that the gens in ``expr`` generate: the state's text gets only the answer,
+    the variable ``NAME`` has the answer, and ``NAME_reasoning_content`` the thought.
 
-    model_type: how the model writes thoughts, a name that ``--reasoning-parser`` takes. Raises ValueError for an
+    model_type: the model's format of thoughts, a name that ``--reasoning-parser`` takes. Raises ValueError for an
     unknown one, and for a gen without a name.
     """
     if model_type is None:
-        raise ValueError("separate_reasoning: model_type is None; say how the model writes thoughts, such as 'qwen3'")
+        raise ValueError("separate_reasoning: model_type is None; name the model's format of thoughts, such as 'qwen3'")
     reasoning_parser(model_type)
     parts = []
     for step in () if expr is None else steps_of(expr):
         if isinstance(step, Gen):
             if step.name is None:
-                raise ValueError("separate_reasoning: a gen has no name, and so its thought would have none: name it")
+                raise ValueError(
+                    "separate_reasoning: a gen has no name, so its thought would have none, either; give it a name"
+                )
             step = replace(step, reasoning=model_type)
         parts.append(step)
     return Joined(tuple(parts))
 
 
 def system(expr: Expr | str | None = None) -> Expr:
-    """A system message, written as the model's chat template writes it."""
+    """A system message, formatted by the model's chat template."""
     return role_message("system", expr)
 
 
@@ -222,7 +224,7 @@ def refuse_unknown(where: str, function: Callable[..., Any], unknown: Iterable[s
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about a name that is not known."""
+    """The end of an error about an unknown name: a suggestion, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 

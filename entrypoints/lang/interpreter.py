@@ -4,8 +4,8 @@
                             │ submit           │             ▲
     state's thread      [queue] ──▶ roles ──▶ chain ──▶ text, variables
 
-The program's thread queues steps and waits for results. After a failed step the rest are skipped, and whoever waits for
-their results gets the error.
+The program's thread queues steps and waits for results. After a failed step the others are skipped, and reading their
+results raises the error.
 """
 
 from __future__ import annotations
@@ -17,19 +17,62 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...runtime.text.chat_template import ChatTemplateError
-from .chat import RoleTexts
+from .chain import Chain
 from .errors import BackendError, ProgramError
 from .ir import Beam, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Step
 from .options import RunOptions
-from .requests.chain import Chain
+from .role_texts import RoleTexts
 from .text_stream import TextStream
-from .thoughts import ThoughtSplitter
-from .variable import Variable
+from .thought_splitter import ThoughtSplitter
 
 _ABORT_AGAIN_S = 0.2
 """Seconds between aborts. An abort can overtake the request it is meant for, so it is repeated until the step ends."""
 
 _STOPPED = "the program was stopped"
+
+
+class Variable:
+    """The result of a named step. Empty until its step is done; then it holds a value and meta (the server's
+    meta_info), or an error."""
+
+    def __init__(self) -> None:
+        self.stream = TextStream()
+        self._value: Any = None
+        self._meta: Any = None
+        self._error: ProgramError | None = None
+        self._done = threading.Event()
+
+    def set_result(self, value: Any, meta: Any) -> None:
+        """Set value and meta, which ends the step."""
+        self._value, self._meta = value, meta
+        self.stream.close()
+        self._done.set()
+
+    def set_error(self, error: ProgramError) -> None:
+        """Set the error, unless the step is done."""
+        if not self._done.is_set():
+            self._error = error
+            self.stream.close(error)
+            self._done.set()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def value(self) -> Any:
+        """The value; waits for it. Raises ProgramError if the step failed or was skipped."""
+        self._wait()
+        return self._value
+
+    def meta(self) -> Any:
+        """The meta; waits and raises like `value`."""
+        self._wait()
+        return self._meta
+
+    def _wait(self) -> None:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +97,12 @@ class Interpreter:
         self._open_role: str | None = None
         """The open role after the last step submitted."""
         self._role_text = 0
-        """Where the text of the last message begins, with what the template writes before it."""
+        """Position in the text where the last message begins, including the template's text before its content."""
         self._scopes: dict[str, int] = {}
-        """Where the text of each open scope begins."""
+        """Position in the text where each open scope begins."""
         self._fork_text = 0
         self._fork_messages = 0
-        """How much text and how many messages there were when this state was forked."""
+        """Length of the text, and number of messages, when this state was forked."""
         self._thread: threading.Thread | None = None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
@@ -72,8 +115,8 @@ class Interpreter:
     # -- for the program's thread --------------------------------------------------------------------------------------
 
     def submit(self, step: Step) -> None:
-        """Queue a step. Raises ValueError for a role inside a role, ProgramError for a state that has ended, or whose
-        program was stopped: one that never reads would not end otherwise."""
+        """Queue a step. Raises ValueError for a role inside a role, ProgramError if the state has ended or the program
+        was stopped, as a program that never reads would not end otherwise."""
         self._check_open()
         if self._stopping:
             raise ProgramError(_STOPPED, code="stopped")
@@ -111,7 +154,7 @@ class Interpreter:
                 self._put(_Task(f"var_scope({name!r})", lambda: self._end_scope(name, variable), (variable,)))
 
     def fork(self, count: int) -> list[Interpreter]:
-        """``count`` states that go on from here, once all steps so far are done. Raises ProgramError."""
+        """``count`` states that continue from here, once all steps so far are done. Raises ProgramError."""
         forks: list[Interpreter] = []
         self._put(_Task("fork", lambda: forks.extend(self._fork() for _ in range(count)))).wait()
         if self.error is not None:
@@ -119,7 +162,7 @@ class Interpreter:
         return forks
 
     def concatenate(self, forks: list[Interpreter]) -> None:
-        """Append what each of these forks of this state has added. Raises ProgramError."""
+        """Append the additions of these forks of this state. Raises ProgramError."""
         self._put(_Task("join", lambda: self._concatenate(forks))).wait()
         if self.error is not None:
             raise self.error
@@ -131,7 +174,7 @@ class Interpreter:
 
     @property
     def is_stopping(self) -> bool:
-        """Steps that have not begun are skipped."""
+        """True once steps that have not begun are skipped."""
         return self._stopping
 
     def variable(self, name: str, *, wait: bool = False) -> Variable:
@@ -146,11 +189,11 @@ class Interpreter:
                 raise KeyError(f"no step has the name {name!r}; named steps so far: {known}")
             variable = self.variables[name]
         if is_own_step and not variable.is_done:
-            raise RuntimeError(f"{name!r} was read within a step of its own state, and would be waited for forever")
+            raise RuntimeError(f"{name!r} was read within a step of its own state, which would wait forever")
         return variable
 
     def set_variable(self, name: str, value: object, meta: object = None) -> None:
-        self._declare(name).finish(value, meta)
+        self._declare(name).set_result(value, meta)
 
     def skip_rest(self) -> None:
         """Start no more steps. May be called from any thread."""
@@ -161,7 +204,7 @@ class Interpreter:
         state's own it returns at once, as its step is in flight until then."""
         self.skip_rest()
         while not self._idle.is_set() and threading.current_thread() is not self._thread:
-            self._chain.abort()
+            self._chain.abort_step()
             self._idle.wait(_ABORT_AGAIN_S)
 
     def close(self, error: ProgramError | None = None) -> None:
@@ -197,7 +240,7 @@ class Interpreter:
                 self._check_open()
             except ProgramError as error:
                 for variable in task.variables:
-                    variable.fail(error)
+                    variable.set_error(error)
                 raise
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="baton-program-state", daemon=True)
@@ -221,7 +264,7 @@ class Interpreter:
             self._idle.set()
             if self.error is not None:
                 for variable in task.variables:
-                    variable.fail(self.error)
+                    variable.set_error(self.error)
             task.done.set()
 
     def _attempt(self, task: _Task) -> None:
@@ -231,19 +274,19 @@ class Interpreter:
             code = "stopped" if self._stopping else error.code
             self.error = ProgramError(f"{task.label}: {error.message}", status=error.status, code=code)
             self.error.__cause__ = error
-        except BaseException as error:  # of any kind, SystemExit too: the program is waiting and must be told
+        except BaseException as error:  # of any kind, SystemExit too: the program waits for the result
             kind = "" if isinstance(error, ChatTemplateError) else f"{type(error).__name__}: "
             self.error = ProgramError(f"{task.label}: {kind}{error}")
             self.error.__cause__ = error
 
     def _write(self, text: str, *, from_template: bool = False) -> None:
         """Add text, which waits to be sent."""
-        self._chain.append(text, from_template=from_template)
+        self._chain.append_text(text, from_template=from_template)
         self._show(text, is_content=not from_template)
 
     def _show(self, text: str, *, is_content: bool = True) -> None:
         """Show text to readers; it is also part of the open message, unless the template wrote it."""
-        self.text.append(text)
+        self.text.append_piece(text)
         if is_content and self._roles is not None and self._roles.is_open:
             self.messages[-1]["content"] += text
 
@@ -251,34 +294,34 @@ class Interpreter:
         if self._roles is None:
             self._roles = RoleTexts(self.options.backend.chat_template())
         self._role_text = len(self.text.text)
-        self._write(self._roles.begin(role), from_template=True)
+        self._write(self._roles.begin_message(role), from_template=True)
         self.messages.append({"role": role, "content": ""})
 
     def _end_role(self) -> None:
         assert self._roles is not None
-        self._write(self._roles.end(), from_template=True)
+        self._write(self._roles.end_message(), from_template=True)
 
     def _generate(self, step: Gen, variable: Variable) -> None:
         shown = ""
         answers: list[dict] = []
         for answers in self._answers(step):
             text = answers[0]["text"]
-            self._tell(variable, text[len(shown) :], answers[0]["meta_info"])
+            self._append_output(variable, text[len(shown) :], answers[0]["meta_info"])
             shown = text
         self._finish(variable, answers, [answer["text"] for answer in answers])
 
     def _reason(self, step: Gen, variable: Variable, thought: Variable) -> None:
-        """`_generate`, with the thoughts taken out of the text. The chain goes on from the answer alone."""
+        """Like `_generate`, with the thoughts taken out of the text. The chain continues the answer alone."""
         assert step.reasoning is not None
         splitter = ThoughtSplitter(step.reasoning, self.text.text[self._role_text :])
         answers: list[dict] = []
         for answers in self._answers(step, keeps_special_tokens=splitter.keeps_special_tokens):
-            self._tell_apart(splitter.push(answers[0]["text"]), variable, thought, answers[0]["meta_info"])
-        self._tell_apart(splitter.finish(), variable, thought, answers[0]["meta_info"])
+            self._append_apart(splitter.split_next(answers[0]["text"]), variable, thought, answers[0]["meta_info"])
+        self._append_apart(splitter.split_rest(), variable, thought, answers[0]["meta_info"])
         first = (variable.stream.text, thought.stream.text)
         if first[0] != answers[0]["text"]:
-            self._chain.replace_last(first[0])
-        apart = [first, *(splitter.split(answer["text"]) for answer in answers[1:])]
+            self._chain.replace_last_output(first[0])
+        apart = [first, *(splitter.split_whole(answer["text"]) for answer in answers[1:])]
         self._finish(variable, answers, [said for said, _ in apart])
         self._finish(thought, answers, [thoughts for _, thoughts in apart])
 
@@ -286,35 +329,35 @@ class Interpreter:
         sampling = {**self.options.sampling, **step.sampling}
         if keeps_special_tokens:
             sampling["skip_special_tokens"] = False
-        return self._chain.generate(sampling, {**self.options.details, **step.options}, stream=self.options.stream)
+        return self._chain.generate_step(sampling, {**self.options.details, **step.options}, stream=self.options.stream)
 
-    def _tell(self, variable: Variable, piece: str, meta: Any = None) -> None:
-        variable.stream.append(piece, meta)
+    def _append_output(self, variable: Variable, piece: str, meta: Any = None) -> None:
+        variable.stream.append_piece(piece, meta)
         self._show(piece)
 
-    def _tell_apart(self, new: tuple[str, str], variable: Variable, thought: Variable, meta: Any) -> None:
+    def _append_apart(self, new: tuple[str, str], variable: Variable, thought: Variable, meta: Any) -> None:
         answer, thoughts = new
         if thoughts:
-            thought.stream.append(thoughts, meta)
-        self._tell(variable, answer, meta)
+            thought.stream.append_piece(thoughts, meta)
+        self._append_output(variable, answer, meta)
 
     @staticmethod
     def _finish(variable: Variable, answers: list[dict], texts: list[str]) -> None:
         metas = [answer["meta_info"] for answer in answers]
         if len(texts) > 1:
-            variable.finish(texts, metas)
+            variable.set_result(texts, metas)
         else:
-            variable.finish(texts[0], metas[0])
+            variable.set_result(texts[0], metas[0])
 
     def _search(self, step: Beam, variable: Variable) -> None:
         sampling = {**self.options.search, **step.sampling}
-        (answers,) = self._chain.generate(sampling, step.options, stream=False)
+        (answers,) = self._chain.generate_step(sampling, step.options, stream=False)
         texts = [answer["text"] for answer in answers]
-        self._tell(variable, texts[0])
-        variable.finish(texts, [answer["meta_info"] for answer in answers])
+        self._append_output(variable, texts[0])
+        variable.set_result(texts, [answer["meta_info"] for answer in answers])
 
     def _select(self, step: Select, variable: Variable) -> None:
-        choice = self._chain.choose(step.choices, step.method)
+        choice = self._chain.choose_step(step.choices, step.method)
         meta = {
             **choice.answer["meta_info"],
             "choices": list(step.choices),
@@ -323,24 +366,24 @@ class Interpreter:
             "output_token_logprobs": [[] for _ in step.choices],
             **choice.details,
         }
-        self._tell(variable, choice.text, meta)
-        variable.finish(choice.text, meta)
+        self._append_output(variable, choice.text, meta)
+        variable.set_result(choice.text, meta)
 
     def _begin_scope(self, name: str) -> None:
         self._scopes[name] = len(self.text.text)
 
     def _end_scope(self, name: str, variable: Variable) -> None:
         text = self.text.text[self._scopes.pop(name) :]
-        variable.stream.append(text)
-        variable.finish(text, None)
+        variable.stream.append_piece(text)
+        variable.set_result(text, None)
 
     def _fork(self) -> Interpreter:
         other = Interpreter(self.options)
         other._chain = self._chain.fork()
-        other.text.append(self.text.text)
+        other.text.append_piece(self.text.text)
         other.messages = [dict(message) for message in self.messages]
         other.variables = dict(self.variables)
-        other._roles = None if self._roles is None else self._roles.copy()
+        other._roles = None if self._roles is None else self._roles.copy_roles()
         other._open_role = self._open_role
         other._role_text = self._role_text
         other._scopes = dict(self._scopes)
@@ -361,7 +404,7 @@ class Interpreter:
             self.messages += [dict(message) for message in fork.messages[fork._fork_messages :]]
             if fork._roles is not None:
                 if self._roles is None:
-                    self._roles = fork._roles.copy()
+                    self._roles = fork._roles.copy_roles()
                 else:
-                    self._roles.extend(fork._roles, fork._fork_messages)
+                    self._roles.append_messages(fork._roles, fork._fork_messages)
         self._chain.concatenate([fork._chain for fork in forks])

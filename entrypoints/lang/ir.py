@@ -6,8 +6,8 @@
     s += select("name", choices=["yes", "no"])   Select
     s += user("Hi " + gen("x"))                  RoleBegin, ..., RoleEnd
 
-``+`` joins expressions. Nothing here knows of servers, tokenizers or threads. The names are those of SGLang's frontend
-language (Zheng et al., 2023).
+``+`` joins expressions. This module does not depend on servers, tokenizers or threads. The names are those of SGLang's
+frontend language (Zheng et al., 2023).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .choices import ChoicesSamplingMethod, token_length_normalized
 
 
 class Expr:
-    """Anything but a string that can be appended to a state."""
+    """An expression that can be appended to a state; a plain string is one, too."""
 
     def __add__(self, other: Expr | str) -> Expr:
         return Joined((self, other)) if isinstance(other, Expr | str) else NotImplemented
@@ -31,8 +31,8 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Generate text. ``sampling``: the sampling_params that were given; ``options``: other fields (logprobs).
-    reasoning: the parser that takes the thoughts out of the text; None to leave it as it is."""
+    """Generate text. ``sampling``: the given sampling_params. ``options``: other fields (logprobs). reasoning: the
+    name of the parser that separates thoughts from the text; None to leave it as it is."""
 
     name: str | None
     sampling: dict[str, Any] = field(default_factory=dict)

@@ -19,15 +19,15 @@ SAMPLING_OPTIONS = (
 """Defaults for every `gen` of a run."""
 
 DETAIL_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
-"""Defaults for every `gen`, too, which are fields of the request beside its sampling_params."""
+"""Further defaults for every `gen`: fields of the request beside its sampling_params."""
 
 SEARCH_OPTIONS = (
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
-"""Defaults that a `beam` takes too. The others say how to draw a token, and a search draws none."""
+"""Defaults that a `beam` takes, too. The others are for drawing tokens, and a search draws none."""
 
 _WITHOUT_EFFECT = ("use_thread",)
-"""SGLang's: whether the steps run in a thread of their own. They mean the same either way."""
+"""SGLang's option to run the steps in their own thread; they have the same meaning either way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ OPTION_NAMES = frozenset(
 
 
 def split_options(given: dict[str, Any], parameters: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of `run` -> (options, arguments of the program). ``parameters``: those of the program that still need a
-    value; a keyword of such a name is an argument, whatever options there are."""
+    """Keywords of `run` -> (options, arguments of the program). ``parameters``: the program's parameters that still
+    need a value; a keyword with such a name is an argument, even if it is an option's name."""
     arguments = {name: value for name, value in given.items() if name in parameters or name not in OPTION_NAMES}
     return {name: value for name, value in given.items() if name not in arguments}, arguments
 
@@ -71,7 +71,7 @@ def read_options(given: dict[str, Any]) -> RunOptions:
     options = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
     backend = chosen_backend(options.pop("backend", None))
     if not options.get("stop_regex", True):
-        del options["stop_regex"]  # SGLang's way to say that there is none
+        del options["stop_regex"]  # an empty one means none, as in SGLang
     sampling = {name: options.pop(name) for name in SAMPLING_OPTIONS if name in options}
     details = {name: options.pop(name) for name in DETAIL_OPTIONS if name in options}
     retain_ttl = options.get("retain_ttl", DEFAULT_RETAIN_TTL)
@@ -83,7 +83,7 @@ def read_options(given: dict[str, Any]) -> RunOptions:
 def unknown_keyword(where: str, name: str, parameters: Collection[str]) -> TypeError:
     """The error for a keyword that is neither an option nor a parameter of the program."""
     return TypeError(
-        f"{where}: {name!r} is no option and no parameter{did_you_mean(name, {*parameters, *OPTION_NAMES})}"
+        f"{where}: {name!r} is neither an option nor a parameter{did_you_mean(name, {*parameters, *OPTION_NAMES})}"
     )
 
 

@@ -50,8 +50,8 @@ def function(func: Callable[..., Any], num_api_spec_tokens: None = None) -> Prog
 @overload
 def function(func: None = None, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: None = None) -> Any:
-    """Decorator, with or without parentheses: makes a program of ``def name(s, …)``. Raises TypeError for a function
-    that cannot be one."""
+    """Decorator, with or without parentheses, that makes a program of ``def name(s, …)``. Raises TypeError for a
+    function that cannot be a program."""
     if num_api_spec_tokens is not None:
         raise ValueError("function: num_api_spec_tokens is not supported: it is for APIs that cannot continue a prompt")
     if func is None:
@@ -91,12 +91,12 @@ class Program:
 
     def trace(self, *_: Any, **__: Any) -> NoReturn:
         """SGLang's graph of a program's steps; raises NotImplementedError."""
-        raise NotImplementedError("trace is not supported: programs run as they are written, there is no graph of them")
+        raise NotImplementedError("trace is not supported: programs run as they are written; there is no graph of them")
 
     def cache(self, *_: Any, **__: Any) -> NoReturn:
         """SGLang's way to compute the beginning of a program ahead; raises NotImplementedError."""
         raise NotImplementedError(
-            "cache is not supported: the server caches what programs share as they run; to have a text computed ahead, "
+            "cache is not supported: the server caches shared text as programs run; to have a text computed ahead, "
             "use RuntimeEndpoint.cache_prefix(text)"
         )
 
@@ -237,5 +237,5 @@ class Program:
         state._end()
 
     def _run_for_readers(self, state: ProgramState, args: Sequence[Any], arguments: dict[str, Any]) -> None:
-        with contextlib.suppress(Exception):  # the state has the error, and gives it to whoever reads
+        with contextlib.suppress(Exception):  # the state has the error, and reading it raises it
             self._run(state, args, arguments)

@@ -1,5 +1,5 @@
-"""SGLang's names that are not built. They can be imported, so that a program which does not use them runs; a call says
-what is missing, and what to do instead."""
+"""SGLang's names that are not supported. They can be imported, so that programs which do not call them run; a call
+raises an error that says what is missing, and what to do instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _NO_CONSTRAINTS = "constrained decoding is not there yet"
-_NO_VISION = "the server has no models that see"
+_NO_VISION = "the server has no vision models"
 _OWN_SERVER = "programs run on Baton's own server or Engine; there are no backends for other vendors' APIs"
 
 

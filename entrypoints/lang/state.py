@@ -1,4 +1,4 @@
-"""The state that a program appends to and reads from, and the group of states that `fork` makes of it."""
+"""The state that a program appends to and reads from, and the group of states that `fork` makes from it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ProgramState:
 
     @contextlib.contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """``with s.var_scope("x"): s += …`` makes all that text, roles included, the variable ``x``."""
+        """``with s.var_scope("x"): s += …`` makes the text appended inside, roles included, the variable ``x``."""
         self._interpreter.submit(ir.ScopeBegin(name))
         yield
         self._interpreter.submit(ir.ScopeEnd(name))
@@ -149,10 +149,10 @@ class ProgramState:
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkedStates:
-        """``size`` states that go on from here, with copies of the variables. Text that this state has not sent yet is
-        computed once for all of them. Raises ProgramError if an earlier step failed."""
+        """``size`` states that continue from here, with copies of the variables. Text that this state has not sent yet
+        is computed once for all of them. Raises ProgramError if an earlier step failed."""
         if position_ids_offset is not None:
-            raise ValueError("fork: position_ids_offset is not supported; forks go on at the next position")
+            raise ValueError("fork: position_ids_offset is not supported; forks continue at the next position")
         if size < 1:
             raise ValueError(f"fork: size is {size}; use 1 or more")
         with self._reading():
@@ -170,7 +170,7 @@ class ProgramState:
         with self.fork(1, position_ids_offset) as forks:
             yield forks[0]
 
-    # -- the program's life, for program.py ----------------------------------------------------------------------------
+    # -- for program.py ----------------------------------------------------------------------------
 
     @property
     def streams(self) -> bool:
@@ -186,7 +186,7 @@ class ProgramState:
 
     def _end(self, failure: BaseException | None = None) -> None:
         """Called when the program's function has ended: finish all steps, or stop them after a ``failure``, and release
-        all leases. Raises a step's error that nobody has seen yet."""
+        all leases. Raises a step's error that has not been read yet."""
         if failure is not None:
             self.cancel()
         error = None
@@ -285,7 +285,7 @@ class ForkedStates:
         one value per fork that has it. Raises ProgramError if a step of a fork failed.
 
         mode: "concate_and_append" appends the text of all forks to the source state instead, one after the other. If
-        nothing was appended there since the fork, it goes on from the first fork, which is not computed again.
+        nothing was appended there since the fork, it continues from the first fork, which is not computed again.
         """
         if mode not in ("gather_variable", "concate_and_append"):
             raise ValueError(f"join: mode is {mode!r}; use 'gather_variable' or 'concate_and_append'")

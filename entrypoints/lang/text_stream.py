@@ -1,4 +1,4 @@
-"""Text that grows in one thread and is followed by others, or by asyncio tasks."""
+"""A text that grows in one thread, and that other threads or asyncio tasks follow."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TextStream:
     def is_closed(self) -> bool:
         return self._closed
 
-    def append(self, piece: str, meta: Any = None) -> None:
-        """``meta``: what is known of the whole text with this piece."""
+    def append_piece(self, piece: str, meta: Any = None) -> None:
+        """Add a piece. meta: the server's meta_info of the text up to this piece."""
         with self._changed:
             self._text += piece
             self._meta = meta

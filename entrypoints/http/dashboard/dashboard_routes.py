@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
-from ...dashboard.broadcaster import Broadcaster
-from ...dashboard.page_files import FIRST, PageFile, page_files
-from ...dashboard.texts import Texts
+from ...dashboard_page.broadcaster import Broadcaster
+from ...dashboard_page.static_files import FIRST, StaticFile, static_files
+from ...dashboard_page.token_texts import TokenTexts
 from ...description.operation import Operation
 from ...server_config import ServerArgs
 from ...version import baton_version
@@ -59,14 +59,14 @@ _FILE = Operation(summary="A file of that page", text="*/*", refusals=(404,), ta
 class DashboardRoutes:
     """None with --no-dashboard."""
 
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, texts: Texts | None) -> None:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, texts: TokenTexts | None) -> None:
         """texts: of tokens; None where no admin key guards them."""
         self._manager = manager
         self._args = args
         self._shows_text = texts is not None
         self._instance = uuid4().hex
         self._broadcaster = Broadcaster(manager.watch, self._hello, texts)
-        self._files = page_files() if args.server.dashboard else {}
+        self._files = static_files() if args.server.dashboard else {}
 
     def routes(self) -> list[Route]:
         if not self._args.server.dashboard:
@@ -111,7 +111,7 @@ class DashboardRoutes:
         }
 
 
-def _file_answer(file: PageFile, known: str) -> Response:
+def _file_answer(file: StaticFile, known: str) -> Response:
     """known: If-None-Match."""
     headers = {**_HEADERS, "ETag": file.tag}
     if file.tag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:

@@ -14,8 +14,8 @@ from ....radix.snapshot import NO_ROW, Has
 from ....runtime.watching.snapshot import Snapshot
 from ....runtime.watching.watch_client import WatchClient
 from ....scheduler.outcome import RequestRefused
-from ...dashboard.held_snapshots import HeldSnapshots
-from ...dashboard.texts import Texts
+from ...dashboard_page.held_snapshots import HeldSnapshots
+from ...dashboard_page.token_texts import TokenTexts
 from ...description.json_schema import answered, enum, flag, list_of, nullable, number, string, whole
 from ...description.operation import COUNT, Operation
 from ...fields.reading import MAX_INT, shown
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
 
 
 class TreeRoutes:
-    def __init__(self, watch: WatchClient, texts: Texts | None) -> None:
+    def __init__(self, watch: WatchClient, texts: TokenTexts | None) -> None:
         """texts: of tokens; None where no admin key guards them."""
         self._watch = watch
         self._texts = texts
@@ -105,7 +105,7 @@ class TreeRoutes:
         )
         if (id := given.get("snapshot")) is None:
             snapshot = await self._watch.walk(with_heads=self._texts is not None)
-        elif (snapshot := self._held.find(id, time.monotonic())) is None:
+        elif (snapshot := self._held.find_snapshot(id, time.monotonic())) is None:
             raise RequestRefused(
                 f"snapshot {shown(id)} is not kept any more, or never was; leave snapshot and after out to begin with "
                 "a new one",
@@ -115,7 +115,7 @@ class TreeRoutes:
             )
         page = await asyncio.to_thread(self._page, snapshot, asked)
         if page["next"] is not None:
-            self._held.hold(snapshot, time.monotonic())
+            self._held.hold_snapshot(snapshot, time.monotonic())
         return JSONAnswer(page)
 
     def _with_text(self, given: str) -> bool:

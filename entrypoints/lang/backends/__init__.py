@@ -2,9 +2,8 @@
 
 from .as_backend import as_backend
 from .backend import Backend
-from .endpoint import RuntimeEndpoint
 from .engine_backend import EngineBackend
-from .http_backend import HttpBackend
+from .http_backend import HttpBackend, RuntimeEndpoint
 from .runtime import Runtime
 
 __all__ = ["Backend", "EngineBackend", "HttpBackend", "Runtime", "RuntimeEndpoint", "as_backend"]

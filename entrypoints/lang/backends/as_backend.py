@@ -1,4 +1,4 @@
-"""From whatever a program was given to a backend."""
+"""Makes a backend from a program's ``backend`` argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program asks of a server, whichever way it is reached. All backends take the fields of ``POST /generate``."""
+"""The calls of programs to a server or an Engine. All backends take the fields of ``POST /generate``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Backend(Protocol):
         ...
 
     def release(self, rid: str) -> None:
-        """Give up the leases of a finished request; nothing happens if there are none."""
+        """Release the leases of a finished request; nothing happens if there are none."""
         ...
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
@@ -38,7 +38,7 @@ class Backend(Protocol):
 
 
 def whole_outputs(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns events that hold only what is new into events with the whole output so far."""
+    """Turns events with only the new output into events with the whole output so far."""
     text, output_ids, logprobs = "", [], {}
     for event in events:
         text += event["text"]

@@ -17,7 +17,7 @@ from .backend import NO_TEMPLATE, whole_outputs
 
 
 class HttpBackend:
-    """A server at ``url``. timeout_s: how long it may be silent; without streaming that includes all generation.
+    """A server at ``url``. timeout_s: longest silence of the server; without streaming that includes all generation.
     ca_file: certificates (PEM) to trust instead of the system's, for https."""
 
     def __init__(
@@ -79,7 +79,7 @@ class HttpBackend:
         self._call("/start_profile", {})
 
     def stop_profile(self) -> dict[str, Any]:
-        """Describe the steps since `start_profile`."""
+        """The profile of the steps since `start_profile`."""
         return self._call("/stop_profile", {})
 
     def _call(self, path: str, body: dict[str, Any] | None = None, *, but: int | None = None) -> Any:
@@ -128,6 +128,42 @@ class HttpBackend:
         return BackendError(f"{self.url}{path} did not answer: {type(error).__name__}: {reason}")
 
 
+class RuntimeEndpoint(HttpBackend):
+    """An `HttpBackend` under SGLang's name and with its methods, which reads the model's info at once. ``verify``: a
+    file of certificates (PEM) to trust.
+
+    Raises BackendError if the server does not answer, and ValueError for a chat template by name.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: str | None = None,
+        chat_template_name: str | None = None,
+    ) -> None:
+        if chat_template_name is not None:
+            raise ValueError(
+                f"RuntimeEndpoint: chat_template_name is {chat_template_name!r}; roles are written by the model's own "
+                "template, and there is no table of others: leave it out, or put a chat_template.jinja into "
+                "the model's folder"
+            )
+        super().__init__(base_url, api_key=api_key, ca_file=verify)
+        self.model_info: dict[str, Any] = self.get_model_info()
+
+    @property
+    def base_url(self) -> str:
+        return self.url
+
+    def get_model_name(self) -> str:
+        """The path of the model that the server loaded."""
+        return self.model_info["model_path"]
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Have the server compute this text, so that the prompts which begin with it find it in the cache."""
+        self.generate({"text": prefix_str, "sampling_params": {"max_new_tokens": 1}})
+
+
 def _encoded(body: dict[str, Any]) -> bytes:
     """The JSON of a request, numbers of numpy included. Raises BackendError for what JSON cannot hold."""
     try:
@@ -139,7 +175,7 @@ def _encoded(body: dict[str, Any]) -> bytes:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy, torch
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no type of JSON")
+    raise TypeError(f"{type(value).__name__} is not a type of JSON")
 
 
 def _server_error(status: int, body: bytes | dict[str, Any]) -> BackendError:

@@ -1,4 +1,4 @@
-"""A server of this program's own: started with it, in processes of its own, and ended with it."""
+"""A server that the program starts, in processes of its own, and that ends with the program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 from ...http.keys import in_environment, read_keys
 from ...server_args import build_parser, compose, own_settings
 from ...server_config import SECRETS
-from .endpoint import RuntimeEndpoint
+from .http_backend import RuntimeEndpoint
 
 _LAUNCH = """
 import os, signal, sys, threading
@@ -35,13 +35,13 @@ def end_with_parent():
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """
-"""The server watches its stdin, a pipe whose other end is here: however this process ends, the server does too."""
+"""The server watches its stdin, a pipe from this process: when this process ends in any way, the server ends, too."""
 
 _LAST_LINES = 3
-"""Lines of the server's log that go into an error."""
+"""Last lines of the server's log that an error quotes."""
 
 _AFTER_DRAIN_S = 10.0
-"""Seconds beyond --drain-timeout after which a server that was told to end is killed."""
+"""Seconds beyond --drain-timeout after which a terminated server is killed."""
 
 
 class Runtime:
@@ -190,7 +190,7 @@ class Runtime:
 
 
 def command_line(settings: dict[str, Any]) -> list[str]:
-    """Settings by snake_case name, which `compose` has checked -> the flags that say the same."""
+    """Settings by snake_case name, checked by `compose` -> the equivalent flags."""
     actions: dict[str, argparse.Action] = {action.dest: action for action in build_parser()._actions}
     flags: list[str] = []
     for name, value in settings.items():

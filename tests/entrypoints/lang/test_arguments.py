@@ -67,7 +67,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(stream: bool) -> None:
     run = {"backend": backend, "stream": stream}
     with pytest.raises(TypeError, match=r"two_stages.run: 'temprature' is no option .*; did you mean 'temperature'\?"):
         two_stages.run("q", temprature=0.5, **run)
-    with pytest.raises(TypeError, match=r"'qestion' is no option and no parameter; did you mean 'question'\?"):
+    with pytest.raises(TypeError, match=r"'qestion' is neither an option nor a parameter; did you mean 'question'\?"):
         two_stages.run(qestion="q", **run)
     with pytest.raises(TypeError, match=r"two_stages.run: missing a required argument: 'question'"):
         two_stages.run(**run)

@@ -134,7 +134,7 @@ def test_methods_that_fail_leave_no_lease() -> None:
         def __call__(self, *, choices: list[str], **_: Any) -> ChoicesDecision:
             raise ZeroDivisionError("oops")
 
-    for method, message in [(Wrong(), "the choices_method took 'c', which is none of"), (Broken(), "oops")]:
+    for method, message in [(Wrong(), "the choices_method took 'c', which is not one of"), (Broken(), "oops")]:
         backend = FakeBackend()
         with pytest.raises(ProgramError, match=message):
             choose(backend, method, ["a", "b"])

@@ -120,7 +120,7 @@ def test_what_json_cannot_hold_is_named() -> None:
     for value, words in [
         (float("nan"), "Out of range float values are not JSON compliant"),
         ("\ud800", "surrogates not allowed"),
-        (object(), "object is no type of JSON"),
+        (object(), "object is not a type of JSON"),
     ]:
         with pytest.raises(BackendError, match="the request cannot be written as JSON: .*" + words):
             backend.generate({"sampling_params": {"a": value}})

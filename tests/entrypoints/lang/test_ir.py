@@ -155,7 +155,7 @@ def test_thoughts_are_taken_out_of_gens_alone() -> None:
         (lambda: separate_reasoning(gen(), "qwen3"), ValueError, "a gen has no name"),
         (lambda: gen_int("x"), NotImplementedError, "gen_int is not supported: constrained decoding"),
         (lambda: gen_string("x"), NotImplementedError, "gen_string is not supported"),
-        (lambda: image("cat.jpeg"), NotImplementedError, "image is not supported: the server has no models that see"),
+        (lambda: image("cat.jpeg"), NotImplementedError, "image is not supported: the server has no vision models"),
         (lambda: video("cat.mp4", 8), NotImplementedError, "video is not supported"),
         (lambda: OpenAI("gpt-4o"), NotImplementedError, "OpenAI is not supported: programs run on Baton's own server"),
         (lambda: Anthropic("claude"), NotImplementedError, "Anthropic is not supported"),

@@ -31,7 +31,7 @@ def test_followers_see_everything() -> None:
     for thread in threads:
         thread.start()
     for _ in range(200):
-        stream.append(rng.choice(("", "a", "longer ", "\n")))
+        stream.append_piece(rng.choice(("", "a", "longer ", "\n")))
         if rng.random() < 0.1:
             time.sleep(0.001)
     stream.close()
@@ -43,7 +43,7 @@ def test_followers_see_everything() -> None:
 
 def test_an_error_comes_after_the_text() -> None:
     stream = TextStream()
-    stream.append("a")
+    stream.append_piece("a")
     stream.close(ValueError("oops"))
     stream.close()
     assert stream.is_closed
@@ -68,8 +68,8 @@ def test_a_follower_whose_loop_has_ended_does_not_stop_the_writer() -> None:
         async for _ in stream.follow_async():
             return
 
-    stream.append("a")
+    stream.append_piece("a")
     asyncio.run(leave())
-    stream.append("b")
+    stream.append_piece("b")
     stream.close()
     assert stream.text == "ab"
