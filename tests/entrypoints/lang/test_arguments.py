@@ -65,7 +65,9 @@ def test_items_of_a_batch_may_have_options_of_their_own() -> None:
 def test_wrong_arguments_are_refused_before_anything_runs(stream: bool) -> None:
     backend = FakeBackend()
     run = {"backend": backend, "stream": stream}
-    with pytest.raises(TypeError, match=r"two_stages.run: 'temprature' is no option .*; did you mean 'temperature'\?"):
+    with pytest.raises(
+        TypeError, match=r"two_stages.run: 'temprature' is neither an option nor .*; did you mean 'temperature'\?"
+    ):
         two_stages.run("q", temprature=0.5, **run)
     with pytest.raises(TypeError, match=r"'qestion' is neither an option nor a parameter; did you mean 'question'\?"):
         two_stages.run(qestion="q", **run)

@@ -125,7 +125,7 @@ def test_thoughts_are_taken_out_of_gens_alone() -> None:
         (lambda: gen("x", regex="[0-9]"), ValueError, "regex is not supported: constrained"),
         (lambda: gen("x", json_schema="{}"), ValueError, "json_schema is not supported"),
         (lambda: gen("x", dtype=int), ValueError, "dtype is not supported"),
-        (lambda: gen("x", choices_method="greedy_token_selection"), ValueError, "choices_method .* give choices too"),
+        (lambda: gen("x", choices_method="greedy_token_selection"), ValueError, "choices_method .* give choices, too"),
         (lambda: gen("x", choices=[]), ValueError, "at least one non-empty string"),
         (
             lambda: gen("x", max_token=3),
