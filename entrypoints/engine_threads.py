@@ -109,7 +109,7 @@ class EngineThreads:
             self._stop_threads()
             for thread in self._threads[1:]:
                 thread.join()
-            error = RequestRefused("the engine has been shut down", status=503, code="shutting_down")
+            error = RequestRefused("the engine has been shut down", code="shutting_down")
             self.run(self._wind_up(self._refusal or error))
             self.run(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -178,7 +178,7 @@ class EngineThreads:
                     return
                 self._failure = error
                 message = f"the engine's {name} failed: {type(error).__name__}: {error}"
-                self._refusal = RequestRefused(message, status=503, code="engine_failed")
+                self._refusal = RequestRefused(message, code="engine_failed")
                 self._refusal.__cause__ = error
                 self._loop.call_soon_threadsafe(self.manager.fail_all, self._refusal)
                 self._loop.call_soon_threadsafe(self._failed.set)

@@ -183,7 +183,7 @@ class _Server:
             await self._drain()
         except Exception as error:
             # Answer the clients that wait before HTTP closes.
-            failed = RequestRefused(f"the server failed: {error}", status=503, code="server_failed")
+            failed = RequestRefused(f"the server failed: {error}", code="server_failed")
             self._manager.fail_all(failed)
             self._http.refuse_uploads(failed)
             raise
@@ -258,7 +258,7 @@ class _Server:
     async def _drain(self) -> None:
         """Let open requests finish, until the deadline or a second signal; then end them."""
         # It goes on listening: probes shall read why they are refused.
-        closing = RequestRefused("the server is shutting down", status=503, code="shutting_down")
+        closing = RequestRefused("the server is shutting down", code="shutting_down")
         if self._manager.control.paused:  # else nothing that is open would ever end
             with contextlib.suppress(RequestRefused):
                 await self._manager.control.resume(timeout_s=_RESUME_S)
@@ -279,7 +279,7 @@ class _Server:
             wait.cancel()
         if died.done() and not died.cancelled():
             raise ServerFailure(f"while shutting down, {died.result()}")
-        self._manager.fail_all(RequestRefused("the server has shut down", status=503, code="shutting_down"))
+        self._manager.fail_all(RequestRefused("the server has shut down", code="shutting_down"))
 
     async def _close_http(self, http: asyncio.Task) -> None:
         self._http.should_exit = True

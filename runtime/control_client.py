@@ -49,7 +49,7 @@ class Availability:
         if self._closed_because is not None:
             raise self._closed_because
         if self._limits is None:
-            raise RequestRefused("the model is still loading; try again soon", status=503, code="not_ready")
+            raise RequestRefused("the model is still loading; try again soon", code="not_ready")
         return self._limits
 
     async def wait_ready(self) -> None:
@@ -152,7 +152,7 @@ class ControlClient:
         """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
         reply = await self._ask_verb("flush_cache", timeout_s)
         if not reply.ok:
-            raise RequestRefused(_reason(reply), status=409, code="busy")
+            raise RequestRefused(_reason(reply), code="busy")
 
     async def pause(self, timeout_s: float = 10.0) -> None:
         """Have the worker launch no step until `resume`. Requests wait, new ones too; all else is answered."""
@@ -168,14 +168,14 @@ class ControlClient:
         """The worker's description of itself, with its current stats."""
         reply = await self._ask_verb("info", timeout_s)
         if not reply.ok:
-            raise RequestRefused(_reason(reply), status=500, code="worker_error")
+            raise RequestRefused(_reason(reply), code="worker_error")
         return _payload(reply)
 
     async def tiers(self, timeout_s: float = 10.0) -> dict:
         """What the tiers of the KV cache hold and have done; see tiers/report.py."""
         reply = await self._ask_verb("tiers", timeout_s)
         if not reply.ok:
-            raise RequestRefused(_reason(reply), status=500, code="worker_error")
+            raise RequestRefused(_reason(reply), code="worker_error")
         return _payload(reply)
 
     async def cache_statistics(self, timeout_s: float = 10.0) -> dict:
@@ -191,14 +191,14 @@ class ControlClient:
         """Start recording where the time of steps goes. Raises RequestRefused (409) if it has been started already."""
         reply = await self._ask_verb("start_profile", timeout_s)
         if not reply.ok:
-            raise RequestRefused(_reason(reply), status=409, code="profiling")
+            raise RequestRefused(_reason(reply), code="profiling")
 
     async def stop_profile(self, timeout_s: float = 60.0) -> dict:
         """Stop recording and return the profile; see step_profile.describe. Raises RequestRefused (409) if nothing was
         started."""
         reply = await self._ask_verb("stop_profile", timeout_s)
         if not reply.ok:
-            raise RequestRefused(_reason(reply), status=409, code="not_profiling")
+            raise RequestRefused(_reason(reply), code="not_profiling")
         return _payload(reply)
 
     async def load_item_trie(self, name: str, trie: ItemTrie, timeout_s: float = 30.0) -> None:
@@ -260,9 +260,7 @@ class ControlClient:
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise RequestRefused(
-                f"the worker did not answer {what} within {timeout_s:g} s", status=504, code="timeout"
-            ) from None
+            raise RequestRefused(f"the worker did not answer {what} within {timeout_s:g} s", code="timeout") from None
         finally:
             self._waiting.pop(call_id, None)
 

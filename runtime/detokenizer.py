@@ -153,7 +153,7 @@ class Detokenizer:
                 logger.exception("the text of request %s failed", output.rid)
                 self._forget(output.rid)
                 reason = f"its text failed: {type(error).__name__}: {error}"
-                errors.append(RequestError(rid=output.rid, status=500, message=reason, code="detokenizer_failed"))
+                errors.append(RequestError(rid=output.rid, message=reason, code="detokenizer_failed"))
         return [TextOutputs(items=items), *errors] if items else errors
 
     def _forget(self, rid: str) -> None:

@@ -427,7 +427,6 @@ class EventLoop:
         self._outbox.send(
             RequestError(
                 rid=rid,
-                status=refusal.status,
                 message=refusal.message,
                 code=refusal.code,
                 param=refusal.param,

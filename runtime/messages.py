@@ -214,10 +214,9 @@ class TextOutputs(Message, frozen=True):
 
 
 class RequestError(Message, frozen=True):
-    """Ends a request that was refused or failed, with all its samples. status: the HTTP status to answer with."""
+    """Ends a request that was refused or failed, with all its samples. Its fields are those of RequestRefused."""
 
     rid: str
-    status: int
     message: str
     code: str = "invalid_request"
     param: str | None = None

@@ -216,7 +216,6 @@ class TokenizerManager:
             if spec.rid in self._open:
                 raise RequestRefused(
                     f"a request with rid {prompt.rid!r} is still open; use another rid or wait for its end",
-                    status=409,
                     code="duplicate_rid",
                     param="rid",
                 )
@@ -332,9 +331,7 @@ class TokenizerManager:
             # The worker knows only ids; tell the caller the field they came from.
             param = request.prompt.source if error.param == "input_ids" else error.param
             message = request.client.stripped_text(error.message, request.prompt.spec)
-            request.answer.fail(
-                RequestRefused(message, status=error.status, code=error.code, param=param, overflow=error.overflow)
-            )
+            request.answer.fail(RequestRefused(message, code=error.code, param=param, overflow=error.overflow))
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]

@@ -142,7 +142,6 @@ def check_queue(spec: RequestSpec, queued: int, config: SchedulerConfig) -> None
     if limit and queued + wanted > most:
         raise RequestRefused(
             f"{queued} requests wait already, and the queue holds {limit} (--max-queued-requests); try again later",
-            status=429,
             code="queue_full",
         )
 
@@ -150,7 +149,6 @@ def check_queue(spec: RequestSpec, queued: int, config: SchedulerConfig) -> None
 def timed_out(limit: float) -> RequestRefused:
     return RequestRefused(
         f"not finished after {limit:g} s (--request-timeout); ask for less, or try again later",
-        status=408,
         code="request_timeout",
     )
 
@@ -159,7 +157,6 @@ def token_not_allowed() -> RequestRefused:
     return RequestRefused(
         "a token was drawn that this request does not allow, so the output is given up; this is a fault of the server "
         "or of the model's numbers. Send it again; if it fails again, leave out unusual sampling parameters",
-        status=500,
         code="token_not_allowed",
     )
 
@@ -168,7 +165,6 @@ def stop_check_failed() -> RequestRefused:
     return RequestRefused(
         "looking for the stop strings or the stop regex of this request failed inside the server, so the output is "
         "given up. Send it again without them, and report it",
-        status=500,
         code="stop_check_failed",
     )
 
@@ -177,25 +173,20 @@ def logits_not_finite() -> RequestRefused:
     return RequestRefused(
         "the model's logits for this request are not finite (NaN or infinity), so no token can be chosen; what may be "
         "spoiled in the cache is dropped. Send it again; if it fails again, the weights or the dtype do not suit it",
-        status=500,
         code="logits_not_finite",
     )
 
 
 def forward_failed(message: str) -> RequestRefused:
-    return RequestRefused(message, status=500, code="forward_failed")
+    return RequestRefused(message, code="forward_failed")
 
 
 def kv_load_failed() -> RequestRefused:
-    return RequestRefused(
-        "its KV could not be brought back from host memory; send it again", status=500, code="kv_load_failed"
-    )
+    return RequestRefused("its KV could not be brought back from host memory; send it again", code="kv_load_failed")
 
 
 def kv_cache_damaged() -> RequestRefused:
-    return RequestRefused(
-        "the KV cache was found damaged and has been reset; send it again", status=500, code="kv_cache_damaged"
-    )
+    return RequestRefused("the KV cache was found damaged and has been reset; send it again", code="kv_cache_damaged")
 
 
 def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
@@ -213,7 +204,6 @@ def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
 def duplicate_rid(rid: str) -> RequestRefused:
     return RequestRefused(
         f"rid {rid!r} is still running; use another rid or abort it first",
-        status=409,
         code="duplicate_rid",
         param="rid",
     )

@@ -88,20 +88,20 @@ class ContextOverflow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestRefused(Exception):
-    """A request that cannot be served as it stands. ``status`` is the HTTP status, ``param`` the field to change.
-    overflow: of one that is longer than the context."""
+    """A request that cannot be served as it stands, or that has failed. ``code`` names the kind of error, ``param`` the
+    field to change; entrypoints/http_statuses.py has the HTTP status of each code. overflow: set if the request is
+    longer than the context."""
 
     def __init__(
         self,
         message: str,
         *,
-        status: int = 400,
         code: str = "invalid_request",
         param: str | None = None,
         overflow: ContextOverflow | None = None,
     ):
         super().__init__(message)
-        self.message, self.status, self.code, self.param, self.overflow = message, status, code, param, overflow
+        self.message, self.code, self.param, self.overflow = message, code, param, overflow
 
 
 def context_exceeded(overflow: ContextOverflow, param: str | None) -> RequestRefused:

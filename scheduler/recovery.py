@@ -49,7 +49,6 @@ def request_failed(error: Exception) -> RequestRefused:
     return RequestRefused(
         f"this request failed inside the server ({type(error).__name__}); other requests are not affected. Send it "
         "again, and report it if it fails again",
-        status=500,
         code="request_failed",
     )
 

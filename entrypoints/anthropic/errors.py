@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...scheduler.outcome import ContextOverflow, RequestRefused
+from ..http_statuses import status_of
 
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
@@ -25,11 +26,12 @@ def overflow_words(overflow: ContextOverflow) -> str:
 
 def error_body(error: RequestRefused) -> dict[str, Any]:
     """``details``: the code where Anthropic's client looks for one, and the field to change."""
-    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    status = status_of(error)
+    kind = "invalid_request_error" if status < 500 else "api_error"
     return {
         "type": "error",
         "error": {
-            "type": _TYPES.get(error.status, kind),
+            "type": _TYPES.get(status, kind),
             "message": error.message,
             "details": {"error_code": error.code, "param": error.param},
         },

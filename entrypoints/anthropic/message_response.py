@@ -56,7 +56,7 @@ def stop_of(finish: FinishReason | None, calls: list[str]) -> dict[str, Any]:
     RequestRefused for an answer that was aborted: no stop reason says so, and after a 499 no client tries again."""
     assert finish is not None
     if finish.type == "abort":
-        raise RequestRefused(f"the answer was aborted: {finish.message}", status=499, code="aborted")
+        raise RequestRefused(f"the answer was aborted: {finish.message}", code="aborted")
     stopped_by = finish.matched if isinstance(finish.matched, str) else None
     if finish.type == "length":
         reason = "max_tokens"

@@ -65,7 +65,6 @@ class Broadcaster:
         if len(self._readers) >= MAX_READERS:
             raise RequestRefused(
                 f"{MAX_READERS} streams of the dashboard are open, which is the limit; close some",
-                status=503,
                 code="too_many_streams",
             )
 
@@ -173,7 +172,7 @@ class Broadcaster:
             try:
                 snapshot = await self._watch.walk(with_heads=self._texts is not None)
             except RequestRefused as error:
-                if error.status != 504:
+                if error.code != "timeout":
                     raise
                 continue  # a very large tree or a very slow machine: the walk is still under way
             self._tree, busy = await asyncio.to_thread(self._picture, snapshot)

@@ -48,6 +48,4 @@ class FieldNames:
             param = self._params.get(param, param) or None
             if (overflow := refused.overflow) is not None:
                 message = self._overflow_words(overflow)
-            raise RequestRefused(
-                message, status=refused.status, code=refused.code, param=param, overflow=overflow
-            ) from refused.__cause__
+            raise RequestRefused(message, code=refused.code, param=param, overflow=overflow) from refused.__cause__

@@ -164,7 +164,6 @@ def check_model(name: Any, served: str) -> None:
     if name is not None and served and name != served:
         raise RequestRefused(
             f"model {shown(name)} is not served here; this server has {served!r}",
-            status=404,
             code="model_not_found",
             param="model",
         )

@@ -76,7 +76,7 @@ class DocsRoutes:
         if name == "start.js":
             return Response(_START, media_type=_KINDS["js"])
         if name not in _FILES:
-            raise RequestRefused(f"there is no /docs/{name} here", status=404, code="not_found")
+            raise RequestRefused(f"there is no /docs/{name} here", code="not_found")
         content = (files("fastapi_offline") / "static" / name).read_bytes()
         kind = _KINDS[name.rsplit(".", 1)[1]]
         return Response(content, media_type=kind, headers={"Cache-Control": "max-age=3600"})

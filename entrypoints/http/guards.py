@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...scheduler.outcome import RequestRefused
+from ..http_statuses import status_of
 from ..server_config import ServerConfig
 from .keys import Caller, Keys, presented_key
 from .route import ANY_MEDIA, PROBE, Route, RouteTable
@@ -47,7 +48,8 @@ class Guards:
         try:
             self._check(scope, route)
         except RequestRefused as refused:
-            headers = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": self._allowed(scope)}}.get(refused.status)
+            extra = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": self._allowed(scope)}}
+            headers = extra.get(status_of(refused))
             await answer_error(refused, headers, body=body)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -67,7 +69,6 @@ class Guards:
         if by_old_client and not self._keys.is_asked_for(access):
             raise RequestRefused(
                 f"GET {scope['path']} changes the server, and any page can send it; use POST, or an API key",
-                status=405,
                 code="method_not_allowed",
             )
         caller = self._keys.admit(access, key)
@@ -77,7 +78,6 @@ class Guards:
         if route is None and (allowed := self._allowed(scope)):
             raise RequestRefused(
                 f"{scope['path'][:200]} does not take {method[:20]}; use {allowed}",
-                status=405,
                 code="method_not_allowed",
             )
         if route is not None:
@@ -122,7 +122,6 @@ class KnownHosts:
         raise RequestRefused(
             f"this server does not go by the name {name!r}; use its address, or have the operator set "
             f"--allowed-hosts {name}",
-            status=421,
             code="unknown_host",
         )
 
@@ -141,7 +140,6 @@ def check_origin(origin: bytes | None, host: str | None, friend: str) -> None:
         return
     raise RequestRefused(
         f"requests from pages of {given!r} are not taken; the operator can allow one origin with --cors-origin",
-        status=403,
         code="foreign_origin",
     )
 
@@ -157,7 +155,6 @@ def check_content_type(route: Route, headers: dict[bytes, bytes]) -> None:
         return
     raise RequestRefused(
         f"Content-Type is {given or 'missing'!r}; send the body with Content-Type: {route.media}",
-        status=415,
         code="unsupported_media_type",
     )
 

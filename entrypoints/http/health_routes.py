@@ -63,7 +63,7 @@ class HealthRoutes:
         """200 once a first answer has passed through all processes."""
         self._refuse_unhealthy()
         if not self._readiness.warmed_up:
-            raise RequestRefused("the server is warming up", status=503, code="not_ready")
+            raise RequestRefused("the server is warming up", code="not_ready")
         return JSONAnswer({"status": "ready"})
 
     async def health_generate(self) -> Response:
@@ -72,7 +72,6 @@ class HealthRoutes:
         if self._manager.control.paused:
             raise RequestRefused(
                 "generation is paused, so no token can show that it works; POST /continue_generation, or ask /health",
-                status=503,
                 code="paused",
             )
         asked = time.monotonic()
@@ -82,7 +81,7 @@ class HealthRoutes:
             while not answer.finished and self._manager.last_output_at < asked:
                 if time.monotonic() - asked > _HEALTH_GENERATE_TIMEOUT_S:
                     message = f"no token was generated within {_HEALTH_GENERATE_TIMEOUT_S:g} s"
-                    raise RequestRefused(message, status=503, code="unhealthy")
+                    raise RequestRefused(message, code="unhealthy")
                 await answer.wait(0.5)
             if answer.finished:
                 await answer.outputs()  # raises the error, if there was one
@@ -90,8 +89,8 @@ class HealthRoutes:
 
     def _refuse_unhealthy(self) -> None:
         if not self._manager.is_ready:
-            raise RequestRefused("the server is loading the model or shutting down", status=503, code="not_ready")
+            raise RequestRefused("the server is loading the model or shutting down", code="not_ready")
         silent = self._manager.seconds_since_heartbeat
         if silent > min(_SILENCE_S, self._args.server.watchdog_timeout):
             message = f"the worker, or the detokenizer, has been silent for {silent:.0f} s"
-            raise RequestRefused(message, status=503, code="unhealthy")
+            raise RequestRefused(message, code="unhealthy")

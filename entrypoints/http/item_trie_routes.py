@@ -69,7 +69,5 @@ class ItemTrieRoutes:
 
     async def delete_item_trie(self, name: str) -> Response:
         if not await self._control.delete_item_trie(name):
-            raise RequestRefused(
-                f"there is no item trie {name!r}", status=404, code="item_trie_not_found", param="name"
-            )
+            raise RequestRefused(f"there is no item trie {name!r}", code="item_trie_not_found", param="name")
         return JSONAnswer({"deleted": name})

@@ -103,7 +103,6 @@ def _unknown(job_id: str) -> RequestRefused:
     return RequestRefused(
         f"no job {job_id[:100]!r} is known here: it was never seen, or is forgotten, or its requests have another "
         "cache_salt or extra_key",
-        status=404,
         code="job_not_found",
         param="job_id",
     )

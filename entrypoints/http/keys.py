@@ -125,7 +125,6 @@ class Keys:
             if caller is None:
                 raise RequestRefused(
                     "the API key is missing or wrong; send Authorization: Bearer KEY, or x-api-key: KEY",
-                    status=401,
                     code="invalid_api_key",
                 )
             if access == "admin" and not caller.is_admin:
@@ -141,7 +140,6 @@ class Keys:
             known = f"there are {', '.join(self._clients)}" if self._clients else "this server tells no clients apart"
             raise RequestRefused(
                 f"no client is called {name[:64]!r}; {known}",
-                status=404,
                 code="client_not_found",
                 param="client",
             )
@@ -159,7 +157,6 @@ def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
 def admin_key_required(why: str) -> RequestRefused:
     return RequestRefused(
         f"{why}; send the admin key (--admin-api-key)",
-        status=403,
         code="admin_key_required",
     )
 

@@ -135,14 +135,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     message = (
         f"there is no {request.url.path[:200]} here; GET /docs lists what there is" if is_missing else error.detail
     )
-    refused = RequestRefused(message, status=error.status_code, code="not_found" if is_missing else "http_error")
-    return answer_error(refused, headers=dict(error.headers or {}), body=_error_body(request))
+    refused = RequestRefused(message, code="not_found" if is_missing else "http_error")
+    return answer_error(refused, headers=dict(error.headers or {}), body=_error_body(request), status=error.status_code)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback; the client sees only the kind of error, not our internals.
     message = f"internal error ({type(error).__name__}); the server's log has the details"
-    refused = RequestRefused(message, status=500, code="internal_error")
+    refused = RequestRefused(message, code="internal_error")
     # Starlette raises the exception again behind the answer, and uvicorn closes the connection then.
     return answer_error(refused, {"Connection": "close"}, body=_error_body(request))
 

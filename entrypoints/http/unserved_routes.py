@@ -75,7 +75,7 @@ class UnservedRoutes:
         found = path
         while found not in self._reasons:
             found = found.rpartition("/")[0]
-        raise RequestRefused(f"{path[:200]} is not served: {self._reasons[found]}", status=404, code="not_implemented")
+        raise RequestRefused(f"{path[:200]} is not served: {self._reasons[found]}", code="not_implemented")
 
 
 def _error_body(path: str) -> ErrorBody:

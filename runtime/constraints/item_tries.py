@@ -64,7 +64,6 @@ class ItemTries:
             loaded = ", ".join(map(repr, self._tries)) or "none"
             raise RequestRefused(
                 f"there is no item trie {name!r}; loaded: {loaded}",
-                status=404,
                 code="item_trie_not_found",
                 param="sampling_params.item_trie",
             )

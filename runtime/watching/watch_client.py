@@ -117,7 +117,7 @@ class WatchClient:
             return await asyncio.wait_for(asyncio.shield(self._walk), WALK_S)
         except TimeoutError:
             raise RequestRefused(
-                f"the worker did not see all of its cache within {WALK_S:g} s", status=504, code="timeout"
+                f"the worker did not see all of its cache within {WALK_S:g} s", code="timeout"
             ) from None
 
     # -- what the manager calls ------------------------------------------------------------------------------------

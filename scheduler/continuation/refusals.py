@@ -9,7 +9,6 @@ from ..request_spec import ContinuationSpec
 def unknown_parent(rid: str) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {rid!r}: no such request, or it belongs to another cache_salt; check both",
-        status=404,
         code="parent_not_found",
         param="continuation_of",
     )
@@ -22,7 +21,6 @@ def failed_parent(rid: str, reason: FinishReason | str | None) -> RequestRefused
         reason = "its own parent failed" if text is None or text.startswith("continuation_of") else text
     return RequestRefused(
         f"continuation_of {rid!r}: that request did not finish ({reason}); run it again first",
-        status=409,
         code="parent_failed",
         param="continuation_of",
     )
@@ -32,7 +30,6 @@ def parked_parent(rid: str) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {rid!r}: that request waits for its own parent and has no tokens yet; "
         "use continuation_at: finish",
-        status=409,
         code="parent_not_started",
         param="continuation_at",
     )
@@ -42,7 +39,6 @@ def undecided_search(spec: ContinuationSpec) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {spec.parent_rid!r}: that beam search has not decided on its sequences; use continuation_at: "
         "finish",
-        status=409,
         code="parent_undecided",
         param="continuation_at",
     )
@@ -52,7 +48,6 @@ def search_with_stop_strings(spec: ContinuationSpec) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {spec.parent_rid!r}: what follows a beam search with stop strings is known at its end only; "
         "send this request after it",
-        status=409,
         code="parent_undecided",
         param="continuation_of",
     )
@@ -61,7 +56,6 @@ def search_with_stop_strings(spec: ContinuationSpec) -> RequestRefused:
 def fewer_results(spec: ContinuationSpec, found: int) -> RequestRefused:
     return RequestRefused(
         f"continuation_index is {spec.index}, but the beam search {spec.parent_rid!r} found {found} sequences only",
-        status=409,
         code="parent_failed",
         param="continuation_index",
     )
@@ -79,7 +73,6 @@ def forgotten_parent(rid: str) -> RequestRefused:
     return RequestRefused(
         f"continuation_of {rid!r}: that request is no longer on record; send its full prompt as text or "
         "input_ids too, or raise --max-finished-requests and --max-finished-tokens",
-        status=410,
         code="parent_forgotten",
         param="continuation_of",
     )

@@ -228,13 +228,13 @@ def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dic
 def handle(message: ToWorker, samples: dict, outbox: Sender, behaviour: dict, info: dict) -> None:
     match message:
         case RequestSpec(rid=rid) if rid in behaviour.get("refuse", []):
-            outbox.send(RequestError(rid=rid, status=400, message="it can never fit", code="too_large", param="text"))
+            outbox.send(RequestError(rid=rid, message="it can never fit", code="kv_pool_exceeded", param="text"))
         case RequestSpec(continuation=ContinuationSpec(parent_rid=parent)):
             reason = f"continuation_of {parent!r}: no such request"
-            outbox.send(RequestError(rid=message.rid, status=404, message=reason, param="continuation_of"))
+            outbox.send(RequestError(rid=message.rid, message=reason, code="parent_not_found", param="continuation_of"))
         case RequestSpec(sampling=sampling) if sampling.item_trie not in (None, "pairs", "empty"):
             reason, param = f"item_trie {sampling.item_trie!r} is not loaded", "sampling_params.item_trie"
-            outbox.send(RequestError(rid=message.rid, status=404, message=reason, param=param))
+            outbox.send(RequestError(rid=message.rid, message=reason, code="item_trie_not_found", param=param))
         case RequestSpec(sampling=sampling):
             prompt = unpack_ids(message.input_ids).tolist()
             params = DetokenizeParams(

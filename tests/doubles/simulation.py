@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.jobs.calls import ToolCall
@@ -181,7 +182,7 @@ class Simulation:
         assert not self.harness.scheduler.release_leases("nobody")
         with pytest.raises(RequestRefused) as refused:
             self.harness.continue_from("nobody", "orphan", [1, 2], 4)
-        assert refused.value.status == 404 or refused.value.code == "request_failed"
+        assert status_of(refused.value) == 404 or refused.value.code == "request_failed"
 
     def send(self, rid: str) -> None:
         rng = self.rng
@@ -216,7 +217,7 @@ class Simulation:
                     parent, rid, suffix, new, index=index, at=at, keep_parent=keep, namespace=namespace, **common
                 )
             except RequestRefused as refusal:
-                assert refusal.status in (400, 404, 409, 410) or refusal.code == "request_failed", refusal
+                assert status_of(refusal) in (400, 404, 409, 410) or refusal.code == "request_failed", refusal
                 return
             self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie)
         else:
@@ -281,7 +282,7 @@ class Simulation:
                 self.hit.add(rid)
                 continue
             if outcome.refusal is not None and outcome.refusal.code not in STEP_FAILURES:
-                assert sent.parent is not None and outcome.refusal.status in (400, 409)
+                assert sent.parent is not None and status_of(outcome.refusal) in (400, 409)
                 continue
             if outcome.finish.type == "abort":
                 assert rid in self.aborted or rid in self.harness.failed

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
@@ -108,4 +109,4 @@ def test_a_word_that_begins_before_a_continuation_may_end_in_it(engine: Engine) 
 def test_refusals(engine: Engine, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestRefused, match=message) as refusal:
         engine.generate(PROMPT, {**GREEDY, **fields})
-    assert refusal.value.status == 400
+    assert status_of(refusal.value) == 400

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.continued_engine import (
     GREEDY,
@@ -171,7 +172,7 @@ def test_samples_of_parent_and_child(engine: Engine) -> None:
         assert_same(child, replay(engine, inherited_ids(prompt_ids, parents[index]), GREEDY))
     with pytest.raises(RequestRefused, match="continuation_index is 3") as caught:
         child_of(engine, rid, GREEDY, continuation_index=3)
-    assert (caught.value.status, caught.value.param) == (400, "continuation_index")
+    assert (status_of(caught.value), caught.value.param) == (400, "continuation_index")
 
 
 def test_each_prompt_of_a_batch_is_a_parent(engine: Engine) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.continued_engine import (
     GREEDY,
@@ -43,7 +44,7 @@ def test_a_salt_is_needed_again(engine: Engine) -> None:
     for salt in (None, "theirs"):
         with pytest.raises(RequestRefused) as caught:
             child_of(engine, rid, GREEDY, cache_salt=salt)
-        assert (caught.value.status, caught.value.code) == (404, "parent_not_found")
+        assert (status_of(caught.value), caught.value.code) == (404, "parent_not_found")
         messages.append(caught.value.message)
     with pytest.raises(RequestRefused) as caught:
         engine.generate(None, GREEDY, continuation_of="nobody")
@@ -105,7 +106,7 @@ def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) ->
     with pytest.raises(RequestRefused) as caught:
         child_of(engine, rid, GREEDY)
     for error in (*errors, caught.value):
-        assert (error.status, error.code, error.param) == (409, "parent_failed", "continuation_of")
+        assert (status_of(error), error.code, error.param) == (409, "parent_failed", "continuation_of")
     assert len(errors) == 2
 
 
@@ -125,7 +126,7 @@ def test_a_suffix_over_the_context(engine: Engine, fields: dict, param: str, str
         list(
             engine.generate(continuation_of=rid, stream=stream, **{"sampling_params": {"max_new_tokens": 1}, **fields})
         )
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (status_of(caught.value), caught.value.param) == (400, param)
     child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
     assert child["meta_info"]["continuation"]["path"] == "handoff", "a refused child takes nothing"
 
@@ -148,7 +149,7 @@ def test_forgotten_parents() -> None:
             engine.generate(PROMPT, GREEDY)
         with pytest.raises(RequestRefused) as caught:
             child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
-        assert (caught.value.status, caught.value.code) == (410, "parent_forgotten")
+        assert (status_of(caught.value), caught.value.code) == (410, "parent_forgotten")
         whole = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
         child = engine.generate(
             input_ids=whole, sampling_params=GREEDY, continuation_of=rid, continuation_suffix=SUFFIX

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.engine import Engine, EngineError
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.server_config import UsageError
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import WorkerConfig
@@ -165,7 +166,7 @@ def test_what_no_message_can_hold_is_refused_and_the_engine_goes_on(
     """The wrong type in a message would end the worker that reads it."""
     with pytest.raises(RequestRefused) as caught:
         call(engine)
-    assert caught.value.status == 400
+    assert status_of(caught.value) == 400
     assert engine.generate("ab", {"max_new_tokens": 2})["text"] == "ab"
 
 
@@ -213,7 +214,7 @@ def test_a_worker_that_dies_fails_open_and_later_calls(model: Path, behaviour: d
         for _ in range(2):
             with pytest.raises(RequestRefused, match=reason) as caught:
                 engine.generate("abc", LONG)
-            assert caught.value.status == 503 and caught.value.__cause__ is not None
+            assert status_of(caught.value) == 503 and caught.value.__cause__ is not None
 
 
 def test_shutdown_fails_open_calls_and_leaves_no_thread(model: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.constraints.item_trie import ItemTrieError
 from baton.scheduler.outcome import RequestRefused
@@ -204,7 +205,7 @@ def test_the_engine_does_the_same(catalogue: np.ndarray, tmp_path: Path) -> None
         assert engine.delete_item_trie("one") and not engine.delete_item_trie("one")
         with pytest.raises(RequestRefused, match="there is no item trie 'one'; loaded: 'two'") as refused:
             engine.generate("x", {**SAMPLING, "item_trie": "one"})
-        assert refused.value.status == 404
+        assert status_of(refused.value) == 404
 
         async def asyncio_too() -> None:
             await engine.async_load_item_trie("three", tmp_path / "two.npy")

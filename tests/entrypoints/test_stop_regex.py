@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.lang import function, gen
 from baton.scheduler.outcome import RequestRefused
 
@@ -119,4 +120,4 @@ def test_a_program_goes_on_behind_the_match(engine: Engine) -> None:
 def test_refusals(engine: Engine, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestRefused, match=message) as refusal:
         engine.generate(PROMPT, {**GREEDY, **fields})
-    assert "stop_regex" in (refusal.value.param or "") and refusal.value.status == 400
+    assert "stop_regex" in (refusal.value.param or "") and status_of(refusal.value) == 400

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.engine import Engine
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
@@ -128,4 +129,4 @@ def test_of_a_continuation(engine: Engine) -> None:
 def test_refusals(engine: Engine, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestRefused, match=message) as refusal:
         engine.generate(PROMPT, **fields)
-    assert refusal.value.param == "token_ids_logprob" and refusal.value.status == 400
+    assert refusal.value.param == "token_ids_logprob" and status_of(refusal.value) == 400

@@ -245,7 +245,7 @@ def example(kind: type) -> msgspec.Struct:
                                          seconds=b"\5" * 8, ended_at=3.0)},
         "TokenOutputs": {"items": [output]},
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é")]},
-        "RequestError": {"rid": "r", "status": 400, "message": "m", "param": "p"},
+        "RequestError": {"rid": "r", "message": "m", "param": "p"},
         "ControlReply": {"call_id": 1, "ok": False, "payload": b"1"},
         "WorkerReady": {"info": b"{}"},
         "SchedulerStats": {"steps": 5},

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.clients import SOLE_CLIENT, Client, is_client_name, split_name
 from baton.runtime.messages import AbortRequest, RequestError
 from baton.runtime.text.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ def test_two_clients_use_one_rid_at_the_same_time(tokenizer: Tokenizer) -> None:
         his = await manager.open(BOB, [prompt("same", group="call")], stream=False)
         with pytest.raises(RequestRefused) as refused:
             await manager.open(ALICE, [prompt("same")], stream=False)
-        assert refused.value.status == 409 and "'same'" in refused.value.message
+        assert status_of(refused.value) == 409 and "'same'" in refused.value.message
         assert [spec.rid for spec in backend.received() if isinstance(spec, RequestSpec)] == ["alice/same", "bob/same"]
         assert manager.abort(BOB, "alice/same") == [] == manager.abort(ALICE, "call")
         assert manager.abort(BOB, "call") == ["same"]
@@ -85,7 +86,7 @@ def test_what_the_worker_says_has_the_names_that_were_given(tokenizer: Tokenizer
         assert isinstance(spec, RequestSpec) and spec.continuation is not None
         assert spec.continuation.parent_rid == "alice/alice/p"
         said = f"continuation_of {spec.continuation.parent_rid!r}: no such request"
-        await backend.send(RequestError(rid=spec.rid, status=404, message=said, code="parent_not_found"))
+        await backend.send(RequestError(rid=spec.rid, message=said, code="parent_not_found"))
         with pytest.raises(RequestRefused) as refused:
             await opened.outputs()
         assert refused.value.message == "continuation_of 'alice/p': no such request"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.detokenizer import Detokenizer, run_detokenizer
 from baton.runtime.messages import (
@@ -100,7 +101,7 @@ def test_an_abort_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
 def test_an_error_forgets_all_samples_of_its_request(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     feed(detokenizer, *(output(rid, b"x", index=i, first=True) for rid in "ab" for i in range(3)))
-    error = RequestError(rid="a", status=500, message="m")
+    error = RequestError(rid="a", message="m")
     assert detokenizer.handle(error) == [error]
     assert detokenizer.num_open == 3
 
@@ -112,7 +113,7 @@ def test_text_that_fails_costs_only_its_own_request(tokenizer: Tokenizer) -> Non
     answers = detokenizer.handle(TokenOutputs(items=[wrong, output("good", b"x", first=True, finish=LENGTH)]))
     texts, error = answers
     assert isinstance(texts, TextOutputs) and [item.text for item in texts.items] == ["x"]
-    assert isinstance(error, RequestError) and (error.rid, error.status) == ("bad", 500)
+    assert isinstance(error, RequestError) and (error.rid, status_of(error)) == ("bad", 500)
     assert detokenizer.num_open == 0
 
 
@@ -127,7 +128,7 @@ def test_everything_else_passes_in_order(tokenizer: Tokenizer) -> None:
         WorkerReady(info=b"{}"),
         SchedulerStats(steps=3),
         ControlReply(call_id=1),
-        RequestError(rid="r", status=400, message="m"),
+        RequestError(rid="r", message="m"),
     ]
     for message in sent:
         sender.send(message)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime import control, outputs
 from baton.runtime.messages import (
     AbortRequest,
@@ -135,8 +136,8 @@ def test_a_token_that_is_not_in_the_trie_ends_its_request_alone(overlap: bool) -
     rig.inbox.append([ask("a", [1, 2, 3], 9), ask("bad", [4, 5], 3, item_trie="t"), ask("b", [6, 7], 9), child])
     rig.run()
     errors = rig.errors()
-    assert set(errors) == {"bad", "child"} and (errors["bad"].status, errors["bad"].code) == (500, "request_failed")
-    assert (errors["child"].status, errors["child"].code) == (409, "parent_failed")
+    assert set(errors) == {"bad", "child"} and (status_of(errors["bad"]), errors["bad"].code) == (500, "request_failed")
+    assert (status_of(errors["child"]), errors["child"].code) == (409, "parent_failed")
     assert rig.said("a") == expected_output([1, 2, 3], 9) and rig.said("b") == expected_output([6, 7], 9)
     assert rig.scheduler.stats().failed_requests == 1
 

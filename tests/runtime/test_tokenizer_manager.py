@@ -8,6 +8,7 @@ import struct
 import msgspec
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.answer import TokenLogprob
 from baton.runtime.clients import SOLE_CLIENT
 from baton.runtime.messages import (
@@ -94,7 +95,7 @@ def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(token
         assert [type(message) for message in backend.received()] == [RequestSpec, AbortRequest]
         with pytest.raises(RequestRefused) as caught:
             await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False)
-        assert caught.value.status == 409
+        assert status_of(caught.value) == 409
         # What the first still says is not taken for the second.
         await backend.output("r", "old", FinishReason("abort"))
         assert backend.manager.num_open == 0
@@ -133,10 +134,10 @@ def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
 def test_an_error_of_one_prompt_fails_its_call_and_aborts_the_rest(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with await backend.manager.open(SOLE_CLIENT, [prompt("x"), prompt("y")], stream=False) as call:
-            await backend.send(RequestError(rid="x", status=400, message="too large", code="c", param="text"))
+            await backend.send(RequestError(rid="x", message="too large", code="kv_pool_exceeded", param="text"))
             with pytest.raises(RequestRefused) as caught:
                 await call.outputs()
-            assert (caught.value.status, caught.value.message, caught.value.param) == (400, "too large", "text")
+            assert (status_of(caught.value), caught.value.message, caught.value.param) == (400, "too large", "text")
         aborts = [message.rid for message in backend.received() if isinstance(message, AbortRequest)]
         assert aborts == ["y"]
 
@@ -174,7 +175,7 @@ def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
         ):
             with pytest.raises(RequestRefused) as caught:
                 await work
-            assert (caught.value.status, caught.value.code) == (503, "not_ready")
+            assert (status_of(caught.value), caught.value.code) == (503, "not_ready")
         assert not backend.manager.is_ready
 
     check(tokenizer, body, ready=False)
@@ -186,7 +187,7 @@ def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None
         call = await manager.open(SOLE_CLIENT, [prompt()], stream=True)
         flushing = asyncio.create_task(manager.control.flush_cache())
         await asyncio.sleep(0)
-        error = RequestRefused("the worker died", status=503)
+        error = RequestRefused("the worker died")
         manager.fail_all(error)
         for work in (
             call.outputs(),
@@ -251,11 +252,11 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
         assert tiers == {"host": None}
         with pytest.raises(RequestRefused, match="worker broke") as caught:
             await asyncio.gather(backend.manager.control.tiers(), reply("tiers", False, b'"worker broke"'))
-        assert caught.value.status == 500
+        assert status_of(caught.value) == 500
         await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", True, b"null"))
         with pytest.raises(RequestRefused, match="requests run") as caught:
             await asyncio.gather(backend.manager.control.flush_cache(), reply("flush_cache", False, b'"requests run"'))
-        assert caught.value.status == 409
+        assert status_of(caught.value) == 409
         await asyncio.gather(backend.manager.control.start_profile(), reply("start_profile", True, b"null"))
         profile, _ = await asyncio.gather(
             backend.manager.control.stop_profile(), reply("stop_profile", True, b'{"steps": 3}')
@@ -263,10 +264,10 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
         assert profile == {"steps": 3}
         with pytest.raises(RequestRefused, match="not begun") as caught:
             await asyncio.gather(backend.manager.control.stop_profile(), reply("stop_profile", False, b'"not begun"'))
-        assert caught.value.status == 409 and caught.value.code == "not_profiling"
+        assert status_of(caught.value) == 409 and caught.value.code == "not_profiling"
         with pytest.raises(RequestRefused, match=r"did not answer info within 0.05 s") as caught:
             await backend.manager.control.info(timeout_s=0.05)
-        assert caught.value.status == 504
+        assert status_of(caught.value) == 504
 
     check(tokenizer, body)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.answer import Output
 from baton.runtime.clients import SOLE_CLIENT
 from baton.runtime.messages import (
@@ -104,10 +105,12 @@ def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) ->
         )
         assert isinstance(refused, RequestRefused) and not isinstance(opened, BaseException)
         assert [m.rid for m in backend.received() if isinstance(m, RequestSpec)] == ["c"]
-        await backend.send(RequestError(rid="c", status=404, message="no such request", param="continuation_of"))
+        await backend.send(
+            RequestError(rid="c", message="no such request", code="parent_not_found", param="continuation_of")
+        )
         with pytest.raises(RequestRefused) as caught:
             await opened.outputs()
-        assert (caught.value.status, caught.value.param) == (404, "continuation_of")
+        assert (status_of(caught.value), caught.value.param) == (404, "continuation_of")
         assert manager._prompt_tokenizer.num_in_progress == 0
 
     check(tokenizer, body)
@@ -123,7 +126,7 @@ def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: To
         ]
         for asked, param in cases:
             call = await backend.manager.open(SOLE_CLIENT, [asked], stream=True)
-            await backend.send(RequestError(rid="r", status=400, message="too long", param="input_ids"))
+            await backend.send(RequestError(rid="r", message="too long", param="input_ids"))
             with pytest.raises(RequestRefused) as caught:
                 await anext(call.updates())
             assert caught.value.param == param

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request, RequestStatus
 from tests.doubles.kv_echo import expected_output, prompt_of
@@ -235,7 +236,7 @@ class TestLimits:
         harness.add("one", prompt_of(9, 1), 2)
         with pytest.raises(RequestRefused, match="1 requests wait already, and the queue holds 3") as refused:
             harness.add("three", prompt_of(9, 2), 2, n=3)
-        assert refused.value.status == 429 and refused.value.code == "queue_full"
+        assert status_of(refused.value) == 429 and refused.value.code == "queue_full"
         harness.add("two", prompt_of(9, 2), 2, n=2)
         with pytest.raises(RequestRefused):
             harness.add("four", prompt_of(9, 3), 2)
@@ -272,12 +273,12 @@ class TestLimits:
         harness.now = 10.5
         events = harness.scheduler.time_out(harness.now)
         assert [event.request.rid for event in events] == ["running", "parked", "waiting"]
-        statuses = [event.refusal and (event.refusal.status, event.refusal.code) for event in events]
+        statuses = [event.refusal and (status_of(event.refusal), event.refusal.code) for event in events]
         assert statuses == [(408, "request_timeout"), (409, "parent_failed"), (408, "request_timeout")]
         harness._take(events)
         with pytest.raises(RequestRefused, match="request-timeout") as refused:
             harness.continue_from("running", "child", [1], 2)
-        assert refused.value.status == 409
+        assert status_of(refused.value) == 409
         harness.run()
         assert harness.outcomes["later", 0].tokens == expected_output(prompt_of(9, 2), 2)
 

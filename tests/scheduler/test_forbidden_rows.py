@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.kv_echo import expected_output, prompt_of
@@ -52,7 +53,7 @@ def test_the_request_ends_and_the_others_go_on(
             assert outcome.tokens == expected_output(prompts[rid], 12, frozenset())
         elif rid == "bad":
             assert isinstance(outcome.refusal, RequestRefused) and outcome.refusal.code == code
-            assert outcome.refusal.status == 500 and outcome.finish is not None and outcome.finish.type == "abort"
+            assert status_of(outcome.refusal) == 500 and outcome.finish is not None and outcome.finish.type == "abort"
         else:
             assert outcome.refusal is not None and outcome.refusal.code == "parent_failed"
     assert harness.cache.protected_tokens == 0, "nothing is leased"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.memory_pool.allocator import Allocator
 from baton.scheduler import limits
 from baton.scheduler.config import SchedulerConfig
@@ -43,7 +44,7 @@ def most(prompt_len: int, max_new_tokens: int | None, pool: int = 1024, page_siz
 def refused(*args, **more) -> tuple[str, int, str, str | None]:
     with pytest.raises(RequestRefused) as refusal:
         most(*args, **more)
-    return str(refusal.value), refusal.value.status, refusal.value.code, refusal.value.param
+    return str(refusal.value), status_of(refusal.value), refusal.value.code, refusal.value.param
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_beams_within_both_limits(widest: int, rows: int) -> None:
     limits.check_beam_limits(SamplingParams(beam_width=4), max_beam_width=widest, rows=rows)
     with pytest.raises(RequestRefused, match="beam_width is 5, over 4") as refusal:
         limits.check_beam_limits(SamplingParams(beam_width=5), max_beam_width=widest, rows=rows)
-    assert (refusal.value.status, refusal.value.param) == (400, "beam_width")
+    assert (status_of(refusal.value), refusal.value.param) == (400, "beam_width")
 
 
 def spec(n: int = 1, **parent: Any) -> RequestSpec:
@@ -149,7 +150,7 @@ def test_the_queue_has_room_beyond_its_limit_for_who_comes_back(parent: dict[str
     limits.check_queue(spec(2, **parent), holds - 2, config)
     with pytest.raises(RequestRefused, match=f"^{holds - 1} requests wait already, and the queue holds 10 ") as refusal:
         limits.check_queue(spec(2, **parent), holds - 1, config)
-    assert (refusal.value.status, refusal.value.code, refusal.value.param) == (429, "queue_full", None)
+    assert (status_of(refusal.value), refusal.value.code, refusal.value.param) == (429, "queue_full", None)
 
 
 def test_a_queue_without_limit() -> None:
@@ -169,8 +170,8 @@ def test_what_leases_may_hold() -> None:
 
 def test_codes_of_time_and_names() -> None:
     late, twice = limits.timed_out(2.5), limits.duplicate_rid("r")
-    assert (late.status, late.code, late.param) == (408, "request_timeout", None) and "2.5 s" in str(late)
-    assert (twice.status, twice.code, twice.param) == (409, "duplicate_rid", "rid") and "'r'" in str(twice)
+    assert (status_of(late), late.code, late.param) == (408, "request_timeout", None) and "2.5 s" in str(late)
+    assert (status_of(twice), twice.code, twice.param) == (409, "duplicate_rid", "rid") and "'r'" in str(twice)
 
 
 def test_a_refused_request_leaves_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.sampling_params import (
@@ -25,7 +26,7 @@ def test_alternatives_are_bounded(beam_width: int | None) -> None:
     spec = make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=21))
     with pytest.raises(RequestRefused, match="top_logprobs_num is 21; this server gives at most 20") as refusal:
         harness.scheduler.add(spec, 0.0)
-    assert refusal.value.status == 400 and refusal.value.param == "top_logprobs_num"
+    assert status_of(refusal.value) == 400 and refusal.value.param == "top_logprobs_num"
     assert harness.scheduler.is_idle
     harness.scheduler.add(make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=20)), 0.0)
 
@@ -64,14 +65,14 @@ def test_more_samples_than_the_queue_ever_holds_are_no_matter_of_waiting() -> No
     harness = Harness(max_queued_requests=4, leases=2)
     with pytest.raises(RequestRefused, match="n is 5, and the queue holds 4 requests") as refusal:
         harness.add("r", prompt_of(5), n=5)
-    assert refusal.value.status == 400 and refusal.value.param == "n"
+    assert status_of(refusal.value) == 400 and refusal.value.param == "n"
     harness.add("r", prompt_of(5), n=4)
     with pytest.raises(RequestRefused, match="4 requests wait already") as refusal:
         harness.add("late", prompt_of(5))
-    assert refusal.value.status == 429
+    assert status_of(refusal.value) == 429
     with pytest.raises(RequestRefused, match="n is 7, and the queue holds 6 requests") as refusal:
         harness.continue_from("r", "child", [1], n=7)
-    assert refusal.value.status == 400
+    assert status_of(refusal.value) == 400
     harness.run()
 
 

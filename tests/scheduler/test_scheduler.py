@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.batch import StepResult, StopMatch
 from baton.scheduler.request import RequestStatus
 from baton.scheduler.request_spec import LogprobOptions
@@ -173,7 +174,7 @@ def test_duplicate_live_rid_is_refused_with_409() -> None:
     harness.add("a", prompt_of(9), 4)
     with pytest.raises(RequestRefused) as refusal:
         harness.add("a", prompt_of(9), 4)
-    assert refusal.value.status == 409
+    assert status_of(refusal.value) == 409
     harness.run()
     harness.add("a", prompt_of(9), 4)
     harness.run()

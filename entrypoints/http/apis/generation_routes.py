@@ -100,7 +100,7 @@ class GenerationRoutes:
         aborted = self._manager.abort(caller(request), None if abort_all else read_rid(rid, "rid"))
         if rid and not aborted:
             raise RequestRefused(
-                f"no open request has rid {rid!r}; it may have finished", status=404, code="not_found", param="rid"
+                f"no open request has rid {rid!r}; it may have finished", code="not_found", param="rid"
             )
         return JSONAnswer({"aborted": aborted})
 

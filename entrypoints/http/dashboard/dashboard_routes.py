@@ -87,7 +87,7 @@ class DashboardRoutes:
     def _answer(self, request: Request, path: str) -> Response:
         file = self._files.get(path)
         if file is None:
-            raise RequestRefused(f"there is no file {path[:100]!r} of the dashboard here", status=404, code="not_found")
+            raise RequestRefused(f"there is no file {path[:100]!r} of the dashboard here", code="not_found")
         return _file_answer(file, request.headers.get("if-none-match", ""))
 
     async def events(self) -> Response:

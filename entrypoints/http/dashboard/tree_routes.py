@@ -109,7 +109,6 @@ class TreeRoutes:
             raise RequestRefused(
                 f"snapshot {shown(id)} is not kept any more, or never was; leave snapshot and after out to begin with "
                 "a new one",
-                status=410,
                 code="snapshot_gone",
                 param="snapshot",
             )
@@ -125,7 +124,6 @@ class TreeRoutes:
             raise RequestRefused(
                 "with_text shows what people wrote, and no admin key guards this server; set --admin-api-key, or leave "
                 "with_text out",
-                status=403,
                 code="admin_key_required",
                 param="with_text",
             )

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ....runtime.answer import Output
 from ....scheduler.outcome import RequestRefused
+from ...http_statuses import status_of
 
 T = TypeVar("T")
 
@@ -56,11 +57,12 @@ ErrorBody = Callable[[RequestRefused], dict[str, Any]]
 
 def error_body(error: RequestRefused) -> dict[str, Any]:
     """The shape of errors wherever no API has one of its own."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    status = status_of(error)
+    kind = "invalid_request_error" if status < 500 else "server_error"
     return {
         "error": {
             "message": error.message,
-            "type": _ERROR_TYPES.get(error.status, kind),
+            "type": _ERROR_TYPES.get(status, kind),
             "code": error.code,
             "param": error.param,
         }
@@ -73,16 +75,22 @@ def _cut(error: RequestRefused) -> RequestRefused:
         text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 3] + "..."
         for text in (error.message, error.param or "")
     )
-    return RequestRefused(message, status=error.status, code=error.code, param=param or None)
+    return RequestRefused(message, code=error.code, param=param or None)
 
 
 def answer_error(
-    error: RequestRefused, headers: dict[str, str] | None = None, *, body: ErrorBody = error_body
+    error: RequestRefused,
+    headers: dict[str, str] | None = None,
+    *,
+    body: ErrorBody = error_body,
+    status: int | None = None,
 ) -> JSONAnswer:
+    """status: in place of the code's own."""
     headers = dict(headers or {})
-    if error.status in (429, 503):
+    status = status_of(error) if status is None else status
+    if status in (429, 503):
         headers["Retry-After"] = "1"
-    return JSONAnswer(body(_cut(error)), status_code=error.status, headers=headers)
+    return JSONAnswer(body(_cut(error)), status_code=status, headers=headers)
 
 
 def client_gone() -> Response:
@@ -181,7 +189,7 @@ class EventStream(Response):
             if not started:
                 await answer_error(error, body=self._format.error_body)(scope, receive, send)
                 return
-            self._count_error(error.status)
+            self._count_error(status_of(error))
             await send_piece(self._format.write(self._format.error_body(_cut(error))))
         await send_piece(self._format.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -95,7 +95,6 @@ class Bodies:
     def _too_large(self, shown: str) -> RequestRefused:
         return RequestRefused(
             f"the body is {shown}; at most {self._max_bytes} bytes are taken. Split the batch or raise --max-body-mb",
-            status=413,
             code="body_too_large",
         )
 
@@ -126,9 +125,7 @@ class Room:
             async with asyncio.timeout(timeout_s):
                 await mine[1]
         except TimeoutError:
-            raise RequestRefused(
-                "other large bodies take all the room; try again soon", status=503, code="overloaded"
-            ) from None
+            raise RequestRefused("other large bodies take all the room; try again soon", code="overloaded") from None
         except asyncio.CancelledError:
             if mine not in self._waiting and not mine[1].cancelled():
                 self.give_back(size)  # it had been served in the same turn

@@ -17,6 +17,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ....scheduler.outcome import RequestRefused
+from ...http_statuses import status_of
 from .answers import error_body
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_one_too_many:
-            self._refuse(RequestRefused("too many connections are open; try again soon", status=503, code="overloaded"))
+            self._refuse(RequestRefused("too many connections are open; try again soon", code="overloaded"))
             return
         was_expecting, body_bytes = self._head_bytes >= 0, self._body_bytes
         super().data_received(data)
@@ -136,7 +137,7 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         else:
-            self._refuse(RequestRefused("what was sent is no HTTP/1.1 request", status=400, code="invalid_http"))
+            self._refuse(RequestRefused("what was sent is no HTTP/1.1 request", code="invalid_http"))
 
     # -- what the server calls -------------------------------------------------------------------------------------
 
@@ -154,9 +155,7 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         if self._has_begun:
             self._refuse(
-                RequestRefused(
-                    f"the head did not arrive within {self._limits.head_s:g} s", status=408, code="request_timeout"
-                )
+                RequestRefused(f"the head did not arrive within {self._limits.head_s:g} s", code="request_timeout")
             )
         else:
             self.transport.close()  # nothing was asked
@@ -168,9 +167,7 @@ class Connection(HttpToolsProtocol):
         left = self._body_began + self._limits.body_s + self._body_bytes / SLOWEST - now
         if left <= 0:
             self._refuse(
-                RequestRefused(
-                    f"the body is too slow; send {SLOWEST // 1024} KiB a second", status=408, code="request_timeout"
-                )
+                RequestRefused(f"the body is too slow; send {SLOWEST // 1024} KiB a second", code="request_timeout")
             )
         else:
             self._start_timer(left, self._check_body)
@@ -179,7 +176,6 @@ class Connection(HttpToolsProtocol):
         self._refuse(
             RequestRefused(
                 f"the head, or a trailer, has more than {MAX_HEAD_BYTES} bytes; shorten the headers",
-                status=431,
                 code="head_too_large",
             )
         )
@@ -192,8 +188,9 @@ class Connection(HttpToolsProtocol):
             return
         if self._is_idle or not self.cycle.response_started:
             body = msgspec.json.encode(error_body(error))
-            head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-            if error.status == 503:
+            status = status_of(error)
+            head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
+            if status == 503:
                 head.append(b"retry-after: 1\r\n")
             self.transport.write(b"".join([*head, b"content-length: %d\r\n\r\n" % len(body), body]))
         self.transport.close()

@@ -8,6 +8,7 @@ from typing import Any
 from ....runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ....scheduler.outcome import RequestRefused
 from ...engine import Engine, EngineError
+from ...http_statuses import status_of
 from ..errors import BackendError
 from .backend import NO_TEMPLATE, whole_outputs
 
@@ -60,7 +61,7 @@ class _EngineErrors:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if isinstance(error, RequestRefused):
-            raise BackendError(error.message, status=error.status, code=error.code) from error
+            raise BackendError(error.message, status=status_of(error), code=error.code) from error
         if isinstance(error, EngineError):
             raise BackendError(str(error)) from error
         return False

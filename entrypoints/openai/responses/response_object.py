@@ -9,6 +9,7 @@ from ....runtime.answer import Output
 from ....scheduler.outcome import RequestRefused
 from ...fields.output_details import cached_tokens, stage_details
 from ...fields.reading import STORED_RESPONSE_PREFIX
+from ...http_statuses import status_of
 from .fields import ResponseRequest
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -50,8 +51,9 @@ class ResponseObject:
         return self._state(status, items, more)
 
     def failed(self, error: RequestRefused, items: list[dict]) -> dict[str, Any]:
+        status = status_of(error)
         codes = {429: "rate_limit_exceeded"}
-        code = codes.get(error.status, "server_error" if error.status >= 500 else "invalid_prompt")
+        code = codes.get(status, "server_error" if status >= 500 else "invalid_prompt")
         said = {"code": code, "message": error.message}
         return self._state("failed", items, {"error": said, "metadata": self._metadata})
 

@@ -101,7 +101,6 @@ class Responses:
         if (running := self._running.get((scope, rid))) is not None and running.stored:
             raise RequestRefused(
                 f"{name} is still in progress; wait for its end",
-                status=409,
                 code="response_in_progress",
                 param="previous_response_id",
             )
@@ -111,7 +110,6 @@ class Responses:
         if stored.turn is None:
             raise RequestRefused(
                 f"{name} is {stored.status}, so nothing can go on from it; go on from the one before it",
-                status=409,
                 code="parent_failed",
                 param="previous_response_id",
             )
@@ -188,7 +186,6 @@ def _unknown(name: str, param: str) -> RequestRefused:
     return RequestRefused(
         f"there is no response {name!r}: it was never made, not stored (store: false), made with another cache_salt, "
         "deleted, or is forgotten (--max-stored-responses); send the whole conversation as input instead",
-        status=404,
         code="response_not_found",
         param=param,
     )

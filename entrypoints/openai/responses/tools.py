@@ -90,7 +90,7 @@ def read_response_tools(fields: dict[str, Any], ignored: Ignored) -> ResponseToo
         tools, chosen = read_tools(fields.get("tools"), choice, parallel, ignored, reader.read)
     except RequestRefused as refused:
         message, param = (text.replace(".function.", ".") for text in (refused.message, refused.param or ""))
-        raise RequestRefused(message, status=refused.status, code=refused.code, param=param) from None
+        raise RequestRefused(message, code=refused.code, param=param) from None
     return ResponseTools(tools, chosen, reader.origins, reader.shown)
 
 

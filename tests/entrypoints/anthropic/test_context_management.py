@@ -17,6 +17,7 @@ from baton.entrypoints.anthropic.context_management import (
     read_context_management,
 )
 from baton.entrypoints.fields.ignored import Ignored
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 USES, THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
@@ -94,7 +95,7 @@ def test_an_edit_that_is_not_made_here_is_told() -> None:
 def test_refusals_name_the_field(given: Any, param: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         read_context_management(given, Ignored())
-    assert caught.value.param == param and caught.value.status == 400
+    assert caught.value.param == param and status_of(caught.value) == 400
 
 
 # -- editing -----------------------------------------------------------------------------------------------------------

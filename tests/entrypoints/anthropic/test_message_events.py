@@ -14,6 +14,7 @@ from baton.entrypoints.anthropic.message_response import whole_message
 from baton.entrypoints.anthropic.message_stream import MessageEvents
 from baton.entrypoints.anthropic.messages import parse_messages
 from baton.entrypoints.chat.chats import ChatUpdate
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text
 from baton.runtime.answer import Output
 from baton.runtime.messages import ContinuationOutput, RetainedOutput
@@ -200,21 +201,23 @@ def test_an_aborted_answer_is_an_error() -> None:
     for answer in (lambda: whole_message(ASKED, "served", gone, call_ids()), lambda: streamed([gone])):
         with pytest.raises(RequestRefused, match="aborted: by request") as error:
             answer()
-        assert (error.value.status, error.value.code) == (499, "aborted")
+        assert (status_of(error.value), error.value.code) == (499, "aborted")
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("code", "kind"),
     [
-        (400, "invalid_request_error"), (401, "authentication_error"), (403, "permission_error"),
-        (404, "not_found_error"), (408, "timeout_error"), (409, "invalid_request_error"), (413, "request_too_large"),
-        (429, "rate_limit_error"), (500, "api_error"), (503, "overloaded_error"),
+        ("invalid_request", "invalid_request_error"), ("invalid_api_key", "authentication_error"),
+        ("admin_key_required", "permission_error"), ("not_found", "not_found_error"),
+        ("request_timeout", "timeout_error"), ("duplicate_rid", "invalid_request_error"),
+        ("body_too_large", "request_too_large"), ("queue_full", "rate_limit_error"),
+        ("request_failed", "api_error"), ("not_ready", "overloaded_error"),
     ],
 )  # fmt: skip
-def test_the_shape_of_errors(status: int, kind: str) -> None:
-    assert error_body(RequestRefused("no", status=status, code="some_code", param="tools")) == {
+def test_the_shape_of_errors(code: str, kind: str) -> None:
+    assert error_body(RequestRefused("no", code=code, param="tools")) == {
         "type": "error",
-        "error": {"type": kind, "message": "no", "details": {"error_code": "some_code", "param": "tools"}},
+        "error": {"type": kind, "message": "no", "details": {"error_code": code, "param": "tools"}},
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from baton.entrypoints.anthropic.messages import MessagesRequest, check_thinking, parse_messages
 from baton.entrypoints.chat.tools import Choice
 from baton.entrypoints.fields.ignored import Ignored
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -23,7 +24,7 @@ def parse(*messages: dict, **fields: Any) -> MessagesRequest:
 def refused(*messages: dict, **fields: Any) -> RequestRefused:
     with pytest.raises(RequestRefused) as error:
         parse(*messages, **fields)
-    assert error.value.status == 400
+    assert status_of(error.value) == 400
     return error.value
 
 
@@ -139,7 +140,7 @@ def test_tokens_are_counted_without_a_limit() -> None:
 def test_refusals_name_the_field(fields: dict[str, Any], message: str, param: str) -> None:
     with pytest.raises(RequestRefused, match=message) as error:
         parse(**fields)
-    assert (error.value.status, error.value.param) == (400, param)
+    assert (status_of(error.value), error.value.param) == (400, param)
 
 
 # -- thinking ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from baton.entrypoints.chat.messages import Conversation
 from baton.entrypoints.chat.rendering import Renderer, beside_others, size_of
 from baton.entrypoints.chat.template_choice import ChatTemplates
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.chats import conversation, make_renderer
 
@@ -83,7 +84,7 @@ def test_templates_that_cannot(renderer: Renderer, code: str, says: str) -> None
     asked = conversation("Hi", "Ho", goes_on=code == "chat_template_error" and says == "continue_final_message")
     with pytest.raises(RequestRefused, match=says) as refused:
         renderer.render(asked)
-    assert (refused.value.code, refused.value.param, refused.value.status) == (code, "messages", 400)
+    assert (refused.value.code, refused.value.param, status_of(refused.value)) == (code, "messages", 400)
 
 
 def test_what_is_too_deep_to_be_measured_is_refused() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from baton.entrypoints.dashboard_page import broadcaster as module
 from baton.entrypoints.dashboard_page.broadcaster import MAX_READERS, Broadcaster
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.watching.watch_client import RENEW_S
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.on_a_loop import on_a_loop
 from tests.doubles.watched_worker import WatchedWorker, life
 
-CLOSING = RequestRefused("the server is shutting down", status=503)
+CLOSING = RequestRefused("the server is shutting down", code="shutting_down")
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +208,7 @@ async def test_too_many_streams() -> None:
     pages = [await opened(broadcaster) for _ in range(MAX_READERS)]
     with pytest.raises(RequestRefused, match="close some") as refused:
         await Page(broadcaster).next()
-    assert (refused.value.status, refused.value.code) == (503, "too_many_streams")
+    assert (status_of(refused.value), refused.value.code) == (503, "too_many_streams")
     await pages.pop().leave()
     pages.append(await opened(broadcaster))
     for page in pages:

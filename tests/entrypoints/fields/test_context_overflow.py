@@ -9,6 +9,7 @@ import pytest
 
 from baton.entrypoints.anthropic.messages import MESSAGE_NAMES, parse_messages
 from baton.entrypoints.fields.field_names import FieldNames
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native.generate import parse_generate
 from baton.entrypoints.openai.chat import CHAT_NAMES, parse_chat
 from baton.entrypoints.openai.completions import COMPLETION_NAMES, parse_completion
@@ -30,7 +31,7 @@ def refused(names: FieldNames | None, overflow: ContextOverflow) -> RequestRefus
             raise error
         with names.translated():
             raise error
-    assert caught.value.status == 400 and caught.value.code == "context_length_exceeded"
+    assert status_of(caught.value) == 400 and caught.value.code == "context_length_exceeded"
     assert caught.value.overflow == overflow
     return caught.value
 

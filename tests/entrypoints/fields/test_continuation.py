@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.fields.prompts import PromptBatch
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native.generate import parse_generate
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec
@@ -19,7 +20,7 @@ def parents(call: PromptBatch) -> list[str | None]:
 def refusal(**fields: Any) -> RequestRefused:
     with pytest.raises(RequestRefused) as caught:
         parse_generate(fields)
-    assert caught.value.status == 400
+    assert status_of(caught.value) == 400
     return caught.value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.fields.field_names import FieldNames
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 NAMES = FieldNames(prompt="input", renamed={"max_new_tokens": "max_output_tokens"}, overflow_words=str)
@@ -31,9 +32,9 @@ def test_names_are_translated_and_words_are_not(
 ) -> None:
     cause = ValueError("why")
     with pytest.raises(RequestRefused) as caught, NAMES.translated():
-        raise RequestRefused(message, status=409, code="c", param=param) from cause
+        raise RequestRefused(message, code="duplicate_rid", param=param) from cause
     error = caught.value
-    assert (error.message, error.param, error.status, error.code) == (want, want_param, 409, "c")
+    assert (error.message, error.param, status_of(error), error.code) == (want, want_param, 409, "duplicate_rid")
     assert error.__cause__ is cause
 
 

@@ -12,6 +12,7 @@ from baton.entrypoints.anthropic import messages
 from baton.entrypoints.fields.foreign_fields import FOREIGN_FIELDS, FOREIGN_OF, Api, ForeignField
 from baton.entrypoints.fields.ignored import Ignored
 from baton.entrypoints.fields.sampling import SAMPLING_ALIASES, parse_sampling_params
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native import generate
 from baton.entrypoints.openai import chat, completions
 from baton.entrypoints.openai.responses import fields as responses
@@ -91,7 +92,7 @@ def test_refused_fields_say_what_to_use(api: Api, field: ForeignField) -> None:
     with pytest.raises(RequestRefused) as refused:
         read(api, **{field.name: "something"})
     where = "sampling_params." if api == "sampling_params" else ""
-    assert refused.value.status == 400 and refused.value.code == "unsupported_field"
+    assert status_of(refused.value) == 400 and refused.value.code == "unsupported_field"
     assert refused.value.param == f"{where}{field.name}"
     assert refused.value.message.startswith(f"{where}{field.name} is not supported; {field.about}")
     assert field.about.startswith(("use ", "leave it out"))
@@ -183,7 +184,7 @@ def test_every_used_row_is_tried() -> None:
 def test_what_cannot_be_read(given: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         read("chat", **given)
-    assert words in refused.value.message and refused.value.status == 400
+    assert words in refused.value.message and status_of(refused.value) == 400
 
 
 def test_a_completion_has_no_unlimited_length() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from baton.entrypoints.fields.namespaces import MAX_KEY_CHARS, namespace_of, read_client, read_namespaces
 from baton.entrypoints.fields.reading import PerPrompt
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native.generate import parse_generate
 from baton.entrypoints.openai.completions import parse_completion
 from baton.scheduler.outcome import RequestRefused
@@ -44,7 +45,7 @@ def test_limits(name: str) -> None:
     assert len(read(**{name: "x" * MAX_KEY_CHARS})) == 32
     with pytest.raises(RequestRefused, match=f"{name} has {MAX_KEY_CHARS + 1} characters") as refusal:
         read(**{name: "x" * (MAX_KEY_CHARS + 1)})
-    assert refusal.value.status == 400 and refusal.value.param == name
+    assert status_of(refusal.value) == 400 and refusal.value.param == name
     with pytest.raises(RequestRefused, match="it takes a string"):
         read(**{name: 5})
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.fields.reading import read_rid
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native.generate import parse_generate
 from baton.scheduler.outcome import RequestRefused
 
@@ -29,7 +30,7 @@ def test_numbers_that_fit_no_message_are_refused(name: str, fields: dict[str, An
     it then is for ever."""
     with pytest.raises(RequestRefused, match=f"{name} is .*; use a number of less than 64 bits") as refusal:
         parse_generate(fields)
-    assert refusal.value.status == 400 and refusal.value.param == name
+    assert status_of(refusal.value) == 400 and refusal.value.param == name
 
 
 @pytest.mark.parametrize("given", ["x", "cmpl-x", "chatcmpl-x", "msg_x", "resp_x", "resp_msg_x"])

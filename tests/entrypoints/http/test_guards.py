@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.entrypoints.http.guards import KnownHosts, check_origin
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.http_calls import error_of, raw_answer
 from tests.doubles.server_under_test import ServerUnderTest
@@ -44,7 +45,7 @@ def test_known_hosts(allowed: str, host: str, is_known: bool) -> None:
     else:
         with pytest.raises(RequestRefused, match="--allowed-hosts") as caught:
             hosts.check(host)
-        assert caught.value.status == 421
+        assert status_of(caught.value) == 421
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_origins(origin: bytes | None, host: str | None, friend: str, is_taken: 
     else:
         with pytest.raises(RequestRefused, match="--cors-origin") as caught:
             check_origin(origin, host, friend)
-        assert caught.value.status == 403
+        assert status_of(caught.value) == 403
 
 
 STATE_CHANGING = ["/generate", "/v1/completions", "/abort_request", "/release", "/tokenize", "/flush_cache",

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from baton.entrypoints.http.health_routes import HealthRoutes, Readiness
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.server_args import compose
 from baton.scheduler.outcome import RequestRefused
 
@@ -31,4 +32,4 @@ def test_silence(silent: float, watchdog: int, is_well: bool) -> None:
         else:
             with pytest.raises(RequestRefused, match="silent") as caught:
                 asyncio.run(probe())
-            assert (caught.value.status, caught.value.code) == (503, "unhealthy")
+            assert (status_of(caught.value), caught.value.code) == (503, "unhealthy")

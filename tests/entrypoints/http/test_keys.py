@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from baton.entrypoints.http.keys import ApiKey, Caller, Keys, exposure_warning, in_environment, presented_key, read_keys
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.server_config import ServerConfig, UsageError
 from baton.runtime.clients import SOLE_CLIENT, Client
 from baton.scheduler.outcome import RequestRefused
@@ -62,7 +63,7 @@ def test_who_a_key_is_and_what_it_opens(keys: Keys, access: str, given: str, who
     try:
         assert keys.admit(access, given.encode()) == who  # type: ignore[arg-type]
     except RequestRefused as refused:
-        assert refused.status == who
+        assert status_of(refused) == who
 
 
 def test_only_the_admin_speaks_for_a_client() -> None:
@@ -71,13 +72,13 @@ def test_only_the_admin_speaks_for_a_client() -> None:
     assert keys.on_behalf(admin, "k") == Caller(Client("k"), is_admin=True), "and sees only what the client sees"
     with pytest.raises(RequestRefused) as refused:
         keys.on_behalf(admin, "nobody")
-    assert (refused.value.status, refused.value.code) == (404, "client_not_found")
+    assert (status_of(refused.value), refused.value.code) == (404, "client_not_found")
     assert "k, l, admin" in refused.value.message
     said = set()
     for name in ("k", "l", "nobody", "admin", ""):
         with pytest.raises(RequestRefused) as refused:
             keys.on_behalf(client, name)
-        said.add((refused.value.status, refused.value.message))
+        said.add((status_of(refused.value), refused.value.message))
     assert len(said) == 1 and next(iter(said))[0] == 403, "nobody else learns which clients there are"
 
 

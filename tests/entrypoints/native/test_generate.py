@@ -8,6 +8,7 @@ import pytest
 
 from baton.entrypoints.fields.foreign_fields import FOREIGN_OF
 from baton.entrypoints.fields.sampling import parse_sampling_params
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native.generate import PROPERTIES, parse_generate
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
@@ -16,7 +17,7 @@ from baton.scheduler.sampling_params import SamplingParams
 def refusal(**fields: Any) -> RequestRefused:
     with pytest.raises(RequestRefused) as caught:
         parse_generate(fields)
-    assert caught.value.status == 400
+    assert status_of(caught.value) == 400
     return caught.value
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from baton.entrypoints.chat.tools import Choice
 from baton.entrypoints.fields.ignored import Ignored
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.openai.chat import ChatRequest, parse_chat
 from baton.scheduler.outcome import RequestRefused
 
@@ -160,7 +161,7 @@ def test_arguments_with_millions_of_values_are_refused_before_they_are_read() ->
 )  # fmt: skip
 def test_messages_that_are_none(messages: Any, param: str, says: str) -> None:
     error = refused(messages=messages)
-    assert error.param == param and says in error.message and error.status == 400
+    assert error.param == param and says in error.message and status_of(error) == 400
 
 
 ECHOED = {
@@ -346,4 +347,4 @@ def test_tools_that_are_none(fields: dict[str, Any], param: str, says: str) -> N
 )
 def test_what_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
     error = refused(**fields)
-    assert error.param == param and says in error.message and error.status == 400
+    assert error.param == param and says in error.message and status_of(error) == 400

@@ -8,6 +8,7 @@ import pytest
 
 from baton.entrypoints.fields.foreign_fields import FOREIGN_OF
 from baton.entrypoints.fields.namespaces import namespace_of
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.openai.completions import (
     COMPLETION_NAMES,
     PROPERTIES,
@@ -28,7 +29,7 @@ def prompt_of(**fields: Any) -> Prompt:
 def refusal(**fields: Any) -> RequestRefused:
     with pytest.raises(RequestRefused) as caught:
         parse_completion(fields)
-    assert caught.value.status == 400
+    assert status_of(caught.value) == 400
     return caught.value
 
 
@@ -207,13 +208,13 @@ def test_a_refusal_by_the_worker_in_openais_words() -> None:
     with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
         raise RequestRefused(
             "max_new_tokens (5) and input_ids; send its full prompt as text or input_ids too",
-            status=410, code="c", param="max_new_tokens",
+            code="parent_forgotten", param="max_new_tokens",
         )  # fmt: skip
     error = caught.value
     assert error.message == "max_tokens (5) and prompt; send its full prompt as prompt too"
-    assert (error.status, error.code, error.param) == (410, "c", "max_tokens")
+    assert (status_of(error), error.code, error.param) == (410, "parent_forgotten", "max_tokens")
     with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
-        raise RequestRefused("busy", status=503)
+        raise RequestRefused("busy")
     assert caught.value.param is None
 
 

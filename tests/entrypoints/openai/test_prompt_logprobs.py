@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.openai.completions import COMPLETION_NAMES, parse_completion
 from baton.entrypoints.openai.prompt_logprobs import prompt_logprobs
@@ -52,7 +53,7 @@ def test_together_with_logprobs_of_the_output() -> None:
 def test_refused_values(parsed: Any, value: Any) -> None:
     with pytest.raises(RequestRefused, match="prompt_logprobs is") as caught:
         parsed(prompt_logprobs=value)
-    assert caught.value.param == "prompt_logprobs" and caught.value.status == 400
+    assert caught.value.param == "prompt_logprobs" and status_of(caught.value) == 400
 
 
 @pytest.mark.parametrize("parsed", [completion, chat])

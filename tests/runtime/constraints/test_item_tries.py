@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.constraints.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
 from baton.runtime.text.tokenizer import Tokenizer
@@ -66,7 +67,7 @@ def test_an_unknown_name_is_told_the_known_ones(loaded: list[str], named: str) -
         tries.resolve(SamplingParams(item_trie="x"))
     error = refused.value
     assert error.message == f"there is no item trie 'x'; loaded: {named}"
-    assert (error.status, error.code, error.param) == (404, "item_trie_not_found", "sampling_params.item_trie")
+    assert (status_of(error), error.code, error.param) == (404, "item_trie_not_found", "sampling_params.item_trie")
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
@@ -139,7 +140,7 @@ def test_the_manager_asks_the_worker(tokenizer: Tokenizer) -> None:
             await asyncio.gather(
                 manager.control.load_item_trie("a", TRIE), answer(ok=False, payload=b'"too large a token"')
             )
-        assert (refused.value.status, refused.value.code) == (400, "invalid_item_trie")
+        assert (status_of(refused.value), refused.value.code) == (400, "invalid_item_trie")
         for payload, found in ((b"true", True), (b"false", False)):
             got, sent = await asyncio.gather(manager.control.delete_item_trie("a"), answer(payload=payload))
             assert got is found and isinstance(sent, DeleteItemTrie) and sent.name == "a"
@@ -159,6 +160,6 @@ def test_nothing_is_sent_before_the_vocabulary_is_known(tokenizer: Tokenizer) ->
     async def body(backend: Backend) -> None:
         with pytest.raises(RequestRefused, match="still loading") as refused:
             await backend.manager.control.load_item_trie("a", TRIE)
-        assert refused.value.status == 503 and backend.received() == []
+        assert status_of(refused.value) == 503 and backend.received() == []
 
     check(tokenizer, body, ready=False)

@@ -91,7 +91,7 @@ def test_what_used_no_cache_is_not_recorded(tokenizer: Tokenizer, tmp_path: Path
         assert not probe.group
         call = await manager.open(SOLE_CLIENT, [probe, prompt("refused"), child("early"), prompt("open")], stream=True)
         await backend.output("health-1", "x", LENGTH)
-        await backend.send(RequestError(rid="refused", status=503, message="full"))
+        await backend.send(RequestError(rid="refused", message="full"))
         await backend.output("early", "", ABORT, prompt_ids=pack_ids([7]))
         call.close()
 

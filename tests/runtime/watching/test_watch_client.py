@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.runtime.messages import WatchReport, WatchRequests
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.on_a_loop import on_a_loop
 from tests.doubles.watched_worker import WatchedWorker
 
-CLOSING = RequestRefused("the server is shutting down", status=503)
+CLOSING = RequestRefused("the server is shutting down", code="shutting_down")
 
 
 async def begun(*coroutines) -> list[asyncio.Task]:
@@ -49,7 +50,7 @@ async def test_a_walk_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> No
     worker = WatchedWorker()
     with pytest.raises(RequestRefused, match="did not see all") as refused:
         await worker.client.walk(with_heads=False)
-    assert refused.value.status == 504
+    assert status_of(refused.value) == 504
     (task,) = await begun(worker.client.walk(with_heads=False))
     worker.walked(3)
     assert len((await task).rows) == 3, "it is the same walk"

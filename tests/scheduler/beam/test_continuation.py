@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.beam_search_scene import DEPTHS, EOS, PROMPT, add, add_child, check, search
@@ -108,7 +109,7 @@ def test_what_cannot_be_continued() -> None:
     harness.run()
     assert harness.outcomes["second", 0].finish is not None and harness.outcomes["second", 0].refusal is None
     refusal = harness.outcomes["third", 0].refusal
-    assert refusal is not None and refusal.status == 409 and "found 2 sequences" in refusal.message
+    assert refusal is not None and status_of(refusal) == 409 and "found 2 sequences" in refusal.message
     add(harness, "texts", PROMPT, search(4, 3, stop=("x",)))
     with pytest.raises(RequestRefused, match="stop strings"):
         harness.continue_from("texts", "child", [1], 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.continuation_scene import DEPTHS, inheritance, parent_ids
 from tests.doubles.kv_echo import expected_output, prompt_of
@@ -18,7 +19,7 @@ def test_unknown_parent_and_foreign_namespace_get_the_same_404() -> None:
         for parent, namespace in (("parent", "theirs"), ("nobody", "mine")):
             with pytest.raises(RequestRefused) as refusal:
                 harness.continue_from(parent, "child", [1], 2, namespace=namespace)
-            assert refusal.value.status == 404
+            assert status_of(refusal.value) == 404
             messages.append(str(refusal.value).replace(parent, "X"))
         assert messages[0] == messages[1]
         harness.run()
@@ -54,10 +55,10 @@ def test_aborted_parent_is_409_also_for_children_that_wait() -> None:
     harness.abort("parent")
     for rid in ("waiting", "grandchild"):
         outcome = harness.outcomes[rid, 0]
-        assert outcome.refusal is not None and outcome.refusal.status == 409
+        assert outcome.refusal is not None and status_of(outcome.refusal) == 409
     with pytest.raises(RequestRefused) as refusal:
         harness.continue_from("parent", "late", [1], 2)
-    assert refusal.value.status == 409
+    assert status_of(refusal.value) == 409
     assert harness.scheduler.is_idle
 
 
@@ -82,7 +83,7 @@ def test_forgotten_parent_is_410_or_the_childs_own_prompt() -> None:
         harness.run()
     with pytest.raises(RequestRefused) as refusal:
         harness.continue_from("r0", "child", [1], 2)
-    assert refusal.value.status == 410
+    assert status_of(refusal.value) == 410
     own = prompt_of(25, 9)
     harness.continue_from("r0", "child", [1], 4, fallback=own)
     harness.run()
@@ -97,7 +98,7 @@ def test_suffix_over_the_context_is_refused_at_once_or_when_the_parent_ends() ->
     harness.continue_from("parent", "waiting", prompt_of(30), 2)
     harness.run()
     outcome = harness.outcomes["waiting", 0]
-    assert outcome.refusal is not None and outcome.refusal.status == 400
+    assert outcome.refusal is not None and status_of(outcome.refusal) == 400
     with pytest.raises(RequestRefused, match="context"):
         harness.continue_from("parent", "late", prompt_of(30), 2)
 
@@ -110,7 +111,7 @@ def test_running_duplicate_rid_is_409_and_a_recorded_one_is_replaced() -> None:
     assert len(harness.scheduler._leases) == 0
     with pytest.raises(RequestRefused) as refusal:
         harness.continue_from("a", "a", [1], 2)
-    assert refusal.value.status == 409
+    assert status_of(refusal.value) == 409
     harness.run()
     harness.continue_from("a", "b", [1], 2)
     harness.run()
@@ -127,7 +128,7 @@ def test_a_long_chain_of_waiting_stages_ends_with_its_root() -> None:
     harness.abort("s0")
     assert harness.scheduler.is_idle
     last = harness.outcomes["s1499", 0]
-    assert last.refusal is not None and last.refusal.status == 409
+    assert last.refusal is not None and status_of(last.refusal) == 409
     assert len(last.refusal.message) < 200
 
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.limits import logits_not_finite
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.beam_search_scene import DEPTHS, add, search
@@ -20,7 +21,7 @@ CLEAN = [token for token in prompt_of(400, 3) if token != BAD]
 
 def failed(harness: Harness, rid: str, index: int = 0) -> bool:
     outcome = harness.outcomes[rid, index]
-    if outcome.refusal is None or outcome.refusal.status != 500:
+    if outcome.refusal is None or status_of(outcome.refusal) != 500:
         return False
     assert outcome.refusal.code == "logits_not_finite" and outcome.refusal.message == logits_not_finite().message
     assert outcome.finish is not None and outcome.finish.type == "abort"
@@ -184,10 +185,10 @@ def test_siblings_end_with_it_and_nobody_continues_it(depth: int) -> None:
     harness.run()
     assert all(failed(harness, "parent", index) for index in range(3))
     refusal = harness.outcomes["waits", 0].refusal
-    assert refusal is not None and refusal.status == 409
+    assert refusal is not None and status_of(refusal) == 409
     with pytest.raises(RequestRefused, match="not finite") as late:
         harness.continue_from("parent", "late", [5], 3)
-    assert late.value.status == 409
+    assert status_of(late.value) == 409
     assert harness.scheduler.stats().nonfinite_requests == 1, "requests are counted, not samples"
     end(harness)
 

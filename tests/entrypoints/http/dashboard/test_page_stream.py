@@ -93,6 +93,6 @@ async def test_a_stream_that_ends() -> None:
 @on_a_loop
 async def test_a_stream_that_is_refused() -> None:
     connection = Connection(takes=10**9)
-    events = Events(error=RequestRefused("no room", status=503, code="too_many_streams"))
+    events = Events(error=RequestRefused("no room", code="too_many_streams"))
     await PageStream(events.stream())(connection.scope, connection.receive, connection.send)
     assert connection.sent[0]["status"] == 503 and b"too_many_streams" in connection.sent[1]["body"]

@@ -11,17 +11,19 @@ from baton.scheduler.outcome import RequestRefused
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "is_to_be_retried"),
+    ("code", "status", "kind", "is_to_be_retried"),
     [
-        (400, "invalid_request_error", False),
-        (408, "invalid_request_error", False),
-        (429, "rate_limit_error", True),
-        (500, "server_error", False),
-        (503, "server_error", True),
+        ("unknown_field", 400, "invalid_request_error", False),
+        ("request_timeout", 408, "invalid_request_error", False),
+        ("queue_full", 429, "rate_limit_error", True),
+        ("request_failed", 500, "server_error", False),
+        ("not_ready", 503, "server_error", True),
     ],
 )
-def test_an_error_says_what_it_is_and_when_to_come_back(status: int, kind: str, is_to_be_retried: bool) -> None:
-    answer = answer_error(RequestRefused("no", status=status, code="some_code", param="text"))
+def test_an_error_says_what_it_is_and_when_to_come_back(
+    code: str, status: int, kind: str, is_to_be_retried: bool
+) -> None:
+    answer = answer_error(RequestRefused("no", code=code, param="text"))
     assert answer.status_code == status and ("retry-after" in answer.headers) is is_to_be_retried
     error = json.loads(bytes(answer.body))["error"]
-    assert error == {"message": "no", "type": kind, "code": "some_code", "param": "text"}
+    assert error == {"message": "no", "type": kind, "code": code, "param": "text"}

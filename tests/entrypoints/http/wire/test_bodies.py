@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from baton.entrypoints.http.wire import bodies
 from baton.entrypoints.http.wire.bodies import SMALL, Bodies, ClientLeft, Room, parsed
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 LARGEST = 4 * 2**20
@@ -63,7 +64,7 @@ def test_a_body_that_is_too_large(length: int | None) -> None:
         with pytest.raises(RequestRefused, match="--max-body-mb") as caught:
             async with reader.binary(request(b"x" * LARGEST, b"x", length=length)):
                 pass
-        assert caught.value.status == 413
+        assert status_of(caught.value) == 413
         assert reader._room.free == LARGEST
 
     run(body())
@@ -101,7 +102,7 @@ def test_waiting_for_room_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         async with reader.binary(request(b"x" * LARGEST, length=LARGEST)):
             with pytest.raises(RequestRefused, match="other large bodies") as caught:
                 await read(reader, request(b"x" * LARGEST, length=LARGEST))
-            assert caught.value.status == 503 and caught.value.code == "overloaded"
+            assert status_of(caught.value) == 503 and caught.value.code == "overloaded"
         assert reader._room.free == LARGEST
 
     run(body())

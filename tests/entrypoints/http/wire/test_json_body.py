@@ -13,6 +13,7 @@ import pytest
 
 from baton.entrypoints.http.wire import json_body
 from baton.entrypoints.http.wire.json_body import PIECE_BYTES, decode_object
+from baton.entrypoints.http_statuses import status_of
 from baton.scheduler.outcome import RequestRefused
 
 
@@ -73,7 +74,7 @@ def test_a_text_is_cut_between_characters(letter: str) -> None:
 def test_garbage_is_invalid(body: bytes) -> None:
     with pytest.raises(RequestRefused) as caught:
         decode(body)
-    assert caught.value.code in ("invalid_json", "invalid_request") and caught.value.status == 400
+    assert caught.value.code in ("invalid_json", "invalid_request") and status_of(caught.value) == 400
 
 
 @pytest.mark.parametrize(

@@ -294,10 +294,15 @@ def test_what_is_refused_before_the_first_event_is_raised_in_these_names(tokeniz
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(500, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")]
+    ("cause", "code"),
+    [
+        ("request_failed", "server_error"),
+        ("queue_full", "rate_limit_exceeded"),
+        ("invalid_request", "invalid_prompt"),
+    ],
 )
-def test_what_fails_later_is_an_event(tokenizer: Tokenizer, status: int, code: str) -> None:
-    scene = Scene(tokenizer, ["Go"], RequestRefused("the worker is gone", status=status))
+def test_what_fails_later_is_an_event(tokenizer: Tokenizer, cause: str, code: str) -> None:
+    scene = Scene(tokenizer, ["Go"], RequestRefused("the worker is gone", code=cause))
     events = scene.events()
     assert types(events)[-1] == "failed"
     assert events[-1]["response"]["error"] == {"code": code, "message": "the worker is gone"}

@@ -9,6 +9,7 @@ import pytest
 from baton.entrypoints.chat.tools import Choice
 from baton.entrypoints.fields.foreign_fields import FOREIGN_OF
 from baton.entrypoints.fields.ignored import Ignored
+from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.openai.responses.fields import (
     INCLUDABLE,
     LOGPROBS,
@@ -29,7 +30,7 @@ def parse(**fields: Any) -> ResponseRequest:
 def refused(**fields: Any) -> RequestRefused:
     with pytest.raises(RequestRefused) as caught:
         parse(**fields)
-    assert caught.value.status == 400
+    assert status_of(caught.value) == 400
     return caught.value
 
 
