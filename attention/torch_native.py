@@ -5,7 +5,7 @@ attends to them with one SDPA call per *block* of queries:
 
     decode, short extends      many sequences per tile, one block:     sequences × queries × keys, one mask
     long extends (prefill)     one sequence per tile, many blocks:     block b sees the keys up to its own end only
-    beams of a search          their prefix read once for all:         see shared_prefix.py
+    beams of a search          their prefix read once for all:         see `SharedTile`
 
 Grouped queries are query rows: the `group` heads that share a KV head are attended as group × queries rows over that
 head, so K and V are never repeated. Tiles depend on the step and the window, not on the layer; they are planned once,
@@ -22,9 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from ..memory_pool.kv_pool import MHAKVPool
-from .backend import AttentionBatch, AttentionSpec
-from .shared_prefix import SharedTile, attend_shared, plan_shared, saves_keys
-from .slots import gather, run_or_index
+from .backend import AttentionBatch, AttentionSpec, SharedPrefix
 
 BLOCK_ROWS = 256
 """Query rows (queries × group) per SDPA call of a long extend: large enough for full speed, small enough to skip much
@@ -33,6 +31,10 @@ TILE_KEYS = 2048
 """Most keys that a tile of several sequences gathers: a core's cache must hold them until they are used."""
 WASTE = 0.25
 """Share of padding that grouping sequences in one tile may add."""
+SCORES = 1 << 18
+"""Scores computed at once: as many as fit in a core's cache."""
+MIN_SAVED_KEYS = 768
+"""If sharing saves fewer key reads than this, a plain tile is as fast."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,36 @@ class _Tile:
     sequences: int
     length: int
     blocks: list[_Block]
+
+
+@dataclass(slots=True)
+class SharedTile:
+    """The beams of a search, planned: ``count`` sequences that begin with the same slots and have one new token each.
+
+    The prefix's keys are read once for all of them, and the queries become the rows of one large product:
+
+        scores  =  [ q · prefix keysᵀ (one product) | q · own tail keysᵀ (batched) ]     [kv_heads, beams × group, keys]
+        out     =  softmax(scores)[prefix] · prefix values  +  softmax(scores)[tail] · own tail values
+
+    This is cascade attention (Juravsky et al. 2024, "Hydragen"; Ye et al. 2024, "Cascade Inference"), but with one
+    softmax over both parts instead of a merge by log-sum-exp. The numbers are the same, and no kernel has to return its
+    sums.
+    """
+
+    queries: slice
+    """Rows of the step's tokens."""
+    count: int
+    prefix: slice | torch.Tensor
+    """Slots."""
+    prefix_len: int
+    tails: torch.Tensor
+    """int32 [count × tail_len]: slots."""
+    tail_len: int
+
+    @property
+    def keys(self) -> int:
+        """Keys that are gathered."""
+        return self.prefix_len + self.count * self.tail_len
 
 
 @dataclass(slots=True)
@@ -318,3 +350,84 @@ def _upload(device: torch.device, *arrays: np.ndarray) -> tuple[torch.Tensor, ..
     if device.type == "cuda":
         return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
     return tuple(tensors)
+
+
+def run_or_index(slots: torch.Tensor, *, any_order: bool = False) -> slice | torch.Tensor:
+    """int32 [keys] -> a slice of the pool if the slots are one ascending run (no copy needed), else the slots.
+
+    any_order: the run may be shuffled, which makes no difference to a query that sees all keys. Checked on the CPU
+    only: on a GPU it would wait for the device.
+    """
+    if slots.device.type != "cpu":
+        return slots
+    host = slots.numpy()
+    count = len(host)
+    if any_order:  # no slot occurs twice, so the extremes are enough
+        first = int(host.min())
+        is_run = int(host.max()) - first == count - 1
+    else:
+        first = int(host[0])
+        is_run = int(host[-1]) - first == count - 1 and bool((np.diff(host) == 1).all())
+    return slice(first, first + count) if is_run else slots
+
+
+def gather(pool: torch.Tensor, slots: slice | torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """pool [slots, kv_heads, head_dim] -> [keys, kv_heads, head_dim], a view of the pool or of the start of buffer."""
+    if isinstance(slots, slice):
+        return pool[slots]
+    return torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
+
+
+def saves_keys(batch: AttentionBatch, shared: SharedPrefix, window: int | None) -> bool:
+    """Is sharing worthwhile, and does every query see the whole prefix?"""
+    length = int(batch.prefix_lens[shared.first]) + 1
+    return (shared.count - 1) * shared.length >= MIN_SAVED_KEYS and (window is None or length <= window)
+
+
+def plan_shared(batch: AttentionBatch, shared: SharedPrefix, first_token: int) -> SharedTile:
+    """first_token: row of the step's tokens where the group begins."""
+    members = slice(shared.first, shared.first + shared.count)
+    rows = batch.host_rows[members].astype(np.int64)
+    length = int(batch.prefix_lens[shared.first]) + 1
+    table_rows = torch.from_numpy(rows).to(batch.req_to_token.device)
+    return SharedTile(
+        queries=slice(first_token, first_token + shared.count),
+        count=shared.count,
+        prefix=run_or_index(batch.req_to_token[int(rows[0]), : shared.length], any_order=True),
+        prefix_len=shared.length,
+        tails=batch.req_to_token[table_rows, shared.length : length].reshape(-1),
+        tail_len=length - shared.length,
+    )
+
+
+def attend_shared(
+    spec: AttentionSpec,
+    tile: SharedTile,
+    q: torch.Tensor,
+    pools: tuple[torch.Tensor, torch.Tensor],
+    buffers: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    """Attend the group's queries and write them to out. q, out: [tokens, num_heads, head_dim]; pools: keys and values,
+    [slots, kv_heads, head_dim]; buffers: for ``tile.keys`` of them."""
+    n, kv_heads, head_dim = tile.count, spec.num_kv_heads, spec.head_dim
+    group = spec.num_heads // kv_heads
+    prefix, tails = [], []
+    for pool, buffer in zip(pools, buffers):
+        # Compute in float32: half precision would round the scores, which a fused kernel keeps in float32.
+        prefix.append(gather(pool, tile.prefix, buffer).float().transpose(0, 1))
+        own = gather(pool, tile.tails, buffer[tile.prefix_len :]).float()
+        tails.append(own.view(n, tile.tail_len, kv_heads, head_dim).transpose(1, 2))
+    queries = (q[tile.queries].float() * spec.scale).view(n, kv_heads, group, head_dim)
+    results = out[tile.queries].view(n, kv_heads, group, head_dim)
+    at_once = max(1, SCORES // (spec.num_heads * (tile.prefix_len + tile.tail_len)))
+    for start in range(0, n, at_once):
+        part = slice(start, start + at_once)
+        own = queries[part]
+        rows = own.transpose(0, 1).reshape(kv_heads, -1, head_dim)
+        tail_scores = torch.matmul(own, tails[0][part].transpose(-1, -2)).transpose(0, 1)
+        scores = [torch.bmm(rows, prefix[0].transpose(1, 2)), tail_scores.reshape(kv_heads, -1, tile.tail_len)]
+        weights, tail_weights = torch.cat(scores, -1).softmax(-1).split([tile.prefix_len, tile.tail_len], dim=-1)
+        found = torch.bmm(weights, prefix[1]).view(kv_heads, -1, group, head_dim).transpose(0, 1)
+        tail_weights = tail_weights.reshape(kv_heads, -1, group, tile.tail_len).transpose(0, 1)
+        results[part] = found + torch.matmul(tail_weights, tails[1][part])

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from ...memory_pool.allocator import Allocator
 from ..cache import LEAST_REST, MatchResult, RadixCache
 from ..dropping import drop_path
 from ..node import TreeNode
-from .below import Below
 from .host_order import HostOrder
 
 MAX_WANTED = 1 << 14
@@ -82,6 +82,26 @@ class HostPolicy:
     """Only when it has to leave the device."""
     max_storing: int = 4096
     """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
+
+
+class Below(Protocol):
+    """The interface of a tier behind the host, which reads the host's copies and brings others."""
+
+    def stored(self, node: TreeNode) -> None:
+        """A node has a copy on the host now."""
+
+    def used(self, node: TreeNode) -> None:
+        """The path down to this node is in use, whatever tier it is on."""
+
+    def reading(self, slots: np.ndarray) -> list[int]:
+        """Fences of all that reads some of these host slots, int32 [n]."""
+
+    @property
+    def coming(self) -> list[np.ndarray]:
+        """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
+
+    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
+        """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
 
 
 class HostTier:

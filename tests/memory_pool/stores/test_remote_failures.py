@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from baton.memory_pool.stores.block_store import WARN_S
-from baton.memory_pool.stores.breaker import Breaker
 from baton.memory_pool.stores.redis_link import SOCKET_BYTES, RemoteStoreError
-from baton.memory_pool.stores.remote_store import FAILURES_IN_ROW, PAUSE_S, RemoteStore
+from baton.memory_pool.stores.remote_store import FAILURES_IN_ROW, PAUSE_S, Breaker, RemoteStore
 from tests.doubles.disk_blocks import BLOCK, MODEL, key_of, payload_of
 from tests.doubles.redis_servers import Blocks, RedisServer, ScriptedServer
 
